@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import model_reader, secrets
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.workflow import WorkflowContext
 from llm_serving.fleet import names
@@ -50,53 +50,26 @@ def add_program_role(
 def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
     """Take steps from the queues, read inputs, write results, and tell the state machine."""
     yield from _build_storage_statements(context)
-    yield {
-        "Sid": "TakeSteps",
-        "Effect": "Allow",
-        "Action": ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
-        "Resource": context.build_queue_arns(context.step_queues),
-    }
-    yield {
-        "Sid": "Answer",
-        "Effect": "Allow",
-        "Action": ["states:SendTaskFailure", "states:SendTaskSuccess"],
-        "Resource": context.state_machine_arn,
-    }
+    yield allow(
+        "TakeSteps",
+        ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
+        context.build_queue_arns(context.step_queues),
+    )
+    yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.state_machine_arn)
 
 
 def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
     """Take files and submissions, start executions, and hand out results."""
     yield from _build_storage_statements(context)
-    yield {
-        "Sid": "Delete",
-        "Effect": "Allow",
-        "Action": ["s3:DeleteObject"],
-        "Resource": f"{context.bucket_arn}/{context.batch.prefix}/files/*",
-    }
-    yield {
-        "Sid": "FindQueues",
-        "Effect": "Allow",
-        "Action": ["sqs:GetQueueUrl"],
-        "Resource": context.build_queue_arns([*context.step_queues, context.batch.inbox_queue]),
-    }
-    yield {
-        "Sid": "TakeFiles",
-        "Effect": "Allow",
-        "Action": ["sqs:DeleteMessage", "sqs:ReceiveMessage"],
-        "Resource": context.build_queue_arns([context.batch.inbox_queue]),
-    }
-    yield {
-        "Sid": "Start",
-        "Effect": "Allow",
-        "Action": ["states:StartExecution"],
-        "Resource": context.state_machine_arn,
-    }
-    yield {
-        "Sid": "Follow",
-        "Effect": "Allow",
-        "Action": ["states:DescribeExecution"],
-        "Resource": context.execution_arn,
-    }
+    yield allow("Delete", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/files/*")
+    yield allow(
+        "FindQueues", ["sqs:GetQueueUrl"], context.build_queue_arns([*context.step_queues, context.batch.inbox_queue])
+    )
+    yield allow(
+        "TakeFiles", ["sqs:DeleteMessage", "sqs:ReceiveMessage"], context.build_queue_arns([context.batch.inbox_queue])
+    )
+    yield allow("Start", ["states:StartExecution"], context.state_machine_arn)
+    yield allow("Follow", ["states:DescribeExecution"], context.execution_arn)
 
 
 def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
@@ -106,26 +79,11 @@ def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
     inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
     buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
     objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
-    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [own, *objects]}
-    yield {
-        "Sid": "Write",
-        "Effect": "Allow",
-        "Action": ["s3:AbortMultipartUpload", "s3:PutObject"],
-        "Resource": own,
-    }
+    yield allow("Read", ["s3:GetObject"], [own, *objects])
+    yield allow("Write", ["s3:AbortMultipartUpload", "s3:PutObject"], own)
     # Of the whole bucket: that an object is not there, S3 tells those alone who may list. Others get 403, and a
     # condition on the prefix does that to every reader. Source: S3 API reference, GetObject, permissions, 2026-11.
-    yield {
-        "Sid": "List",
-        "Effect": "Allow",
-        "Action": ["s3:ListBucket"],
-        "Resource": [context.bucket_arn, *sorted(buckets.values())],
-    }
-    yield {
-        "Sid": "Encrypt",
-        "Effect": "Allow",
-        "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
-        "Resource": context.storage_key,
-    }
+    yield allow("List", ["s3:ListBucket"], [context.bucket_arn, *sorted(buckets.values())])
+    yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], context.storage_key)
     if batch.inputs:
         yield from model_reader.build_key_statements(context.fleet)

@@ -9,7 +9,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs import security_group as security_group
 from infra.constructs.account import Account
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -42,29 +42,26 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
     Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
     """
     name = names.format_cluster_name(fleet)
-    yield {
-        "Sid": "Join",
-        "Effect": "Allow",
-        "Action": [
+    yield allow(
+        "Join",
+        [
             "ecs:DeregisterContainerInstance",
             "ecs:RegisterContainerInstance",
             "ecs:SubmitAttachmentStateChanges",
             "ecs:SubmitContainerStateChange",
             "ecs:SubmitTaskStateChange",
         ],
-        "Resource": account.build_arn("ecs", f"cluster/{name}"),
-    }
-    yield {
-        "Sid": "TakeOrders",
-        "Effect": "Allow",
-        "Action": ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
-        "Resource": account.build_arn("ecs", f"container-instance/{name}/*"),
-    }
+        account.build_arn("ecs", f"cluster/{name}"),
+    )
+    yield allow(
+        "TakeOrders",
+        ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
+        account.build_arn("ecs", f"container-instance/{name}/*"),
+    )
     # AWS takes no resource for these: they ask where to call, and open Session Manager's channels to this machine.
-    yield {
-        "Sid": "WithoutResource",
-        "Effect": "Allow",
-        "Action": [
+    yield allow(
+        "WithoutResource",
+        [
             "ecs:DiscoverPollEndpoint",
             "ssm:UpdateInstanceInformation",
             "ssmmessages:CreateControlChannel",
@@ -72,8 +69,8 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
             "ssmmessages:OpenControlChannel",
             "ssmmessages:OpenDataChannel",
         ],
-        "Resource": "*",
-    }
+        "*",
+    )
 
 
 def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> aws.security_group.SecurityGroup:

@@ -11,7 +11,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -82,16 +82,15 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
     Source: kubernetes-sigs/aws-load-balancer-controller v3.5.0, docs/install/iam_policy.json.
     """
     return [
-        {
+        allow(
             # An account's first load balancer brings the role by which ELB works in it.
-            "Sid": "ServiceRole",
-            "Effect": "Allow",
-            "Action": ["iam:CreateServiceLinkedRole"],
-            "Resource": account.build_service_role_arn("elasticloadbalancing", "AWSServiceRoleForElasticLoadBalancing"),
-            "Condition": {"StringEquals": {"iam:AWSServiceName": "elasticloadbalancing.amazonaws.com"}},
-        },
+            "ServiceRole",
+            ["iam:CreateServiceLinkedRole"],
+            account.build_service_role_arn("elasticloadbalancing", "AWSServiceRoleForElasticLoadBalancing"),
+            condition={"StringEquals": {"iam:AWSServiceName": "elasticloadbalancing.amazonaws.com"}},
+        ),
         # Neither service supports resource-level permissions for Describe; certificate ARNs do not contain their names.
-        {"Sid": "Read", "Effect": "Allow", "Action": _READ_ACTIONS, "Resource": "*"},
+        allow("Read", _READ_ACTIONS, "*"),
         *_build_security_group_statements(fleet, account),
         *_build_balancer_statements(fleet, account),
         _build_firewall_statement(account),
@@ -100,56 +99,47 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
 
 def _build_firewall_statement(account: Account) -> Statement:
     """Web ACLs before load balancers that blueprints put one to."""
-    return {
-        "Sid": "Firewall",
-        "Effect": "Allow",
-        "Action": [
+    return allow(
+        "Firewall",
+        [
             "wafv2:GetWebACL",
             "wafv2:GetWebACLForResource",
             "wafv2:AssociateWebACL",
             "wafv2:DisassociateWebACL",
             "elasticloadbalancing:SetWebAcl",
         ],
-        "Resource": [
+        [
             account.build_arn("wafv2", "regional/webacl/*/*"),
             account.build_arn("elasticloadbalancing", "loadbalancer/app/*"),
         ],
-    }
+    )
 
 
 def _build_security_group_statements(fleet: Fleet, account: Account) -> list[Statement]:
     groups = account.build_arn("ec2", "security-group/*")
     cluster = names.format_cluster_name(fleet)
     return [
-        {
-            "Sid": "MakeGroups",
-            "Effect": "Allow",
-            "Action": ["ec2:CreateSecurityGroup"],
-            "Resource": [groups, account.build_arn("ec2", "vpc/*")],
-        },
-        {
-            "Sid": "TagGroups",
-            "Effect": "Allow",
-            "Action": ["ec2:CreateTags"],
-            "Resource": groups,
-            "Condition": {
+        allow("MakeGroups", ["ec2:CreateSecurityGroup"], [groups, account.build_arn("ec2", "vpc/*")]),
+        allow(
+            "TagGroups",
+            ["ec2:CreateTags"],
+            groups,
+            condition={
                 "StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", f"aws:RequestTag/{_CLUSTER_TAG}": cluster}
             },
-        },
-        {
-            "Sid": "OwnGroups",
-            "Effect": "Allow",
-            "Action": ["ec2:DeleteSecurityGroup", "ec2:CreateTags", "ec2:DeleteTags"],
-            "Resource": groups,
-            "Condition": {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
-        },
-        {
+        ),
+        allow(
+            "OwnGroups",
+            ["ec2:DeleteSecurityGroup", "ec2:CreateTags", "ec2:DeleteTags"],
+            groups,
+            condition={"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
+        ),
+        allow(
             # On the nodes' security group too, which EKS creates: load balancers must reach pods.
-            "Sid": "Rules",
-            "Effect": "Allow",
-            "Action": ["ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupIngress"],
-            "Resource": groups,
-        },
+            "Rules",
+            ["ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupIngress"],
+            groups,
+        ),
     ]
 
 
@@ -158,39 +148,35 @@ def _build_balancer_statements(fleet: Fleet, account: Account) -> list[Statement
     listeners = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
     cluster = names.format_cluster_name(fleet)
     return [
-        {
-            "Sid": "Make",
-            "Effect": "Allow",
-            "Action": [
+        allow(
+            "Make",
+            [
                 "elasticloadbalancing:CreateLoadBalancer",
                 "elasticloadbalancing:CreateTargetGroup",
                 "elasticloadbalancing:AddTags",
             ],
-            "Resource": balancers,
-            "Condition": {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
-        },
-        {
+            balancers,
+            condition={"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
+        ),
+        allow(
             # ELB asks for this too where a listener or a rule is created with tags, as the controller does.
-            "Sid": "TagListeners",
-            "Effect": "Allow",
-            "Action": ["elasticloadbalancing:AddTags"],
-            "Resource": listeners,
-            "Condition": {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
-        },
-        {
-            "Sid": "Own",
-            "Effect": "Allow",
-            "Action": [f"elasticloadbalancing:{action}" for action in _OWNED_ACTIONS],
-            "Resource": [*balancers, *listeners],
-            "Condition": {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
-        },
-        {
+            "TagListeners",
+            ["elasticloadbalancing:AddTags"],
+            listeners,
+            condition={"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
+        ),
+        allow(
+            "Own",
+            [f"elasticloadbalancing:{action}" for action in _OWNED_ACTIONS],
+            [*balancers, *listeners],
+            condition={"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
+        ),
+        allow(
             # A listener has its load balancer's tags only once both exist.
-            "Sid": "Listeners",
-            "Effect": "Allow",
-            "Action": [f"elasticloadbalancing:{action}" for action in _LISTENER_ACTIONS],
-            "Resource": [*balancers, *listeners],
-        },
+            "Listeners",
+            [f"elasticloadbalancing:{action}" for action in _LISTENER_ACTIONS],
+            [*balancers, *listeners],
+        ),
     ]
 
 
@@ -266,10 +252,9 @@ def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[Stateme
     """Source: kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md, 2026-11."""
     cluster = names.format_cluster_name(fleet)
     return [
-        {
-            "Sid": "Read",  # Auto Scaling describes all or nothing
-            "Effect": "Allow",
-            "Action": [
+        allow(
+            "Read",  # Auto Scaling describes all or nothing
+            [
                 "autoscaling:DescribeAutoScalingGroups",
                 "autoscaling:DescribeAutoScalingInstances",
                 "autoscaling:DescribeLaunchConfigurations",
@@ -279,20 +264,18 @@ def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[Stateme
                 "ec2:DescribeLaunchTemplateVersions",
                 "ec2:GetInstanceTypesFromInstanceRequirements",
             ],
-            "Resource": "*",
-        },
-        {
-            "Sid": "NodeGroups",  # for the labels and taints of a group that has no node yet
-            "Effect": "Allow",
-            "Action": ["eks:DescribeNodegroup"],
-            "Resource": account.build_arn("eks", f"nodegroup/{cluster}/*"),
-        },
-        {
-            "Sid": "Size",
-            "Effect": "Allow",
-            "Action": ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"],
-            "Resource": account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
+            "*",
+        ),
+        allow(
+            "NodeGroups",  # for the labels and taints of a group that has no node yet
+            ["eks:DescribeNodegroup"],
+            account.build_arn("eks", f"nodegroup/{cluster}/*"),
+        ),
+        allow(
+            "Size",
+            ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"],
+            account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
             # EKS gives both tags to the groups of its node groups.
-            "Condition": {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}},
-        },
+            condition={"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}},
+        ),
     ]

@@ -9,7 +9,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
 from infra.constructs.account import Account
 from infra.constructs.function import add_function, add_trigger
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -120,29 +120,21 @@ def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
     services = account.build_arn("ecs", f"service/{cluster}/*")
     return [
         # AWS takes no resource for the first, and none that names a service for the second.
-        {
-            "Sid": "List",
-            "Effect": "Allow",
-            "Action": ["ecs:ListServices", "ecs:ListTasks"],
-            "Resource": "*",
-            "Condition": in_cluster,
-        },
-        {
-            "Sid": "Read",
-            "Effect": "Allow",
-            "Action": ["ecs:DescribeServices", "ecs:DescribeTasks"],
-            "Resource": [services, account.build_arn("ecs", f"task/{cluster}/*")],
-        },
+        allow("List", ["ecs:ListServices", "ecs:ListTasks"], "*", condition=in_cluster),
+        allow(
+            "Read",
+            ["ecs:DescribeServices", "ecs:DescribeTasks"],
+            [services, account.build_arn("ecs", f"task/{cluster}/*")],
+        ),
         # AWS takes no resource.
-        {"Sid": "ReadDefinitions", "Effect": "Allow", "Action": ["ecs:DescribeTaskDefinition"], "Resource": "*"},
-        {
-            "Sid": "Move",
-            "Effect": "Allow",
-            "Action": ["ecs:UpdateService"],
-            "Resource": services,
-            "Condition": {
+        allow("ReadDefinitions", ["ecs:DescribeTaskDefinition"], "*"),
+        allow(
+            "Move",
+            ["ecs:UpdateService"],
+            services,
+            condition={
                 "StringNotEquals": {"aws:ResourceTag/choice": "0"},
                 "Null": {"aws:ResourceTag/fallback": "false"},
             },
-        },
+        ),
     ]

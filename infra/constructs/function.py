@@ -16,7 +16,7 @@ from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.key import build_log_group_grant
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -159,12 +159,11 @@ def add_trigger(
 
 
 def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement:
-    return {
-        "Sid": "Log",
-        "Effect": "Allow",
-        "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-        "Resource": account.build_arn("logs", f"log-group:{build_log_group_name(fleet, name)}:*"),
-    }
+    return allow(
+        "Log",
+        ["logs:CreateLogStream", "logs:PutLogEvents"],
+        account.build_arn("logs", f"log-group:{build_log_group_name(fleet, name)}:*"),
+    )
 
 
 def _write_archive(stack: TerraformStack, source: Path, models: Sequence[str]) -> Archive:

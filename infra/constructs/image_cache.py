@@ -5,7 +5,7 @@ from __future__ import annotations
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 
@@ -42,18 +42,17 @@ def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
     if not prefixes:
         return ()
     return (
-        {
-            "Sid": "PullThroughCache",
-            "Effect": "Allow",
-            "Action": [
+        allow(
+            "PullThroughCache",
+            [
                 "ecr:BatchCheckLayerAvailability",
                 "ecr:BatchGetImage",
                 "ecr:BatchImportUpstreamImage",
                 "ecr:CreateRepository",
                 "ecr:GetDownloadUrlForLayer",
             ],
-            "Resource": [account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes],
-        },
+            [account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes],
+        ),
     )
 
 

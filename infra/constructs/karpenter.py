@@ -10,7 +10,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity, policy
 from infra.constructs.account import Account
 from infra.constructs.node_groups import add_node_role
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -134,44 +134,25 @@ def _build_statements(
         *_build_read_statements(account),
         *_build_queue_statements(queue_arn, key_arn),
         *_build_role_statements(account, node_role_arn),
-        {
-            "Sid": "Cluster",
-            "Effect": "Allow",
-            "Action": ["eks:DescribeCluster"],
-            "Resource": account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}"),
-        },
+        allow(
+            "Cluster", ["eks:DescribeCluster"], account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}")
+        ),
     ]
 
 
 def _build_read_statements(account: Account) -> list[Statement]:
     return [
-        {
-            "Sid": "Read",
-            "Effect": "Allow",
-            "Action": _READ_ACTIONS,
-            "Resource": "*",
-            "Condition": _build_region_condition(account),
-        },
+        allow("Read", _READ_ACTIONS, "*", condition=_build_region_condition(account)),
         # The Price List API has endpoints in a few regions only, and no resource-level permissions.
-        {"Sid": "Prices", "Effect": "Allow", "Action": ["pricing:GetProducts"], "Resource": "*"},
-        {
-            "Sid": "Images",
-            "Effect": "Allow",
-            "Action": ["ssm:GetParameter"],
-            "Resource": f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*",
-        },
+        allow("Prices", ["pricing:GetProducts"], "*"),
+        allow("Images", ["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
     ]
 
 
 def _build_queue_statements(queue_arn: str, key_arn: str) -> list[Statement]:
     return [
-        {
-            "Sid": "Interruptions",
-            "Effect": "Allow",
-            "Action": ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
-            "Resource": queue_arn,
-        },
-        {"Sid": "InterruptionsKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": key_arn},
+        allow("Interruptions", ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"], queue_arn),
+        allow("InterruptionsKey", ["kms:Decrypt"], key_arn),
     ]
 
 
@@ -183,21 +164,17 @@ def _build_role_statements(account: Account, node_role_arn: str) -> list[Stateme
     Source: aws/karpenter-provider-aws v1.14.1, pkg/controllers/nodeclass/controller.go.
     """
     return [
-        {
-            "Sid": "NodeRole",
-            "Effect": "Allow",
-            "Action": ["iam:PassRole"],
-            "Resource": node_role_arn,
-            "Condition": {"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
-        },
+        allow(
+            "NodeRole",
+            ["iam:PassRole"],
+            node_role_arn,
+            condition={"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
+        ),
         # IAM lists all or nothing.
-        {"Sid": "ListProfiles", "Effect": "Allow", "Action": ["iam:ListInstanceProfiles"], "Resource": "*"},
-        {
-            "Sid": "ReadProfiles",
-            "Effect": "Allow",
-            "Action": ["iam:GetInstanceProfile"],
-            "Resource": f"arn:{account.partition}:iam::{account.id}:instance-profile/*",
-        },
+        allow("ListProfiles", ["iam:ListInstanceProfiles"], "*"),
+        allow(
+            "ReadProfiles", ["iam:GetInstanceProfile"], f"arn:{account.partition}:iam::{account.id}:instance-profile/*"
+        ),
     ]
 
 
@@ -228,35 +205,27 @@ def _build_start_statements(fleet: Fleet, account: Account) -> list[Statement]:
     # AMIs and snapshots of AWS's own carry no account.
     public = [f"arn:{account.partition}:ec2:{account.region}::{kind}/*" for kind in ("image", "snapshot")]
     return [
-        {
-            "Sid": "StartWith",
-            "Effect": "Allow",
-            "Action": actions,
-            "Resource": [*public, *(account.build_arn("ec2", f"{kind}/*") for kind in used)],
-        },
-        {
-            "Sid": "StartFromOwnTemplate",
-            "Effect": "Allow",
-            "Action": actions,
-            "Resource": account.build_arn("ec2", "launch-template/*"),
-            "Condition": _build_owner_condition(fleet, "aws:ResourceTag"),
-        },
-        {
-            "Sid": "StartTagged",
-            "Effect": "Allow",
-            "Action": [*actions, "ec2:CreateLaunchTemplate"],
-            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in created],
-            "Condition": _build_owner_condition(fleet, "aws:RequestTag"),
-        },
-        {
-            "Sid": "TagAtStart",
-            "Effect": "Allow",
-            "Action": ["ec2:CreateTags"],
-            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in created],
-            "Condition": _build_owner_condition(
+        allow("StartWith", actions, [*public, *(account.build_arn("ec2", f"{kind}/*") for kind in used)]),
+        allow(
+            "StartFromOwnTemplate",
+            actions,
+            account.build_arn("ec2", "launch-template/*"),
+            condition=_build_owner_condition(fleet, "aws:ResourceTag"),
+        ),
+        allow(
+            "StartTagged",
+            [*actions, "ec2:CreateLaunchTemplate"],
+            [account.build_arn("ec2", f"{kind}/*") for kind in created],
+            condition=_build_owner_condition(fleet, "aws:RequestTag"),
+        ),
+        allow(
+            "TagAtStart",
+            ["ec2:CreateTags"],
+            [account.build_arn("ec2", f"{kind}/*") for kind in created],
+            condition=_build_owner_condition(
                 fleet, "aws:RequestTag", **{"ec2:CreateAction": ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]}
             ),
-        },
+        ),
     ]
 
 
@@ -264,24 +233,22 @@ def _build_node_statements(fleet: Fleet, account: Account) -> list[Statement]:
     owner_condition = _build_owner_condition(fleet, "aws:ResourceTag")
     keys = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
     return [
-        {
-            "Sid": "TagNodes",
-            "Effect": "Allow",
-            "Action": ["ec2:CreateTags"],
-            "Resource": account.build_arn("ec2", "instance/*"),
-            "Condition": {
+        allow(
+            "TagNodes",
+            ["ec2:CreateTags"],
+            account.build_arn("ec2", "instance/*"),
+            condition={
                 **owner_condition,
                 "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": names.format_cluster_name(fleet)},
                 "ForAllValues:StringEquals": {"aws:TagKeys": keys},
             },
-        },
-        {
-            "Sid": "End",
-            "Effect": "Allow",
-            "Action": ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"],
-            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
-            "Condition": owner_condition,
-        },
+        ),
+        allow(
+            "End",
+            ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"],
+            [account.build_arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
+            condition=owner_condition,
+        ),
     ]
 
 

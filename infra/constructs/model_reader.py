@@ -6,7 +6,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
@@ -38,7 +38,7 @@ def build_key_statements(fleet: Fleet) -> list[Statement]:
     keys = list(fleet.storage.model_keys)
     if not keys:
         return []
-    return [{"Sid": "DecryptFurtherBuckets", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": keys}]
+    return [allow("DecryptFurtherBuckets", ["kms:Decrypt"], keys)]
 
 
 def add_engine_role(

@@ -16,7 +16,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.function import add_function
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
 from llm_serving.fleet.model import Fleet
@@ -101,24 +101,22 @@ def apply_settings(
 
 def _build_statements(cluster: str, account: Account) -> list[Statement]:
     return [
-        {
-            "Sid": "NodeGroups",
-            "Effect": "Allow",
-            "Action": ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
-            "Resource": account.build_arn("eks", f"nodegroup/{cluster}/*"),
-        }
+        allow(
+            "NodeGroups",
+            ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
+            account.build_arn("eks", f"nodegroup/{cluster}/*"),
+        )
     ]
 
 
 def _build_block_statements(cluster: str, account: Account) -> list[Statement]:
     return [
         # Describe has no resource-level permissions.
-        {"Sid": "Block", "Effect": "Allow", "Action": ["ec2:DescribeCapacityReservations"], "Resource": "*"},
-        {
-            "Sid": "Start",
-            "Effect": "Allow",
-            "Action": ["autoscaling:PutScheduledUpdateGroupAction"],
-            "Resource": account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/eks-*"),
-            "Condition": {"StringEquals": {"autoscaling:ResourceTag/eks:cluster-name": cluster}},
-        },
+        allow("Block", ["ec2:DescribeCapacityReservations"], "*"),
+        allow(
+            "Start",
+            ["autoscaling:PutScheduledUpdateGroupAction"],
+            account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/eks-*"),
+            condition={"StringEquals": {"autoscaling:ResourceTag/eks:cluster-name": cluster}},
+        ),
     ]

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Statement = Mapping[str, object]
 """One statement of a policy document, with IAM's own keys."""
 
 
+def allow(
+    sid: str,
+    actions: str | Sequence[str],
+    resources: str | Sequence[str],
+    *,
+    condition: Mapping[str, object] | None = None,
+) -> Statement:
+    """Build a statement that allows actions, such as s3:GetObject, on resources: ARNs, or "*" for all.
+
+    Args:
+        sid: name of the statement in its policy: letters and digits.
+        condition: by operator, as IAM writes it.
+    """
+    statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
+    return {**statement, "Condition": condition} if condition else statement
+
+
 def build_document(*statements: Statement) -> str:
-    """A policy's JSON text. Values may be CDKTF tokens: Terraform fills them in."""
+    """Build a policy's JSON text. Values may be CDKTF tokens, which Terraform replaces."""
     return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
 
 
 def build_trust_policy(service: str, **condition: Any) -> str:
-    """A role's trust policy for one AWS service, such as vpc-flow-logs.amazonaws.com."""
+    """Build a role's trust policy for an AWS service, such as vpc-flow-logs.amazonaws.com."""
     statement: dict[str, object] = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return build_document({**statement, "Condition": condition} if condition else statement)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from llm_serving.targets.on_aws.rendered import BatchProgram
 
 
@@ -30,13 +30,12 @@ def build_statements(program: BatchProgram, arns: Mapping[str, str], region: str
     """
     if program.secrets:
         resources = list(dict.fromkeys(arns[row.secret] for row in program.secrets))
-        yield {"Sid": "Secrets", "Effect": "Allow", "Action": ["secretsmanager:GetSecretValue"], "Resource": resources}
+        yield allow("Secrets", ["secretsmanager:GetSecretValue"], resources)
     if keys := list(dict.fromkeys(row.key for row in program.secrets if row.key)):
-        yield {
-            "Sid": "SecretKeys",
-            "Effect": "Allow",
-            "Action": ["kms:Decrypt"],
-            "Resource": keys,
+        yield allow(
+            "SecretKeys",
+            ["kms:Decrypt"],
+            keys,
             # In China the name ends in .cn.
-            "Condition": {"StringLike": {"kms:ViaService": f"secretsmanager.{region}.amazonaws.com*"}},
-        }
+            condition={"StringLike": {"kms:ViaService": f"secretsmanager.{region}.amazonaws.com*"}},
+        )

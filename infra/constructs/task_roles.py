@@ -9,7 +9,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import image_cache, model_reader, policy
 from infra.constructs.account import Account
 from infra.constructs.ecs_cluster import build_exec_log_group_name
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -57,19 +57,13 @@ def build_start_statements(
     """Pull images of the fleet's registry, and ship logs."""
     return (
         # AWS takes no resource: it hands out a password for all registries of the account.
-        {"Sid": "Login", "Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
-        {
-            "Sid": "Pull",
-            "Effect": "Allow",
-            "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            "Resource": account.build_arn("ecr", f"repository/{fleet.name}/*"),
-        },
-        {
-            "Sid": "Log",
-            "Effect": "Allow",
-            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-            "Resource": f"{log_group.arn}:*",
-        },
+        allow("Login", ["ecr:GetAuthorizationToken"], "*"),
+        allow(
+            "Pull",
+            ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+            account.build_arn("ecr", f"repository/{fleet.name}/*"),
+        ),
+        allow("Log", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group.arn}:*"),
     )
 
 
@@ -118,13 +112,12 @@ def add_router_role(
         trust=build_trust_policy(account),
         statements=(
             # AWS takes no resource. Source: service authorization reference, "AWS Cloud Map", 2026-11.
-            {
-                "Sid": "Discover",
-                "Effect": "Allow",
-                "Action": ["servicediscovery:DiscoverInstances"],
-                "Resource": "*",
-                "Condition": {"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}},
-            },
+            allow(
+                "Discover",
+                ["servicediscovery:DiscoverInstances"],
+                "*",
+                condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}},
+            ),
             *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
     )
@@ -135,31 +128,27 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
     object_arns = sorted(
         {f"arn:{account.partition}:s3:::{bucket}/{prefix.rstrip('/')}/*" for bucket, _, prefix in locations}
     )
-    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": object_arns}
+    yield allow("Read", ["s3:GetObject"], object_arns)
     for number, bucket in enumerate(sorted({bucket for bucket, _, _ in locations})):
         prefixes = sorted(prefix.rstrip("/") for bucket_name, _, prefix in locations if bucket_name == bucket)
-        yield {
-            "Sid": f"List{number}",
-            "Effect": "Allow",
-            "Action": ["s3:ListBucket"],
-            "Resource": f"arn:{account.partition}:s3:::{bucket}",
-            "Condition": {
-                "StringLike": {"s3:prefix": [pattern for path in prefixes for pattern in (path, f"{path}/*")]}
-            },
-        }
-    yield {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": storage_key}
+        yield allow(
+            f"List{number}",
+            ["s3:ListBucket"],
+            f"arn:{account.partition}:s3:::{bucket}",
+            condition={"StringLike": {"s3:prefix": [pattern for path in prefixes for pattern in (path, f"{path}/*")]}},
+        )
+    yield allow("Decrypt", ["kms:Decrypt"], storage_key)
 
 
 def _build_monitoring_statements(
     fleet: Fleet, account: Account, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
 ) -> Iterator[Statement]:
     """Metrics, and ECS Exec."""
-    yield {
-        "Sid": "Metrics",
-        "Effect": "Allow",
-        "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        "Resource": [metrics.arn, f"{metrics.arn}:*"],
-    }
+    yield allow(
+        "Metrics",
+        ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
+        [metrics.arn, f"{metrics.arn}:*"],
+    )
     yield from build_exec_statements(fleet, account, cluster_key)
 
 
@@ -169,27 +158,20 @@ def build_exec_statements(fleet: Fleet, account: Account, cluster_key: str) -> I
     Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
     """
     # AWS takes no resource: Session Manager's channels to the task itself.
-    yield {
-        "Sid": "Exec",
-        "Effect": "Allow",
-        "Action": [
+    yield allow(
+        "Exec",
+        [
             "ssmmessages:CreateControlChannel",
             "ssmmessages:CreateDataChannel",
             "ssmmessages:OpenControlChannel",
             "ssmmessages:OpenDataChannel",
         ],
-        "Resource": "*",
-    }
-    yield {
-        "Sid": "ExecLogGroups",
-        "Effect": "Allow",
-        "Action": ["logs:DescribeLogGroups"],
-        "Resource": account.build_arn("logs", "log-group:*"),
-    }
-    yield {
-        "Sid": "ExecLog",
-        "Effect": "Allow",
-        "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        "Resource": account.build_arn("logs", f"log-group:{build_exec_log_group_name(fleet)}:*"),
-    }
-    yield {"Sid": "ExecKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": cluster_key}
+        "*",
+    )
+    yield allow("ExecLogGroups", ["logs:DescribeLogGroups"], account.build_arn("logs", "log-group:*"))
+    yield allow(
+        "ExecLog",
+        ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
+        account.build_arn("logs", f"log-group:{build_exec_log_group_name(fleet)}:*"),
+    )
+    yield allow("ExecKey", ["kms:Decrypt"], cluster_key)

@@ -14,7 +14,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, policy
 from infra.constructs.account import Account
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -204,44 +204,26 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
     CloudWatch Logs", 2026-11.
     """
     account, batch = context.account, context.batch
-    yield {
-        "Sid": "Send",
-        "Effect": "Allow",
-        "Action": ["sqs:SendMessage"],
-        "Resource": context.build_queue_arns(context.step_queues),
-    }
-    yield {
-        "Sid": "ReadChunks",
-        "Effect": "Allow",
-        "Action": ["s3:GetObject"],
-        "Resource": f"{context.bucket_arn}/{batch.prefix}/jobs/*/chunks.json",
-    }
-    yield {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": context.storage_key}
-    yield {
-        "Sid": "Tell",
-        "Effect": "Allow",
-        "Action": ["events:PutEvents"],
-        "Resource": account.build_arn("events", "event-bus/default"),
-        "Condition": {"StringEquals": {"events:source": EVENT_SOURCE}},
-    }
-    yield {
-        "Sid": "StartMaps",
-        "Effect": "Allow",
-        "Action": ["states:StartExecution"],
-        "Resource": context.state_machine_arn,
-    }
-    yield {
-        "Sid": "FollowMaps",
-        "Effect": "Allow",
-        "Action": ["states:DescribeExecution", "states:RedriveExecution", "states:StopExecution"],
+    yield allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues))
+    yield allow("ReadChunks", ["s3:GetObject"], f"{context.bucket_arn}/{batch.prefix}/jobs/*/chunks.json")
+    yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
+    yield allow(
+        "Tell",
+        ["events:PutEvents"],
+        account.build_arn("events", "event-bus/default"),
+        condition={"StringEquals": {"events:source": EVENT_SOURCE}},
+    )
+    yield allow("StartMaps", ["states:StartExecution"], context.state_machine_arn)
+    yield allow(
+        "FollowMaps",
+        ["states:DescribeExecution", "states:RedriveExecution", "states:StopExecution"],
         # A map's own executions have its label after the state machine's name.
-        "Resource": [context.execution_arn, account.build_arn("states", f"execution:{batch.workflow}/*")],
-    }
+        [context.execution_arn, account.build_arn("states", f"execution:{batch.workflow}/*")],
+    )
     # AWS takes no resource.
-    yield {
-        "Sid": "DeliverLog",
-        "Effect": "Allow",
-        "Action": [
+    yield allow(
+        "DeliverLog",
+        [
             "logs:CreateLogDelivery",
             "logs:DeleteLogDelivery",
             "logs:DescribeLogGroups",
@@ -251,8 +233,8 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
             "logs:PutResourcePolicy",
             "logs:UpdateLogDelivery",
         ],
-        "Resource": "*",
-    }
+        "*",
+    )
 
 
 def _add_inbox(stack: TerraformStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
@@ -322,8 +304,8 @@ def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.s
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
         ),
         statements=(
-            {"Sid": "Send", "Effect": "Allow", "Action": ["sqs:SendMessage"], "Resource": inbox.arn},
-            {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": context.key.arn},
+            allow("Send", ["sqs:SendMessage"], inbox.arn),
+            allow("Decrypt", ["kms:Decrypt"], context.key.arn),
         ),
     )
     s = aws.scheduler_schedule
