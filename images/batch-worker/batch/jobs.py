@@ -91,11 +91,7 @@ class Jobs:
         Raises:
             BadSubmission: it cannot become a job.
         """
-        if team not in self._settings.teams:
-            raise BadSubmission("team", f"there is no team {team}: {' or '.join(self._settings.teams)}")
-        priority = priority or self._settings.teams[team].priority
-        if priority not in layout.PRIORITIES:
-            raise BadSubmission("priority", f"{priority} is none of {', '.join(layout.PRIORITIES)}")
+        job_priority = self._choose_priority(team, priority)
         if endpoint and endpoint not in layout.ENDPOINTS:
             raise BadSubmission("endpoint", f"{endpoint} is none of {', '.join(layout.ENDPOINTS)}")
         bucket = bucket or self._settings.bucket
@@ -108,7 +104,7 @@ class Jobs:
             job_id,
             name=self._settings.name,
             team=team,
-            priority=cast(Priority, priority),
+            priority=job_priority,
             source={"bucket": bucket, "key": key, "file": file_id, **head},
             now=self.now(),
             deadline_s=deadline_s or self._settings.deadline_s,
@@ -124,6 +120,14 @@ class Jobs:
             job = self.read(job_id) or job
         self.ensure_execution(job)
         return job
+
+    def _choose_priority(self, team: str, priority: str) -> Priority:
+        if team not in self._settings.teams:
+            raise BadSubmission("team", f"there is no team {team}: {' or '.join(self._settings.teams)}")
+        priority = priority or self._settings.teams[team].priority
+        if priority not in layout.PRIORITIES:
+            raise BadSubmission("priority", f"{priority} is none of {', '.join(layout.PRIORITIES)}")
+        return cast(Priority, priority)
 
     def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
         """Read size and ETag of an input.

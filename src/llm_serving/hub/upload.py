@@ -210,9 +210,8 @@ def copy_from_hub(
     else:
         repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
     folder = (staging or find_staging_folder()) / repository.replace("/", "--") / snapshot.commit
-    sizes = sorted((file.size for file in repo_files.values()), reverse=True)
-    fix = "use --staging FOLDER on another disk"
-    files.check_disk_space(folder, sum(sizes[:MAX_PARALLEL]), purpose="staging", fix=fix)
+    sizes = [file.size for file in repo_files.values()]
+    _check_staging_space(folder, sizes)
     counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
 
     hashes: dict[str, str] = {}
@@ -229,6 +228,12 @@ def copy_from_hub(
     return UploadResult(
         str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received, snapshot.commit
     )
+
+
+def _check_staging_space(folder: Path, sizes: Iterable[int]) -> None:
+    """Check that the staging folder's disk has room for the largest files that are copied at a time."""
+    largest = sorted(sizes, reverse=True)[:MAX_PARALLEL]
+    files.check_disk_space(folder, sum(largest), purpose="staging", fix="use --staging FOLDER on another disk")
 
 
 def _copy_file(

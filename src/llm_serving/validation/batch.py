@@ -73,15 +73,7 @@ def validate(
         InputError: an option is for load tests alone.
         Unavailable: the Batch API does not answer, or the job did not end.
     """
-    for option, value in (("--user", user_file), ("--driver", driver)):
-        if value is not None:
-            raise InputError(f"{option}: now {str(value)!r}: a batch has no load driver. Fix: leave it out.")
-    if deployment.slo.endpoint_use and deployment.cloud:
-        title = deployment.environment.conventions.title
-        raise InputError(
-            f"slo.endpoint_use: now {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "
-            f"{title} to measure its best. Fix: leave it out."
-        )
+    _check_options(deployment, {"--user": user_file, "--driver": driver})
     work = logs.resolve() / "validation"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700, parents=True)
@@ -99,6 +91,18 @@ def validate(
         deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, fair_share, teams
     )
     return report, run_folder.publish(runs / deployment.name, started, lambda path: _write_run(report, work, path))
+
+
+def _check_options(deployment: BatchDeployment, load_test_options: Mapping[str, object]) -> None:
+    for option, value in load_test_options.items():
+        if value is not None:
+            raise InputError(f"{option}: now {str(value)!r}: a batch has no load driver. Fix: leave it out.")
+    if deployment.slo.endpoint_use and deployment.cloud:
+        title = deployment.environment.conventions.title
+        raise InputError(
+            f"slo.endpoint_use: now {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "
+            f"{title} to measure its best. Fix: leave it out."
+        )
 
 
 def render(report: BatchReport, folder: Path) -> RenderableType:
@@ -304,17 +308,21 @@ def build_report(
         fair_share=fair_share,
         moments=tuple(moments),
         error_kinds=dict(Counter(line["error"]["code"] for line in errors)),
-        settings={
-            "endpoint": deployment.endpoint_url,
-            "model": deployment.sample.model or deployment.model,
-            "workers": len(deployment.workers),
-            "target": deployment.target,
-            "sample": deployment.sample.model_dump(mode="json"),
-            "slo": deployment.slo.model_dump(mode="json"),
-        },
+        settings=_build_settings(deployment),
         versions={"blueprint": importlib.metadata.version("llm-serving-blueprints")},
         emulated=deployment.emulated,
     )
+
+
+def _build_settings(deployment: BatchDeployment) -> dict[str, Any]:
+    return {
+        "endpoint": deployment.endpoint_url,
+        "model": deployment.sample.model or deployment.model,
+        "workers": len(deployment.workers),
+        "target": deployment.target,
+        "sample": deployment.sample.model_dump(mode="json"),
+        "slo": deployment.slo.model_dump(mode="json"),
+    }
 
 
 def _build_team_use(team: Mapping[str, Any]) -> TeamUse:

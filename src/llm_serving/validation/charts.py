@@ -224,15 +224,8 @@ def render_bands(
     areas, names, below = [], [], [0.0] * count
     for number, (name, values) in enumerate(bands.items()):
         above = [low + value for low, value in zip(below, values, strict=True)]
-        top = "L".join(
-            f"{x(index * width_s)},{y(end)}L{x((index + 1) * width_s)},{y(end)}" for index, end in enumerate(above)
-        )
-        bottom = "L".join(
-            f"{x((index + 1) * width_s)},{y(below[index])}L{x(index * width_s)},{y(below[index])}"
-            for index in reversed(range(count))
-        )
         kind = "highlight" if name == highlight else f"band-{number}"
-        areas.append(f'<path class="band {kind}" d="M{top}L{bottom}Z"/>')
+        areas.append(f'<path class="band {kind}" d="{_format_band(x, y, width_s, below, above)}"/>')
         label_index = max(range(count), key=values.__getitem__) if name == highlight else named_at
         middle = (below[label_index] + above[label_index]) / 2
         names.append(_render_text(x((label_index + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
@@ -242,6 +235,13 @@ def render_bands(
     ]
     axes = [*_render_x_axis(x, "s"), *_render_y_axis(y, "%")]
     return _render_svg(title, caption, [*areas, *axes, *lines, *_render_positions(x, marks), *names])
+
+
+def _format_band(x: Scale, y: Scale, width_s: float, below: Sequence[float], above: Sequence[float]) -> str:
+    """Format the SVG path around a band: along its upper edge, then back along its lower edge."""
+    top = [f"{x(index * width_s)},{y(end)}L{x((index + 1) * width_s)},{y(end)}" for index, end in enumerate(above)]
+    bottom = [f"{x((index + 1) * width_s)},{y(end)}L{x(index * width_s)},{y(end)}" for index, end in enumerate(below)]
+    return f"M{'L'.join(top)}L{'L'.join(reversed(bottom))}Z"
 
 
 def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:

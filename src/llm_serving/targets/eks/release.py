@@ -114,15 +114,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             timeout_s=_QUERY_TIMEOUT_S,
         )
     try:
-        with console.step(f"Upgrade release {plan.deployment.name}"):
-            command = [
-                *_build_helm_command("upgrade", plan),
-                str(charts.describe(plan.deployment).chart),
-                "--install",
-                "--values",
-                str(values_file),
-            ]
-            console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
+        _upgrade(plan, values_file, log)
         _wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
@@ -130,6 +122,18 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             raise CheckFailed(_describe_remedy(plan, release)) from None
         raise CheckFailed(f"{error}\n{_roll_back(plan, release)}") from None
     return True
+
+
+def _upgrade(plan: DeploymentPlan, values_file: Path, log: Path) -> None:
+    command = [
+        *_build_helm_command("upgrade", plan),
+        str(charts.describe(plan.deployment).chart),
+        "--install",
+        "--values",
+        str(values_file),
+    ]
+    with console.step(f"Upgrade release {plan.deployment.name}"):
+        console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
 
 
 def require_images(plan: DeploymentPlan) -> None:
