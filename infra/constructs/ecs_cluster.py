@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
+from infra.constructs.cluster import Cluster
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
 from llm_serving.fleet import names
@@ -22,14 +21,6 @@ _INSIGHTS_RETENTION_DAYS = 90
 
 _INSIGHTS_LEVELS = {"standard": "enabled", "enhanced": "enhanced"}
 """ECS's words. It cannot be off: the alarms on missing tasks read its counts."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster and its key, as resources."""
-
-    resource: Any
-    key: aws.kms_key.KmsKey
 
 
 def add_cluster(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network
-from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.cluster import Cluster
 from infra.constructs.expression import format_expression
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
@@ -30,14 +29,6 @@ _LOG_RETENTION_DAYS = 365
 
 _SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
 _ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster and its key, as resources."""
-
-    resource: Any
-    key: aws.kms_key.KmsKey
 
 
 def add_cluster(

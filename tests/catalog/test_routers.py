@@ -10,15 +10,15 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llm_serving import paths, processes
 from llm_serving.targets.local import engine_env
 from llm_serving.workloads.environment import Process
+from tests.http_handler import QuietHandler
 from tests.workloads.serving.resolving import resolve_files
 
 pytestmark = pytest.mark.engine
@@ -65,14 +65,14 @@ class Engine(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
         if self.path == "/health":
             time.sleep(self.server.health_s)
-        self._send_json({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+        self.respond_json({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         if not body.get("stream"):  # prefill's part of a request
             choice = {"index": 0, "text": "a", "finish_reason": "length"}
             answer = {"id": "x", "object": "text_completion", "model": "tiny", "choices": [choice]}
-            return self._send_json({**answer, "kv_transfer_params": {"do_remote_prefill": True}})
+            return self.respond_json({**answer, "kv_transfer_params": {"do_remote_prefill": True}})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -100,18 +100,6 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.wfile.write(f"data: {data}\n\n".encode())
             self.wfile.flush()
-
-    def _send_json(self, payload: Any) -> None:
-        text = json.dumps(payload).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from llm_serving.aws import s3
 from llm_serving.rehearsal import emulator
+from tests.http_handler import QuietHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REGION = "us-west-2"
@@ -65,12 +66,9 @@ class Hub:
         return {"id": self.id, "sha": COMMIT, "siblings": siblings}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         hub = self.hub

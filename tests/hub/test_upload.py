@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from llm_serving.catalog import records
 from llm_serving.hub import client as hubs
 from llm_serving.hub import files, source, upload
 from llm_serving.settings.errors import InputError, Unavailable
+from tests.http_handler import QuietHandler
 from tests.hub.fixtures import COMMIT
 
 pytestmark = pytest.mark.timeout(120)
@@ -373,18 +374,13 @@ def _set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def _run_denying_s3(but_head_of: str = "") -> Iterator[str]:
     """An S3 that denies everything, or everything but to look at one bucket and find nothing in it."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
 
         def do_HEAD(self) -> None:
             path = self.path.split("?")[0]
             code = 200 if path == but_head_of else 404 if but_head_of and path.startswith(but_head_of) else 403
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.respond(code)
 
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -399,10 +395,7 @@ def _run_denying_s3(but_head_of: str = "") -> Iterator[str]:
 
         def _deny(self) -> None:
             body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-            self.send_response(403)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.respond(403, body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -11,6 +11,15 @@ import pytest
 
 from llm_serving.operations import chart_archives
 
+SMALL_FLEET = """\
+name: small
+region: us-west-2
+zones: us-west-2a
+orchestrator: eks
+pools:
+  general: {types: g6e.2xlarge, size: 0..4}
+"""
+
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Of every chart that the table has no digest of."""
 

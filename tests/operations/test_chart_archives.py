@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,11 @@ from llm_serving.fleet.add_ons import AddOn
 from llm_serving.operations import chart_archives, image_pins
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from tests.control_plane.control_plane import ControlPlane
+from tests.http_handler import QuietHandler
+from tests.operations.conftest import SMALL_FLEET
 
 OTHER_DIGEST = f"sha256:{'0' * 64}"
 VERSION = "1.0.0"
-FLEET = """\
-name: small
-region: us-west-2
-zones: us-west-2a
-orchestrator: eks
-pools:
-  general: {types: g6e.2xlarge, size: 0..4}
-"""
 
 pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixtures may wait for a build
 
@@ -133,7 +127,7 @@ def registry() -> Iterator[tuple[Registry, str]]:
     """An empty OCI registry, and its address."""
     content = Registry()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             media_type, body = content.content.get(self.path, ("text/plain", b""))
             self.send_response(200 if self.path == "/v2/" or body else 404)
@@ -144,10 +138,7 @@ def registry() -> Iterator[tuple[Registry, str]]:
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
+        do_HEAD = do_GET
 
     for port in serve(Handler):
         yield content, f"127.0.0.1:{port}"
@@ -260,7 +251,7 @@ class Platform:
 
     def __init__(self, control_plane: ControlPlane, charts: Charts, folder: Path) -> None:
         self.control_plane, self.charts, self.folder = control_plane, charts, folder
-        (folder / "fleet.yaml").write_text(FLEET)
+        (folder / "fleet.yaml").write_text(SMALL_FLEET)
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *rows: AddOn, options: tuple[str, ...] = ()) -> int:
         monkeypatch.setattr(add_ons, "load_add_ons", lambda: rows)

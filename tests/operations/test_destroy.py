@@ -16,23 +16,15 @@ from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
-from tests.operations.conftest import Recorder
+from tests.operations.conftest import SMALL_FLEET, Recorder
 
-FLEET = """\
-name: small
-region: us-west-2
-zones: us-west-2a
-orchestrator: eks
-pools:
-  general: {types: g6e.2xlarge, size: 0..4}
-"""
 NON_EMPTY = [NonEmptyStore("bucket", "small-models", "1 object with old versions, 2 B")]
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> FleetContext:
     file = tmp_path / "fleet.yaml"
-    file.write_text(FLEET)
+    file.write_text(SMALL_FLEET)
     folders = {name: tmp_path / name for name in ("network", "storage", "eks")}
     for name, folder in folders.items():
         folder.mkdir()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,40 +15,31 @@ from llm_serving.catalog import images
 from llm_serving.cli import main
 from llm_serving.operations import image_pins
 from llm_serving.settings.errors import InputError, Unavailable
+from tests.http_handler import QuietHandler
 
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()
 DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 
 
-class Registry(BaseHTTPRequestHandler):
+class Registry(QuietHandler):
     """Has vllm/vllm-openai:v1 for those with a token, damaged:1, and private:1 for nobody."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/token?"):
             assert "scope=repository%3A" in self.path
-            self._answer(200, json.dumps({"token": "pass"}).encode())
+            self.respond(200, json.dumps({"token": "pass"}).encode())
         elif self.path.startswith("/v2/private/"):
-            self._answer(401, b"", {"WWW-Authenticate": "Basic"})
+            self.respond(401, b"", {"WWW-Authenticate": "Basic"})
         elif self.headers.get("Authorization") != "Bearer pass":
             realm = f"http://{self.headers['Host']}/token"
-            self._answer(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
+            self.respond(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
         elif self.path == "/v2/vllm/vllm-openai/manifests/v1":
             assert "application/vnd.oci.image.index.v1+json" in self.headers["Accept"]
-            self._answer(200, MANIFEST, {"Docker-Content-Digest": DIGEST})
+            self.respond(200, MANIFEST, {"Docker-Content-Digest": DIGEST})
         elif self.path == "/v2/damaged/manifests/1":
-            self._answer(200, b"other", {"Docker-Content-Digest": DIGEST})
+            self.respond(200, b"other", {"Docker-Content-Digest": DIGEST})
         else:
-            self._answer(404, b"")
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.respond(404)
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,9 @@ from llm_serving.settings.document import load
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import ServingCommands, WorkflowRequest, WorkflowResult
-from tests.operations.conftest import UNKNOWN_DIGEST, Recorder
+from tests.operations.conftest import SMALL_FLEET, UNKNOWN_DIGEST, Recorder
 
-FLEET = """\
-name: small
-region: us-west-2
-zones: us-west-2a
-orchestrator: eks
-pools:
-  general: {types: g6e.2xlarge, size: 0..4}
-add_ons: {operators: on}
-"""
+FLEET = f"{SMALL_FLEET}add_ons: {{operators: on}}\n"
 
 
 @pytest.fixture

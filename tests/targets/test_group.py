@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from llm_serving.paths import CHARTS
 from llm_serving.targets import group
+from tests.http_handler import QuietHandler
 
 PROGRAM = Path(group.__file__)
 COPY = CHARTS / "inference" / "files" / "group.py"
@@ -32,14 +33,10 @@ class Engine(ThreadingHTTPServer):
     status = 200
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.respond(self.server.status)
 
 
 @contextlib.contextmanager

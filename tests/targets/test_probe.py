@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.paths import CHARTS
 from llm_serving.targets import probe
+from tests.http_handler import QuietHandler
 
 PROGRAM = Path(probe.__file__)
 BODY = '{"model": "m", "prompt": "ready?"}'
@@ -35,7 +36,7 @@ class Server(ThreadingHTTPServer):
     """Path, body and Authorization header of each."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     def do_GET(self) -> None:
         self._respond(None)
 
@@ -48,13 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         server.requests.append((self.path, body, self.headers["Authorization"]))
         if not server.may_answer.wait(10):
             return
-        self.send_response(server.status)
-        self.send_header("Content-Length", str(len(server.response_body)))
-        self.end_headers()
-        self.wfile.write(server.response_body)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        self.respond(server.status, server.response_body)
 
 
 @pytest.fixture

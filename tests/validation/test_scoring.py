@@ -13,6 +13,7 @@ from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import data_rows, scoring
 from llm_serving.validation.answer import Sample
 from llm_serving.workloads.serving.traffic import Judge, Traffic
+from tests.http_handler import QuietHandler
 
 SCHEMA = json.dumps({"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}})
 
@@ -70,7 +71,7 @@ def test_a_row_expects_a_schema_where_answers_are_scored_by_one(tmp_path: Path) 
         data_rows.read_rows(file, _build_traffic(score_by="json_schema"))
 
 
-class _JudgeHandler(http.server.BaseHTTPRequestHandler):
+class _JudgeHandler(QuietHandler):
     """Finds 8 of 10 wherever the answer has an x, and replies with words to the rest."""
 
     requests: list[dict[str, Any]]
@@ -80,13 +81,7 @@ class _JudgeHandler(http.server.BaseHTTPRequestHandler):
         type(self).requests.append({"path": self.path, **body})
         reply = "8" if "<answer>\nx" in body["messages"][0]["content"] else "no number"
         data = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.respond(200, data)
 
 
 @pytest.fixture

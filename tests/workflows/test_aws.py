@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from llm_serving.cli import main
 from llm_serving.settings.errors import Unavailable
 from llm_serving.workflows import aws
+from tests.http_handler import QuietHandler
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,10 +42,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def expired_credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An AWS that knows these credentials, and says that their time is over."""
 
-    class Answer(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Answer(QuietHandler):
         def do_GET(self) -> None:  # somebody asks whether it is the embedded AWS
             self.send_error(404)
 

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from llm_serving.rehearsal import emulator
 from tests import dns_discovery
+from tests.http_handler import QuietHandler
 
 REGION = "us-west-2"
 
@@ -97,22 +98,14 @@ class Engine(ThreadingHTTPServer):
     bodies: list[dict[str, Any]]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "m"}]})
+        self.respond_json({"data": [{"id": "m"}]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._send(self.server.status, {})
-
-    def _send(self, status: int, payload: object) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(payload).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.respond_json({}, self.server.status)
 
 
 def test_an_engine_that_lists_models_counts_once_it_has_answered_a_request(program: ModuleType) -> None:

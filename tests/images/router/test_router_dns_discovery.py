@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.engines import RouterMetric
 from llm_serving.targets.local import engine_env
 from tests import dns_discovery
+from tests.http_handler import QuietHandler
 
 
 class Engine(ThreadingHTTPServer):
@@ -40,13 +41,13 @@ class Engine(ThreadingHTTPServer):
         return str(self.server_address[0])
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
         time.sleep(self.server.delay_s)
-        self._send_json({"object": "list", "data": [{"id": model} for model in self.server.models]})
+        self.respond_json({"object": "list", "data": [{"id": model} for model in self.server.models]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
@@ -56,19 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         payload["choices"] = [{"index": 0, "text": self.server.address, "finish_reason": "stop"}]
         if body.get("kv_transfer_params", {}).get("do_remote_decode"):
             payload["kv_transfer_params"] = {"do_remote_prefill": True, "remote_engine_id": self.server.address}
-        self._send_json(payload)
-
-    def _send_json(self, payload: dict[str, Any]) -> None:
-        text = json.dumps(payload).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+        self.respond_json(payload)
 
 
 @dataclass

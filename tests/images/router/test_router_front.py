@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.targets.local import engine_env
+from tests.http_handler import QuietHandler
 
 PROGRAM = Path(__file__).parents[3] / "images" / "router" / "router_front.py"
 
@@ -112,7 +113,7 @@ class Router:
     def serve(self) -> Iterator[None]:
         router = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
@@ -130,10 +131,7 @@ class Router:
                 self.end_headers()
                 self.wfile.write(b"" if self.command == "HEAD" else b"ok")
 
-            do_GET = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_POST  # noqa: N815 - the base class's names
-
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
+            do_GET = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_POST
 
         server = ThreadingHTTPServer((ROUTER_HOST, self.port), Handler)
         server.daemon_threads = True

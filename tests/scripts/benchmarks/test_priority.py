@@ -9,6 +9,7 @@ import threading
 from rich.console import Console
 
 from scripts.benchmarks import priority
+from tests.http_handler import QuietHandler
 
 
 def test_the_table_has_both_percentiles_and_how_much_longer_requests_take_without() -> None:
@@ -26,15 +27,10 @@ def test_the_table_has_both_percentiles_and_how_much_longer_requests_take_withou
 def test_urgent_requests_are_sent_one_by_one_beside_the_users_that_have_no_priority() -> None:
     bodies: list[dict[str, int]] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
+            self.respond(200)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()

@@ -17,11 +17,12 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.local import adapters
 from llm_serving.workloads.serving.deployment import Deployment
+from tests.http_handler import QuietHandler
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class _Engine(http.server.BaseHTTPRequestHandler):
+class _Engine(QuietHandler):
     """Loads any adapter but the one called `twice`."""
 
     requests: list[tuple[str, dict[str, str]]]
@@ -33,13 +34,7 @@ class _Engine(http.server.BaseHTTPRequestHandler):
         payload = (
             json.dumps({"error": {"message": "it has already been loaded"}}).encode() if is_refused else b"Success"
         )
-        self.send_response(400 if is_refused else 200)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        self.respond(400 if is_refused else 200, payload)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from llm_serving.targets.local import readiness
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import ProcessState
 from llm_serving.workloads.environment import Probe, Process
+from tests.http_handler import QuietHandler
 
 RESPONSES = {
     "/good": (200, b'{"choices": [{"text": "a"}]}'),
@@ -28,18 +29,12 @@ RESPONSES = {
 def server() -> Iterator[int]:
     """A server that is healthy on every path and answers a completion on one."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(QuietHandler):
         def do_POST(self) -> None:
             request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert request_body == {"model": "tiny"}
             status, body = RESPONSES[self.path]
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.respond(status, body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()

@@ -7,14 +7,14 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import ThreadingHTTPServer
 
 import pytest
 
 from llm_serving import processes
 from llm_serving.catalog import engines
 from llm_serving.targets.local import engine_env
+from tests.http_handler import QuietHandler
 
 pytestmark = pytest.mark.engine
 
@@ -38,33 +38,24 @@ class Engine(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._send_json({"object": "list", "data": [{"id": "known", "object": "model"}]})
+        self.respond_json({"object": "list", "data": [{"id": "known", "object": "model"}]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/render"):
-            return self._send_json([{"token_ids": [ord(character) for character in body["prompt"]], "model": "known"}])
+            return self.respond_json(
+                [{"token_ids": [ord(character) for character in body["prompt"]], "model": "known"}]
+            )
         self.server.received.append(ord(body["prompt"][-1]))
         if body["max_tokens"] == HELD_MAX_TOKENS:
             self.server.let_go.wait(30)
         choice = {"index": 0, "text": "a", "finish_reason": "length"}
-        return self._send_json({"id": "x", "object": "text_completion", "model": "known", "choices": [choice]})
-
-    def _send_json(self, payload: Any) -> None:
-        text = json.dumps(payload).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+        return self.respond_json({"id": "x", "object": "text_completion", "model": "known", "choices": [choice]})
 
 
 @pytest.fixture
