@@ -1,4 +1,4 @@
-"""Whom the programs of a batch act as: workers and the Batch API have a role each, for what their code calls."""
+"""Roles of the programs of a batch: workers and the Batch API have one each, for the calls of their code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def add_program_role(
     """Add the role of workers or of the Batch API; returns its policies too.
 
     Args:
-        trust: who may hand it out.
-        statements: what the orchestrator wants beside.
+        trust: trust policy of the role.
+        statements: additional statements for the orchestrator.
     """
     is_api = program == context.batch.entry
     purpose = names.format_deployment_purpose(context.batch.name, "api" if is_api else "work")
@@ -48,7 +48,7 @@ def add_program_role(
 
 
 def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Take steps from the queues, read inputs, write results, and tell the state machine."""
+    """Allow to take steps from the queues, read inputs, write results, and answer the state machine."""
     yield from _build_storage_statements(context)
     yield allow(
         "TakeSteps",
@@ -59,7 +59,7 @@ def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
 
 
 def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Take files and submissions, start executions, and hand out results."""
+    """Allow to accept files and submissions, start executions, and read results."""
     yield from _build_storage_statements(context)
     yield allow("Delete", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/files/*")
     yield allow(
@@ -73,7 +73,7 @@ def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
 
 
 def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Read and write the batch's own objects, and read further inputs."""
+    """Allow to read and write the batch's own objects, and to read other inputs."""
     batch, account = context.batch, context.account
     own = f"{context.bucket_arn}/{batch.prefix}/*"
     inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
@@ -81,8 +81,8 @@ def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
     objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
     yield allow("Read", ["s3:GetObject"], [own, *objects])
     yield allow("Write", ["s3:AbortMultipartUpload", "s3:PutObject"], own)
-    # Of the whole bucket: that an object is not there, S3 tells those alone who may list. Others get 403, and a
-    # condition on the prefix does that to every reader. Source: S3 API reference, GetObject, permissions, 2026-11.
+    # On the whole bucket: S3 answers 404 for a missing object only to callers that may list it. Others get 403, also
+    # with a condition on the prefix. Source: S3 API reference, GetObject, permissions, 2026-11.
     yield allow("List", ["s3:ListBucket"], [context.bucket_arn, *sorted(buckets.values())])
     yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], context.storage_key)
     if batch.inputs:

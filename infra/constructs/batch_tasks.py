@@ -1,4 +1,4 @@
-"""Workers and the Batch API of a batch as ECS services on Fargate: who they are, whom they reach, what they run."""
+"""Workers and the Batch API of a batch as ECS services on Fargate: roles, security groups, containers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from llm_serving.targets.ecs.manifest import BatchService, EcsBatch
 _HTTPS = 443
 
 _READY_S = 120
-"""Longest start of a worker, in seconds, before ECS counts it as failed."""
+"""Maximum start of a worker, in seconds, before ECS counts it as failed."""
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What all tasks of a batch share."""
+    """Resources that all tasks of a batch share."""
 
     workflow: WorkflowContext
     batch: EcsBatch
     cluster_arn: str
     cluster_key: str
-    """ARN of the key by which the cluster encrypts ECS Exec."""
+    """ARN of the key that encrypts the cluster's ECS Exec."""
 
     subnets: Sequence[str]
     logs: task.LogDestination
@@ -59,7 +59,7 @@ def add_task_roles(
 def add_security_groups(
     stack: TerraformStack, context: TaskContext, *, vpc_id: str, vpc_cidr: str
 ) -> dict[str, aws.security_group.SecurityGroup]:
-    """Add the security groups, by service: the VPC reaches the Batch API, and nobody the workers."""
+    """Add the security groups, by service: the VPC can reach the Batch API; nothing can reach the workers."""
     batch = context.batch
     groups = {
         service.name: add_security_group(
@@ -134,7 +134,7 @@ def add_service(
         desired_count=service.count,
         capacity_provider_strategy=_build_strategy(service),
         deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
-        # New tasks come before old ones go; executions have names, so that two of the Batch API start each once.
+        # New tasks start before old ones stop; executions have names, so two Batch APIs start each once.
         deployment_minimum_healthy_percent=100,
         deployment_maximum_percent=200,
         enable_execute_command=True,
@@ -152,7 +152,7 @@ def add_service(
 
 
 def build_container(service: BatchService, context: TaskContext) -> dict[str, object]:
-    """The container definition."""
+    """Build the container definition."""
     container: dict[str, object] = {
         "name": service.role,
         "image": service.image,
@@ -162,7 +162,7 @@ def build_container(service: BatchService, context: TaskContext) -> dict[str, ob
         "entryPoint": [service.command[0]],
         "command": list(service.command[1:]),
         "environment": [{"name": name, "value": value} for name, value in sorted(service.environment.items())],
-        # The init process ends what ECS Exec leaves behind. Exec writes to the container's root, so it is no read-only.
+        # The init process ends processes of ECS Exec. Exec writes to the container's root, so that is not read-only.
         "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
         "stopTimeout": service.stop_s,
         "logConfiguration": context.logs.build_configuration(service.role),
@@ -180,7 +180,7 @@ def build_container(service: BatchService, context: TaskContext) -> dict[str, ob
 
 
 def _build_strategy(service: BatchService) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
-    """Fargate Spot after one task on Fargate, so that a job goes on while no spot capacity is to be had.
+    """Build the strategy: one task on Fargate, the others on Fargate Spot, so that jobs continue without spot capacity.
 
     Source: ECS developer guide, "Amazon ECS clusters for Fargate", capacity provider strategies, 2026-11.
     """

@@ -1,4 +1,4 @@
-"""Secrets that programs of a batch read: Terraform learns where each is, and never what it says."""
+"""Secrets that programs of a batch read: Terraform gets their ARNs, never their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llm_serving.targets.on_aws.rendered import BatchProgram
 
 
 def find_arns(stack: TerraformStack, programs: Iterable[BatchProgram]) -> dict[str, str]:
-    """Add the lookups of secrets that have only a name; returns the ARN of each, by what its program calls it."""
+    """Add lookups of secrets that have only a name; returns the ARN of each secret, by its name in the program."""
     secrets = dict.fromkeys(row.secret for program in programs for row in program.secrets)
     arns = {}
     for secret in secrets:
@@ -24,7 +24,7 @@ def find_arns(stack: TerraformStack, programs: Iterable[BatchProgram]) -> dict[s
 
 
 def build_statements(program: BatchProgram, arns: Mapping[str, str], region: str) -> Iterator[Statement]:
-    """Let a program read its secrets, and have them decrypted where a key of the account's own encrypts them.
+    """Allow a program to read its secrets, and to decrypt those with a customer-managed key.
 
     Source: Secrets Manager user guide, "Secret encryption and decryption in AWS Secrets Manager", 2026-11.
     """

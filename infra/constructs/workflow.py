@@ -1,7 +1,7 @@
-"""What carries the jobs of a batch on AWS: queues, the state machine, who tells it of files, and who hears of its end.
+"""The workflow of a batch on AWS: queues, the state machine, events of new files, schedules, and a topic for its end.
 
-The state machine is `state_machine.asl.json`, the one that runs on this machine too. Each of its steps is a message to
-the workers with a task token, so it needs no function of its own.
+The state machine is `state_machine.asl.json`, as on the local target. Each of its steps is a message to the workers
+with a task token, so it needs no functions.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from llm_serving.targets.on_aws.rendered import BatchManifest
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 
 MESSAGE_RETENTION_S = 14 * 86400
-"""SQS's longest: as long as a step of the state machine may wait for its worker."""
+"""SQS's maximum: how long a step of the state machine may wait for a worker."""
 
 EVENT_SOURCE = "llm-serving.batch"
 """As the state machine writes it."""
 
 _UNDELIVERED_AFTER = 20
-"""Times that the Batch API may try to make a job of a file's event."""
+"""How often the Batch API may try to create a job from a file's event."""
 
 _QUEUE_ALARM_S = 900
-"""A step that waits longer than this has no worker to take it."""
+"""A step that waits longer than this has no worker."""
 
 _LOG_RETENTION_DAYS = 90
 
 
 @dataclass(frozen=True)
 class Workflow:
-    """What others need of it."""
+    """The resources that other constructs need."""
 
     state_machine: aws.sfn_state_machine.SfnStateMachine
     topic: aws.sns_topic.SnsTopic
@@ -46,32 +46,32 @@ class Workflow:
 
 @dataclass(frozen=True)
 class WorkflowContext:
-    """Where it is added."""
+    """The batch and the resources that the workflow uses."""
 
     fleet: Fleet
     batch: BatchManifest
     account: Account
     key: aws.kms_key.KmsKey
-    """Encrypts logs, topic and schedules; its policy has `build_key_grants`."""
+    """Key of logs, topic and schedules; its policy has `build_key_grants`."""
 
     storage_key: str
     """ARN of the results bucket's key."""
 
     secret_arns: Mapping[str, str]
-    """Of the secrets that programs read, by what these call them."""
+    """ARNs of the secrets that programs read, by their name in the programs."""
 
     @property
     def state_machine_arn(self) -> str:
-        """By its name: its own role names it before it is there."""
+        """Built from its name, because its own role refers to it before it exists."""
         return self.account.build_arn("states", f"stateMachine:{self.batch.workflow}")
 
     @property
     def execution_arn(self) -> str:
-        """Of all of its executions."""
+        """ARN pattern of all its executions."""
         return self.account.build_arn("states", f"execution:{self.batch.workflow}:*")
 
     def build_queue_arns(self, names: Sequence[str]) -> list[str]:
-        """By their names."""
+        """Build the ARNs of queues from their names."""
         return [self.account.build_arn("sqs", name) for name in names]
 
     @property
@@ -102,7 +102,7 @@ def build_key_grants() -> tuple[Statement, ...]:
 
 
 def format_log_group(batch: BatchManifest) -> str:
-    """Log group of the state machine; with this prefix CloudWatch needs no policy for each group.
+    """Format the state machine's log group; with this prefix CloudWatch needs no policy for each group.
 
     Source: Step Functions developer guide, "Logging using CloudWatch Logs", 2026-11.
     """
@@ -110,12 +110,12 @@ def format_log_group(batch: BatchManifest) -> str:
 
 
 def format_undelivered_queue(batch: BatchManifest) -> str:
-    """Queue of the messages of which no job could be made."""
+    """Format the name of the queue of messages that could not become a job."""
     return f"{batch.workflow}-undelivered"
 
 
 def add_workflow(stack: TerraformStack, context: WorkflowContext) -> Workflow:
-    """Add all of it."""
+    """Add the queues, the state machine, the inbox, the schedules, the topic and the alarms."""
     batch = context.batch
     queues = {name: _add_queue(stack, context, name) for name in context.step_queues}
     state_machine = _add_state_machine(stack, context, queues[batch.control_queue])
@@ -144,12 +144,12 @@ def _add_queue(
     }
     return aws.sqs_queue.SqsQueue(
         stack,
-        # The names of all begin alike.
+        # All names have the same prefix.
         f"queue-{name.removeprefix(f'{batch.workflow}-')}",
         name=name,
         visibility_timeout_seconds=batch.takeover_s,
         message_retention_seconds=MESSAGE_RETENTION_S,
-        # SQS's own key: messages name jobs and chunks, and hold nothing of their rows.
+        # SQS's own key: messages name jobs and chunks, and contain no rows.
         sqs_managed_sse_enabled=True,
         redrive_policy=redrive,
         # Inline, and not a resource of its own: the provider waits half a minute for each.
@@ -198,7 +198,7 @@ def _add_state_machine(
 
 
 def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """What the state machine itself does: its four integrations, its maps' child executions, its log.
+    """Build the state machine's permissions: its four integrations, its maps' child executions, its log.
 
     Sources: Step Functions developer guide, "IAM policies for using Distributed Map states" and "Logging using
     CloudWatch Logs", 2026-11.
@@ -217,7 +217,7 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
     yield allow(
         "FollowMaps",
         ["states:DescribeExecution", "states:RedriveExecution", "states:StopExecution"],
-        # A map's own executions have its label after the state machine's name.
+        # A map's child executions have its label after the state machine's name.
         [context.execution_arn, account.build_arn("states", f"execution:{batch.workflow}/*")],
     )
     # AWS takes no resource.
@@ -238,7 +238,7 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
 
 
 def _add_inbox(stack: TerraformStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
-    """The queue that hears of files in inboxes. The Batch API makes jobs of them, each once, and starts executions."""
+    """Add the queue of new files in inboxes. The Batch API turns each into one job, and starts its execution."""
     batch, account = context.batch, context.account
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
@@ -290,7 +290,7 @@ def _build_events_grant(
 
 
 def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
-    """Have EventBridge Scheduler tell the inbox queue of each schedule's file; the time makes each run another job."""
+    """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job."""
     batch, purpose = context.batch, names.format_deployment_purpose(context.batch.name, "time")
     if not batch.schedules:
         return
@@ -332,7 +332,7 @@ def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.s
 
 
 def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic.SnsTopic:
-    """Add the topic that hears of each job's end; whoever wants to know subscribes."""
+    """Add the topic for the end of each job, for subscribers."""
     batch = context.batch
     topic = aws.sns_topic.SnsTopic(stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn)
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
@@ -365,7 +365,7 @@ def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic
 
 
 def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
-    """Alarms on steps that no worker takes, and on files of which no job was made."""
+    """Add alarms for steps that no worker takes, and for files that did not become a job."""
     batch, topic = context.batch, context.fleet.alarms_to
     limits = {
         "waiting": (batch.control_queue, "ApproximateAgeOfOldestMessage", _QUEUE_ALARM_S, "Steps wait for workers"),

@@ -1,4 +1,4 @@
-"""A batch: the state machine with its queues, what workers and the Batch API run as, and who hears of a job's end.
+"""A batch: the state machine with its queues, the roles or services of workers and Batch API, and a topic for its end.
 
 On ECS workers and the Batch API are services of this stack. On EKS they are pods of charts/batch, and the stack has
 their roles.
@@ -92,11 +92,11 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManife
     elif isinstance(batch, EksBatch):
         batch_pods.add_roles(stack, context, batch)
     base.add_output(stack, "state_machine", added_workflow.state_machine.arn, "The state machine of the jobs")
-    base.add_output(stack, "topic", added_workflow.topic.arn, "Topic that hears of each job's end: subscribe to it")
+    base.add_output(stack, "topic", added_workflow.topic.arn, "Topic of each job's end: subscribe to it")
 
 
 def _find_key(stack: cdktf.TerraformStack, fleet: Fleet, alias: str) -> str:
-    """The ARN of one of the fleet's keys."""
+    """Look up the ARN of one of the fleet's keys."""
     return aws.data_aws_kms_alias.DataAwsKmsAlias(
         stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
     ).target_key_arn

@@ -67,7 +67,7 @@ Priority = Literal["high", "normal", "low"]
 
 
 class Endpoint(Settings):
-    """What answers the rows: exactly one of `model`, `deployment` and `url`."""
+    """The endpoint that answers the rows: exactly one of `model`, `deployment` and `url`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -76,10 +76,10 @@ class Endpoint(Settings):
     )
 
     model: ModelName | None = None
-    """Replicas of this model run beside the workers, behind a router of their own."""
+    """Model of the batch's own replicas, which run beside the workers behind their own router."""
 
     pool: Name | None = None
-    """The fleet's pool that carries the replicas; with `model` alone."""
+    """The fleet's pool for the replicas; only with `model`."""
 
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Replicas of the model."""
@@ -88,25 +88,25 @@ class Endpoint(Settings):
     """Accelerators of one replica."""
 
     context: Tokens = 4096
-    """Most tokens of a request, prompt and answer together, of the replicas."""
+    """Maximum tokens of a request to the replicas, prompt and answer together."""
 
     deployment: Name | None = None
-    """A serving deployment that is up, by its name."""
+    """Name of a running serving deployment."""
 
     url: Url | None = None
-    """Any OpenAI-compatible endpoint, without /v1. BLUEPRINT_API_KEY in the environment is its bearer token, on AWS the
+    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment, on AWS the
     secret `api_key`."""
 
     api_key: ApiKey | None = None
-    """Secret of AWS Secrets Manager with the bearer token of the endpoint at `url`; on AWS alone."""
+    """Secret of AWS Secrets Manager with the bearer token of the endpoint at `url`; only on AWS."""
 
     priority: Annotated[bool, Switch()] = False
-    """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows go
-    after requests without one then. Of a `deployment`, its own `tuning.priority` says it."""
+    """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows
+    then run after requests without one. A `deployment` uses its own `tuning.priority`."""
 
     metrics: Annotated[tuple[Url, ...], AllowSingleItem()] = ()
-    """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics, by whose queues the workers adapt; with `url`
-    alone. Where there are none, they adapt by answers alone."""
+    """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics; only with `url`. Workers adapt to the queues on
+    these pages; without pages, they adapt to the answers."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one(), self._check_pool(), self._check_metrics(), self._check_api_key())
@@ -138,96 +138,96 @@ class Endpoint(Settings):
 
 
 class Team(Settings):
-    """Who submits jobs."""
+    """A team that submits jobs."""
 
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Share of the tokens, against the other teams that have rows of the same priority."""
+    """Share of the tokens, relative to other teams with rows of the same priority."""
 
     priority: Priority = "normal"
-    """Of its jobs, where a submission names none."""
+    """Priority of its jobs if the submission has none."""
 
     tokens_per_day: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens a day (UTC), input and output together; rows beyond wait for the next day."""
+    """Maximum tokens per day (UTC), input and output together; further rows wait for the next day."""
 
 
 class Workers(Settings):
     """The processes that send rows."""
 
     count: Annotated[int, Field(ge=1, le=1000)] = 2
-    """How many run."""
+    """Number of workers."""
 
     concurrency: Concurrency = parse_default("4..256")
-    """Requests in flight of each: the worker finds the best number between the two."""
+    """Requests in flight per worker, which adapts between these bounds."""
 
     spot: Annotated[bool, Switch()] = True
-    """Whether they run on spot capacity on AWS, which ends them with two minutes' notice: they hand back their rows."""
+    """Whether they run on spot capacity on AWS. They hand back their rows within its two minutes' notice."""
 
     pool: Name | None = None
-    """The fleet's pool that they run on, on EKS; nodes without taints where left out. A pool of CPUs is enough."""
+    """The fleet's pool that they run on, on EKS; default is nodes without taints. A CPU pool is enough."""
 
 
 class Schedule(Settings):
-    """A file that becomes a job again and again; on AWS alone."""
+    """A file that becomes a job at regular times; only on AWS."""
 
     at: ScheduleTime
-    """When: cron(...) or rate(...) of EventBridge Scheduler, in UTC."""
+    """Times: cron(...) or rate(...) of EventBridge Scheduler, in UTC."""
 
     file: ScheduledFile
     """The file, below batch/NAME/scheduled/ in the results bucket."""
 
     team: str | None = None
-    """The team whose job it is; the first where left out."""
+    """The team of the job; default is the first."""
 
     priority: Priority | None = None
-    """Of the job; the team's own where left out."""
+    """Priority of the job; default is the team's."""
 
 
 class Limits(Settings):
-    """What a job may take, and what happens to rows that cannot run."""
+    """Limits of a job, and what happens to rows that cannot run."""
 
     deadline: Duration = parse_default("24h")
-    """Of a job, where a submission names none; rows that have not started by then fail as `batch_expired`."""
+    """Deadline of a job if the submission has none; rows that have not started by then fail as `batch_expired`."""
 
     bad_rows: Literal["skip", "refuse"] = "skip"
-    """Rows that cannot run fail alone (`skip`), or the whole job does (`refuse`)."""
+    """Whether invalid rows fail (`skip`), or the whole job (`refuse`)."""
 
     long_inputs: Literal["reject", "truncate-head", "truncate-middle", "truncate-tail", "split-and-reduce"] = "reject"
-    """Rows longer than the model's context: fail, or lose what lies at the head, in the middle or at the tail of their
-    longest message or prompt; or the row is asked for each piece of that text, and then once more with the answers in
-    the text's place. The answer's line says what was done."""
+    """Rows longer than the model's context fail, or their longest message or prompt is cut at the head, in the middle
+    or at the tail; or the row is sent for each piece of that text, and then once more with the answers in place of the
+    text. The line of the answer says what was done."""
 
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Times that a row is sent before it fails; answers 429 and 503, and an endpoint that is away, do not count."""
+    """How often a row is sent before it fails; answers 429 and 503, and an endpoint that is down, do not count."""
 
     request_timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("10min")
-    """Longest answer."""
+    """Maximum time of a request."""
 
     chunk: Memory = parse_default("16Mi")
-    """Most bytes of a chunk, which one worker has at a time; smaller in small files, so that all workers have some."""
+    """Maximum bytes of a chunk, which one worker takes at a time; less in small files, so that all workers get some."""
 
     failed_chunks: Share = parse_default("0%")
     """Chunks that may be given up, because each attempt ended the worker, before the job fails."""
 
     takeover: Annotated[Duration, Field(ge=2, le=43200)] = parse_default("30s")
-    """How long after a worker's last sign of life another one takes its chunks."""
+    """Time after a worker's last sign of life until another takes its chunks."""
 
 
 class Cache(Settings):
-    """Valkey or Redis, where servers look answers up; S3 keeps them whatever happens to it."""
+    """Valkey or Redis, where servers look answers up; S3 always has them too."""
 
     url: CacheUrl
-    """Its address; `rediss` with TLS. BATCH_CACHE_USERNAME and BATCH_CACHE_PASSWORD in the workers' environment log in,
-    on AWS `login`, and BATCH_CACHE_CA_FILE names certificates to trust in place of the system's."""
+    """Its address; `rediss` with TLS. Workers log in with BATCH_CACHE_USERNAME and BATCH_CACHE_PASSWORD of their
+    environment, on AWS with `login`; BATCH_CACHE_CA_FILE names certificates to trust instead of the system's."""
 
     login: Secret | None = None
-    """Secret of AWS Secrets Manager that workers log in with, JSON with `username` and `password`; on AWS alone. Where
-    the cache has a password alone, the user is `default`."""
+    """Secret of AWS Secrets Manager that workers log in with, JSON with `username` and `password`; only on AWS. For a
+    cache with only a password, the user is `default`."""
 
     cluster: Annotated[bool, Switch()] = False
     """Whether it is in cluster mode, as ElastiCache Serverless always is; `url` is then its configuration endpoint."""
 
     ttl: Annotated[Duration, Field(ge=1)] = parse_default("7d")
-    """How long it keeps an answer."""
+    """Time to live of an answer."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_login(), self._check_cluster())
@@ -246,26 +246,26 @@ class Cache(Settings):
 
 
 class Results(Settings):
-    """Where results go besides output.jsonl and errors.jsonl."""
+    """Results besides output.jsonl and errors.jsonl."""
 
     parquet: Annotated[bool, Switch()] = False
-    """Writes them as Parquet too, below results/team=T/date=D/batch=ID/ of the deployment's prefix."""
+    """Whether to write them as Parquet too, below results/team=T/date=D/batch=ID/ of the deployment's prefix."""
 
     cache: Cache | None = None
-    """A cache of the answers; none where left out."""
+    """A cache of the answers; default is none."""
 
 
 class Sample(Settings):
     """The job that `validate` runs."""
 
     team: str | None = None
-    """The team that submits it; the first where left out."""
+    """The team that submits it; default is the first."""
 
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    """How many rows can run."""
+    """Number of valid rows."""
 
     bad_rows: Annotated[int, Field(ge=0, le=10_000)] = 5
-    """How many more cannot: damaged, without or with a doubled custom_id. All must be in the errors file."""
+    """Number of invalid rows: damaged, or without or with a duplicate custom_id. All must be in the errors file."""
 
     input_tokens: TokenRange = parse_default("16..64")
     """Length of a prompt, in words."""
@@ -274,63 +274,63 @@ class Sample(Settings):
     """Length of an answer."""
 
     model: str | None = None
-    """`model` of the rows; the replicas' own where left out."""
+    """`model` of the rows; default is the replicas'."""
 
 
 class BatchSlo(Settings):
-    """What the sample job must be like. No row may be lost or doubled, whatever stands here."""
+    """Limits for the sample job. Lost or duplicate rows always fail."""
 
     deadline: Duration = parse_default("10min")
-    """Longest time from submission to results."""
+    """Maximum time from submission to results."""
 
     endpoint_use: Share | None = None
-    """Least output tokens a second, as a share of what the endpoint gives to the best of several fixed concurrencies,
+    """Minimum output tokens per second, as a share of the best of several fixed concurrencies on the same endpoint,
     measured in the same run."""
 
     failed_rows: Share = parse_default("0%")
-    """Most rows that could run and failed."""
+    """Maximum share of valid rows that fail."""
 
     urgent_row: Duration | None = None
-    """Longest time from the submission of a job of `priority: high` to its first result while jobs of all teams run."""
+    """Maximum time from the submission of a job of `priority: high` to its first result while jobs of all teams run."""
 
 
 class Blueprint(BaseBlueprint):
     """A user's copy of a pattern that runs batches."""
 
     kind: Literal["batch"] = "batch"
-    """What sort of work this is."""
+    """Kind of work."""
 
     pattern: Literal["offline-batch"] = "offline-batch"
-    """The folder under blueprints/ that this is a copy of."""
+    """Pattern that this is a copy of, a folder of blueprints/."""
 
     endpoint: Annotated[Endpoint, Field(examples=[{"url": "http://127.0.0.1:8000"}])]
-    """What answers the rows."""
+    """Endpoint that answers the rows."""
 
     teams: Annotated[dict[Name, Team], Field(min_length=1, max_length=30)] = Field(
         default_factory=lambda: {"default": Team()}
     )
-    """Who submits jobs, by name."""
+    """Teams that submit jobs, by name."""
 
     workers: Workers = Workers()
     """The processes that send rows."""
 
     limits: Limits = Limits()
-    """What a job may take."""
+    """Limits of a job."""
 
     results: Results = Results()
-    """Where results go besides output.jsonl and errors.jsonl."""
+    """Results besides output.jsonl and errors.jsonl."""
 
     inputs: Annotated[tuple[InputLocation, ...], Field(max_length=20), AllowSingleItem()] = ()
-    """Places in S3 beside the results bucket that jobs on AWS may read their files from, one or a list."""
+    """More S3 locations, besides the results bucket, from which jobs on AWS may read files; one or a list."""
 
     schedules: Annotated[dict[Name, Schedule], Field(max_length=50)] = Field(default_factory=dict)
-    """Files that become jobs again and again, by name; on AWS alone."""
+    """Files that become jobs at regular times, by name; only on AWS."""
 
     sample: Sample = Sample()
     """The job that `validate` runs."""
 
     slo: BatchSlo = BatchSlo()
-    """What the sample job must be like."""
+    """Limits for the sample job."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_sample(), self._check_schedules(), self._check_urgent_row())

@@ -1,4 +1,4 @@
-"""Calls to the Batch API of a deployment. What lies where in S3 is the API's own business (images/batch-worker)."""
+"""Client of a deployment's Batch API. Only the API (images/batch-worker) knows the layout in S3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S = 120.0
 _BLOCK_BYTES = 2**20
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and all bytes."""
+"""Called with the transferred and the total bytes."""
 
 
 class BatchClient:
@@ -28,7 +28,7 @@ class BatchClient:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        # No proxy: the API is on this machine, whatever the environment says.
+        # No proxy, even if the environment has one: the API is on this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def upload(self, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> str:
@@ -70,14 +70,14 @@ class BatchClient:
         template: str = "",
         metadata: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Make a batch of an uploaded file, or of an object of S3; of a Parquet file with the template of its rows."""
+        """Create a batch from an uploaded file or an object in S3; a Parquet file needs the template of its rows."""
         source = _build_source(file_id, uri)
         return self._post(
             "/v1/batches", {**source, "endpoint": endpoint, "template": template, "metadata": metadata or {}}
         )
 
     def count(self, *, file_id: str = "", uri: str = "", model: str = "", template: str = "") -> dict[str, Any]:
-        """Count the rows and tokens of what would become a batch, from a sample where it is large."""
+        """Estimate rows and tokens of an input before it is submitted, from a sample if it is large."""
         return self._post("/v1/batches/count", {**_build_source(file_id, uri), "model": model, "template": template})
 
     def read(self, batch_id: str) -> dict[str, Any]:
@@ -95,11 +95,11 @@ class BatchClient:
             after = page["last_id"]
 
     def list_workers(self) -> list[dict[str, Any]]:
-        """Read what the workers last said of themselves."""
+        """Read the workers' latest reports."""
         return list(self._get("/workers")["data"])
 
     def list_teams(self) -> list[dict[str, Any]]:
-        """Read what each team's jobs took so far."""
+        """Read the usage of each team."""
         return list(self._get("/teams")["data"])
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class BatchClient:
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/cancel", {})
 
     def retry(self, batch_id: str, again: str = "") -> dict[str, Any]:
-        """Make a batch of the rows of an ended batch that failed and can run."""
+        """Create a batch from the failed rows of a finished batch that can run."""
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/retry", {"again": again})
 
     def download(self, file_id: str, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> None:
@@ -115,7 +115,7 @@ class BatchClient:
 
         Raises:
             InputError: it cannot be written, as on a full disk.
-            Unavailable: the API does not answer, or not whole.
+            Unavailable: the API does not answer, or its answer is incomplete.
         """
         partial = file.with_name(f".{file.name}.part")
         try:

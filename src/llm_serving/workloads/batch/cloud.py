@@ -1,4 +1,4 @@
-"""What a batch has on AWS beside its processes: a state machine with queues, containers, schedules."""
+"""Resources of a batch on AWS besides its processes: a state machine with queues, containers, schedules."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from llm_serving.workloads.serving.deployment import Toleration
 from llm_serving.workloads.serving.processes import ENGINE_PORT
 
 MAX_QUEUE_NAME = 80
-"""Most characters of a queue's name, as of a state machine's. Sources: SQS API reference, CreateQueue; Step Functions
-API reference, CreateStateMachine; 2026-11."""
+"""Maximum characters of a queue's name, and of a state machine's. Sources: SQS API reference, CreateQueue; Step
+Functions API reference, CreateStateMachine; 2026-11."""
 
 MAX_RULE_NAME = 64
-"""Most characters of a rule's name, as of a schedule's. Sources: EventBridge API reference, PutRule; EventBridge
+"""Maximum characters of a rule's name, and of a schedule's. Sources: EventBridge API reference, PutRule; EventBridge
 Scheduler API reference, CreateSchedule; 2026-11."""
 
 CPUS, MEMORY_BYTES = 1, 2 * 2**30
-"""Of each container: the smallest memory that Fargate gives to a core. A worker in Python uses one core. Source: ECS
+"""CPUs and memory of a container: Fargate's minimum memory for a core. A worker in Python uses one core. Source: ECS
 developer guide, "Fargate task definition differences", task CPU and memory, 2026-11."""
 
 STOP_S, DRAIN_S = 120, 90
-"""From the stop signal until a container is killed: Fargate's most, and a spot instance's notice. Until DRAIN_S rows in
-flight may finish; then what is finished is saved, and the rest handed back."""
+"""Seconds from the stop signal until a container is killed: Fargate's maximum, and a spot instance's notice. Rows in
+flight may finish until DRAIN_S; then the worker saves finished rows and hands back the rest."""
 
 API_PORT, CACHE_PORT = 8080, 6379
 
 READY_FILE = "/tmp/batch-worker.ready"
-"""A worker has it once it takes steps: until then a rollout leaves the former workers alone."""
+"""File that exists once a worker takes steps; until then a rollout keeps the previous workers."""
 
 
 class WorkerNodes(ResolvedData):
-    """Where workers run on EKS; empty elsewhere."""
+    """Nodes of the workers on EKS; empty on other targets."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     queue: str = ""
-    """Kueue's LocalQueue of the pool; empty where the fleet has no Kueue."""
+    """Kueue's LocalQueue of the pool; empty without Kueue."""
 
 
 class CloudParts(ResolvedData):
-    """Resources of a batch on AWS, and what its containers need of them."""
+    """Resources of a batch on AWS, and the values that its containers need."""
 
     workflow: str
-    """FLEET-NAME: the state machine, and how the names of queues begin."""
+    """FLEET-NAME: name of the state machine, and prefix of the queues' names."""
 
     state_machine: str
-    """ARN of the state machine, which the Batch API starts executions of."""
+    """ARN of the state machine, whose executions the Batch API starts."""
 
     control_queue: str
     inbox_queue: str
     run_queues: tuple[str, ...]
-    """Of chunks, one for each team and priority."""
+    """Queues of chunks, one for each team and priority."""
 
     image: str
     cpus: int
@@ -75,27 +75,27 @@ class CloudParts(ResolvedData):
     """Whether workers run on spot capacity."""
 
     inputs: tuple[str, ...]
-    """Further places in S3 that are read."""
+    """More S3 locations to read inputs from."""
 
     endpoint_port: int
     endpoint_deployment: str
-    """The deployment that answers the rows, in the fleet's network; empty where what does may be anywhere."""
+    """Name of the deployment that answers the rows in the fleet's network; empty for an endpoint anywhere."""
 
     metrics_port: int
-    """Of the engines of such a deployment."""
+    """Port of that deployment's engines."""
 
     cache_port: int | None
-    """Port of the cache in the fleet's network; None where there is none."""
+    """Port of the cache in the fleet's network; None for no cache."""
 
     worker_secrets: tuple[secrets.ReadSecret, ...]
     api_secrets: tuple[secrets.ReadSecret, ...]
-    """What workers and the Batch API may read of AWS Secrets Manager."""
+    """Secrets of AWS Secrets Manager that each may read."""
 
     results_database: str
-    """Database of the table over Parquet results; empty where there are none."""
+    """Database of the table over Parquet results; empty for none."""
 
     schedules: dict[str, Schedule]
-    """With team and priority."""
+    """Schedules with team and priority filled in."""
 
     nodes: WorkerNodes
 
@@ -103,7 +103,7 @@ class CloudParts(ResolvedData):
 def resolve(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, name: str, endpoint_url: str
 ) -> CloudParts:
-    """The parts of the batch `name`.
+    """Resolve the AWS resources of the batch `name`.
 
     Raises:
         InputError: AWS refuses a name, or no container reaches the endpoint.
@@ -138,7 +138,7 @@ def resolve(
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
         worker_secrets=secrets.list_read(api_key, login),
         api_secrets=secrets.list_read(api_key),
-        # Athena takes no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
+        # Athena allows no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
         results_database=workflow.replace("-", "_") if settings.results.parquet else "",
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
         nodes=_find_nodes(fleet.value, settings.workers.pool),
@@ -146,7 +146,7 @@ def resolve(
 
 
 def require_support(blueprint: Document[Blueprint], environment: Environment) -> None:
-    """Refuse what the target lacks: a batch has replicas of its own on this machine alone.
+    """Refuse what the target lacks: only this machine can run a batch's own replicas.
 
     Raises:
         InputError: it has some; with each reason.
@@ -167,7 +167,7 @@ def _find_unsupported(blueprint: Document[Blueprint], environment: Environment) 
 
 
 def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Secret]]:
-    """Its secrets, each after its key in the file."""
+    """List the secrets of a blueprint, each with its key in the file."""
     cache = settings.results.cache
     written = (
         (("endpoint", "api_key"), settings.endpoint.api_key),
@@ -183,7 +183,7 @@ def _format_state_machine(environment: Environment, workflow: str) -> str:
 
 
 def _find_nodes(fleet: Fleet, pool: str | None) -> WorkerNodes:
-    """The nodes of a pool of EKS; without one, any node without taints."""
+    """Find the nodes of a pool on EKS; without a pool, any node without taints."""
     if pool is None:
         return WorkerNodes()
     pool_groups = groups.resolve_pool(fleet, pool, instances.load())

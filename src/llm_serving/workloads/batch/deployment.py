@@ -12,28 +12,28 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 
 class BatchDeployment(BaseDeployment):
-    """What runs batches. `url` is the base URL of the Batch API, without /v1."""
+    """A resolved batch. `url` is the base URL of the Batch API, without /v1."""
 
     kind: str = "batch"
     pattern: str
     endpoint_url: str
-    """Base URL of what answers the rows, without /v1."""
+    """Base URL of the endpoint, without /v1."""
 
     model: str
-    """Name of the replicas' model, as rows have it; empty where the endpoint is another deployment's."""
+    """Name of the replicas' model in rows; empty without replicas of its own."""
 
     metrics_urls: tuple[str, ...]
     """Pages with the engines' metrics."""
 
     serving: Deployment | None
-    """The replicas beside the workers; None where the endpoint is another deployment's."""
+    """Its own replicas beside the workers; None if it has none."""
 
     usd_h: float | None = None
-    """What its own replicas cost an hour; None where the target has no prices, or the endpoint is another's."""
+    """Cost of its own replicas per hour; None without prices or replicas."""
 
     bucket: str
     prefix: str
-    """Prefix of all that it has in the bucket."""
+    """Prefix of all its objects in the bucket."""
 
     teams: dict[str, Team]
     limits: Limits
@@ -44,11 +44,11 @@ class BatchDeployment(BaseDeployment):
     """The Batch API, which also starts the executions."""
 
     cloud: CloudParts | None = None
-    """What it has on AWS beside its processes; None on this machine."""
+    """Its resources on AWS besides its processes; None on this machine."""
 
     @property
     def worker_processes(self) -> tuple[Process, ...]:
-        """The engines of its own replicas, and the workers, which wait for the endpoint."""
+        """Engines of its own replicas, and the workers, which wait for the endpoint."""
         return (*(self.serving.worker_processes if self.serving else ()), *self.workers)
 
     @property

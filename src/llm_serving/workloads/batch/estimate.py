@@ -1,8 +1,8 @@
-"""How long a job would take and what it would cost, from its counted tokens. No input or output.
+"""Estimates time and cost of a job from its counted tokens. Pure functions.
 
-A rate is what some tokens took: of an ended job, or by arithmetic. Input and output tokens each take their time, and
-one rate does not say how much of its time went to which. Where a job has i times its input and o times its output
-tokens, it takes between min(i, o) and max(i, o) times its seconds.
+A rate is the time that some tokens took: in a finished job, or by arithmetic. Input and output tokens each take time,
+and one rate does not say how much each took. If a job has i times its input and o times its
+output tokens, it takes between min(i, o) and max(i, o) times its seconds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from llm_serving.workloads.serving.deployment import Deployment
 PRIORITIES = ("high", "normal", "low")
 
 MIN_MEASURED_S = 2.0
-"""Shortest job that says something of the rate."""
+"""Minimum seconds of a job for a useful rate."""
 
 MAX_JOBS = 50
-"""Ended jobs that are looked at, from the newest on."""
+"""Number of finished jobs to consider, the newest first."""
 
 _HOUR_S = 3600
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What some tokens took of the endpoint's time."""
+    """The endpoint's time for some tokens."""
 
     source: Literal["measured", "planned"]
     basis: str
@@ -42,7 +42,7 @@ class Rate:
 def find_rate(
     jobs: Iterable[Mapping[str, Any]], serving: Deployment | None, lengths: tuple[float, float]
 ) -> Rate | None:
-    """The ended job with the most similar rows; else what arithmetic says of the accelerators; else None.
+    """Find the rate of the finished job with the most similar rows; else the accelerators' by arithmetic; else None.
 
     Args:
         lengths: mean input and output tokens of the rows.
@@ -62,7 +62,7 @@ def _read_rate(job: Mapping[str, Any]) -> Rate | None:
 
 
 def _compute_distance(rate: Rate, lengths: tuple[float, float]) -> float:
-    """Difference of the shares of output tokens."""
+    """Compute the difference of the shares of output tokens."""
     return abs(rate.output_tokens / (rate.input_tokens + rate.output_tokens) - lengths[1] / max(1.0, sum(lengths)))
 
 
@@ -75,7 +75,7 @@ def _plan_rate(serving: Deployment, lengths: tuple[float, float]) -> Rate | None
 
 
 def estimate_seconds(rate: Rate, input_tokens: float, output_tokens: float) -> tuple[float, float | None]:
-    """Least and most seconds; no most by arithmetic alone, which nothing reaches."""
+    """Estimate minimum and maximum seconds; by arithmetic no maximum, since no engine reaches that rate."""
     ratios = [
         tokens / per_s
         for tokens, per_s in ((input_tokens, rate.input_tokens), (output_tokens, rate.output_tokens))
@@ -94,10 +94,10 @@ def build(
     priority: str,
     deadline_s: float,
 ) -> dict[str, Any]:
-    """What `submit --dry-run` shows.
+    """Build the output of `submit --dry-run`.
 
     Args:
-        counts: of the Batch API.
+        counts: from the Batch API.
         jobs: all, the newest first.
     """
     rows = counts["rows"]["value"]
@@ -136,7 +136,7 @@ def build(
 def _complete_output(
     counts: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], good_rows: int
 ) -> dict[str, Any] | None:
-    """Output tokens: at most what the rows' `max_tokens` say; rows without any count as the mean of earlier answers."""
+    """Estimate the output tokens: at most the rows' `max_tokens`; rows without it count as the mean earlier answer."""
     bound, open_rows = counts["output_tokens"], counts["open_rows"]["value"]
     if not open_rows:
         return {**bound, "by": "max_tokens of the rows"}
@@ -151,10 +151,10 @@ def _complete_output(
 
 
 def _sum_waiting(jobs: Iterable[Mapping[str, Any]], priority: str, row_s: float) -> float:
-    """Seconds of the rows of other jobs of no lower priority that have no result yet, all before this one's.
+    """Sum the seconds of unfinished rows of other jobs with the same or a higher priority, which run first.
 
     Args:
-        row_s: of a row of a job that has no result yet.
+        row_s: seconds of a row.
     """
     seconds = 0.0
     for job in jobs:
@@ -177,7 +177,7 @@ def _price(usd_h: float | None, least: float, most: float | None) -> dict[str, f
 
 
 def _judge(least: float, most: float | None, waiting_s: float, deadline_s: float) -> bool | None:
-    """Whether the deadline holds; None where it may or may not."""
+    """Judge whether the deadline holds; None if that is uncertain."""
     if least > deadline_s:
         return False
     if most is not None and waiting_s + most <= deadline_s:

@@ -40,13 +40,13 @@ WORKER_BYTES = 400_000_000
 API_BYTES = 200_000_000
 API_DEADLINE_S = 120.0
 RESTART_S = 1
-"""A worker that ran this long has started: it may be killed at any time, and starts again."""
+"""Seconds after which a worker counts as started: it may be killed at any time, and restarts."""
 
 METRICS_PATH = "/metrics"
-"""Of vLLM, whose metrics workers read."""
+"""Path of vLLM's metrics, which workers read."""
 
 ENGINE_PRIORITIES = "high:1,normal:2,low:3"
-"""`priority` of requests by that of their job: the engine runs the lowest first, and requests without one have 0."""
+"""`priority` of requests by the class of their job: the engine runs the lowest first; the default is 0."""
 
 STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
 
@@ -72,7 +72,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     """Resolve the blueprint on the fleet, in the environment of its target.
 
     Raises:
-        InputError: it cannot work; with every reason at its line of the blueprint.
+        InputError: it cannot work; has every reason with its line of the blueprint.
     """
     settings, name = blueprint.value, workloads.resolve_name(blueprint)
     in_containers = environment.conventions.containers

@@ -1,4 +1,4 @@
-"""What a batch on AWS logs in with: the blueprint names secrets of AWS Secrets Manager, which its programs read.
+"""Credentials of a batch on AWS: the blueprint names secrets of AWS Secrets Manager, which its programs read.
 
 On this machine the same values are environment variables of the deploy.
 """
@@ -25,7 +25,7 @@ SecretName = Annotated[
 
 
 class Secret(Settings):
-    """A secret of AWS Secrets Manager; on AWS alone."""
+    """A secret of AWS Secrets Manager; only on AWS."""
 
     secret: SecretName
     """Its name in the fleet's account and region, or its ARN."""
@@ -38,7 +38,7 @@ class ApiKey(Secret):
     """The secret with an endpoint's key."""
 
     field: Annotated[str, TextFormat(r"[A-Za-z0-9_.-]{1,128}", "a field of the secret's JSON", "api_key")] | None = None
-    """Field of its JSON; the whole text is the key where left out."""
+    """Field of its JSON; default is the whole text."""
 
 
 class ReadSecret(ResolvedData):
@@ -52,7 +52,7 @@ class ReadSecret(ResolvedData):
 
 
 def list_read(*named: Secret | None) -> tuple[ReadSecret, ...]:
-    """What a program may read, of what the blueprint names."""
+    """List the secrets that a program may read."""
     return tuple(ReadSecret(secret=row.secret, key=row.key or "") for row in named if row)
 
 

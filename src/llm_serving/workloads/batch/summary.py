@@ -1,4 +1,4 @@
-"""What `blueprint check` shows of a batch deployment."""
+"""Summary of a batch deployment for `blueprint check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llm_serving.workloads.batch.deployment import BatchDeployment
 
 
 def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
-    """Rows: a label of at most 10 characters, and a line about it."""
+    """Describe the deployment in rows: a label of at most 10 characters, and its text."""
     own = f"{deployment.model}, its own replicas" if deployment.serving else deployment.endpoint_url
     yield "endpoint", own
     for name, team in deployment.teams.items():
@@ -19,7 +19,7 @@ def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
 
 
 def build_payload(deployment: BatchDeployment) -> dict[str, Any]:
-    """What `check --json` shows."""
+    """Build the output of `check --json`."""
     return {
         "endpoint": deployment.endpoint_url,
         "model": deployment.model,
