@@ -176,7 +176,7 @@ Source: ECR API reference, CreatePullThroughCacheRule, ecrRepositoryPrefix, 2026
 """
 
 DEADLOCKED_RELEASE = "v20260505"
-"""The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
+"""The AL2023 release whose nodes wait forever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
 
 
 FlowLogs = Annotated[Days, OrOff()]
@@ -202,8 +202,8 @@ class NewNetwork(Settings):
             "account",
         ),
     ] = "open"
-    """Whose identities the VPC's endpoints serve: all that have credentials, those of the fleet's account, or those of
-    an organization by its id. Except for `open`, S3 serves buckets of the same account or organization alone, besides
+    """Identities that the VPC's endpoints serve: all with credentials, those of the fleet's account, or those of an
+    organization by its id. Except for `open`, S3 serves only buckets of the same account or organization, and
     AWS's own for image layers, Amazon Linux and Systems Manager."""
 
     flow_logs: FlowLogs = parse_default("30d")
@@ -260,7 +260,7 @@ class Storage(Settings):
     """ECR repositories for the images of this project, one or a list."""
 
     model_buckets: Annotated[tuple[ModelBucket, ...], Field(max_length=20), AllowSingleItem()] = ()
-    """Further buckets that engines may read weights and adapters from, one or a list."""
+    """More buckets from which engines may read weights and adapters, one or a list."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
@@ -303,8 +303,8 @@ class Eks(Settings):
     """ARNs of the IAM roles that administer the cluster, besides the role that applied the fleet last."""
 
     csi_drivers: Annotated[tuple[CsiDriver, ...], Field(max_length=3), AllowSingleItem()] = ()
-    """Drivers of volumes beside EBS's, one or a list: efs, fsx, s3. Each takes part of every node; none by default.
-    FSx's may make file systems with the fleet's tag alone: `extraTags: fleet=NAME` in their StorageClass."""
+    """Drivers of volumes besides EBS, one or a list: efs, fsx, s3; default is none. Each uses resources of every node.
+    FSx's can create only file systems with the fleet's tag: `extraTags: fleet=NAME` in their StorageClass."""
 
     al2023: (
         Annotated[str, TextFormat("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
@@ -372,7 +372,7 @@ class Fleet(Settings):
     """Prefix of all resource names."""
 
     account: AccountId | None = None
-    """Number of the only AWS account that the fleet may be in, in quotes; whatever account is signed in by default."""
+    """Number of the only AWS account that the fleet may use, in quotes; default is the account that is signed in."""
 
     region: Region
     """AWS region."""
@@ -381,19 +381,19 @@ class Fleet(Settings):
     """Availability Zones of the fleet, one to six; one subnet each."""
 
     orchestrator: Literal["eks", "ecs", "both"] = "eks"
-    """What schedules containers."""
+    """Orchestrator of the containers."""
 
     spend_limit: Spend | None = None
-    """Maximum cost of the fleet at full size, per hour on demand; with what costs the same while no instance runs."""
+    """Maximum cost of the fleet at full size, per hour on demand, including resources that cost without instances."""
 
     budget_to: Annotated[tuple[Email, ...], Field(max_length=10), AllowSingleItem()] = ()
-    """E-mail addresses that an AWS Budgets budget tells when 80% of the spend limit, times 730 hours, is spent in a
-    month, or all of it is forecast. It counts by the tag `fleet`: nothing until the account that pays activates that as
-    a cost allocation tag, and then some hours late."""
+    """E-mail addresses that AWS Budgets notifies when 80% of the spend limit, times 730 hours, is spent in a month, or
+    when all of it is forecast. It counts by the tag `fleet`: nothing until the paying account activates this as a cost
+    allocation tag, and then some hours late."""
 
     alarms_to: TopicArn | None = None
-    """ARN of the SNS topic that CloudWatch's alarms on ECS tell, when they ring and when that is over. If a key of your
-    own encrypts it, the key's policy must let cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
+    """ARN of the SNS topic for CloudWatch's alarms on ECS, when they start and when they end. If your own key
+    encrypts it, the key's policy must let cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
 
     state: State = "local"
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
@@ -405,8 +405,8 @@ class Fleet(Settings):
     """Buckets and registries."""
 
     image_cache: ImageCache | None = None
-    """Pull images of public registries through ECR: `{}`, or the secrets of those that ask for a login. Without it
-    nodes pull from the registries themselves; Docker Hub allows 100 pulls in six hours for each NAT gateway."""
+    """Pull images of public registries through ECR: `{}`, or the secrets of registries that need a login. Without it
+    nodes pull from the registries; Docker Hub allows 100 pulls in six hours for each NAT gateway."""
 
     eks: Eks = Eks()
     """The EKS cluster."""

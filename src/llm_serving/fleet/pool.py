@@ -61,7 +61,7 @@ def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
 
 
 class Reservation(Settings):
-    """Capacity that is paid for whether it is used or not; it holds instances of one type in one zone."""
+    """Capacity that costs whether it is used or not: instances of one type in one zone."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
@@ -72,7 +72,7 @@ class Reservation(Settings):
     """An on-demand capacity reservation's id."""
 
     reserve: Annotated[int, Field(ge=1)] | None = None
-    """Machines to reserve on demand: the fleet makes the reservation, and it costs from then on, used or not."""
+    """Machines to reserve on demand: the fleet creates the reservation, which costs from then on, used or not."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_single_source(),)
@@ -115,26 +115,26 @@ class Pool(Settings):
     """Purchase options in order of preference: on-demand, spot, an existing reservation or a new one."""
 
     size: Machines
-    """Least and most instances, as in 0..40."""
+    """Minimum and maximum number of instances, as in 0..40."""
 
     orchestrator: Orchestrator | None = None
-    """What schedules containers on this pool, in a fleet with both; eks by default."""
+    """Orchestrator of this pool in a fleet with both; default is eks."""
 
     by: Literal["karpenter", "node-groups"] | None = None
-    """What starts nodes on EKS; Karpenter by default, except with EFA, reservations or a minimum above 0."""
+    """What starts nodes on EKS; default is Karpenter, except with EFA, reservations or a minimum above 0."""
 
     efa: Annotated[bool, Switch()] = False
-    """Elastic Fabric Adapter between the pool's instances; requires a single zone. On ECS not yet seen on AWS."""
+    """Elastic Fabric Adapter between the pool's instances; requires a single zone. On ECS not yet run on AWS."""
 
     efa_layout: Literal["save-addresses", "ip-bandwidth"] = "save-addresses"
-    """Network interfaces beside EFA: one with an IP address, or, on ECS, several for more ordinary bandwidth (S3)."""
+    """Network interfaces besides EFA: one with an IP address, or, on ECS, several for more ordinary bandwidth (S3)."""
 
     placement_group: Literal["cluster", "none"] = "none"
     """Whether instances of a zone share a cluster placement group."""
 
     images: Images | None = None
-    """How images start fast: soci (EKS), cached, a snapshot or plain; left out, soci on EKS, cached on ECS, and plain
-    without accelerators."""
+    """How images start faster: soci (EKS), cached, a snapshot or plain; default is soci on EKS, cached on ECS, and
+    plain without accelerators."""
 
     disk: Literal["gp3", "nvme"] | None = None
     """Storage of images: a fast volume, or the instance's NVMe disks, the default if all types have them."""
@@ -143,7 +143,7 @@ class Pool(Settings):
     """Operating system of EKS nodes."""
 
     ami: ImageId | None = None
-    """An AMI of your own in place of the pinned release of AWS's."""
+    """Your own AMI instead of the pinned release of AWS."""
 
     warm: Annotated[int, Field(ge=0, le=1000)] = 0
     """Stopped instances ready to start, on ECS and on demand; each costs only its disk."""
@@ -152,7 +152,7 @@ class Pool(Settings):
     """Labels of the nodes on EKS, attributes of the container instances on ECS."""
 
     taints: Annotated[tuple[TaintText, ...], Field(max_length=10), AllowSingleItem()] = ()
-    """Taints of EKS nodes, beside the one that keeps other pods off accelerators."""
+    """Taints of EKS nodes, besides the one that keeps other pods off accelerators."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (

@@ -68,10 +68,10 @@ CompileCache = Annotated[
 
 
 class Speculative(Settings):
-    """Tokens guessed ahead and checked at once."""
+    """Speculative decoding: tokens guessed ahead and verified together."""
 
     method: Literal["ngram", "eagle", "eagle3", "draft_model", "mtp"]
-    """Where guesses come from: the prompt itself, a small model made for it, or the model's own prediction layers."""
+    """Source of the guesses: the prompt itself, a small draft model, or the model's own prediction layers."""
 
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens guessed at a time."""
@@ -93,13 +93,13 @@ class Speculative(Settings):
 
 
 class Tuning(Settings):
-    """Settings of the engine; the engine decides what is left out."""
+    """Settings of the engine; defaults are the engine's."""
 
     quantization: Literal["fp8"] | None = None
-    """Quantizes 16-bit weights as they are loaded; a checkpoint that is quantized already needs nothing."""
+    """Quantizes 16-bit weights when they are loaded; not needed for a quantized checkpoint."""
 
     kv_cache: Literal["auto", "fp8"] = "auto"
-    """Numbers of the KV cache: the model's own, or 8 bits for twice the tokens."""
+    """Number format of the KV cache: the model's own, or 8 bits for twice the tokens."""
 
     prefix_cache: Annotated[bool, Switch()] = True
     """Keeps the cache of prompts' prefixes for later requests."""
@@ -108,31 +108,31 @@ class Tuning(Settings):
     """Splits long prompts, so that they do not delay other answers."""
 
     batch_tokens: Tokens | None = None
-    """Most tokens of one step."""
+    """Maximum tokens of one step."""
 
     sequences: Annotated[int, Field(ge=1, le=8192)] | None = None
-    """Most requests of one step."""
+    """Maximum requests of one step."""
 
     kv_offload: Memory | None = None
-    """Memory of the node, for each replica, that cached prompts move to when the accelerators' is full."""
+    """Memory of the node, for each replica, for cached prompts that no longer fit into the accelerators."""
 
     speculative: Speculative | None = None
-    """Tokens guessed ahead."""
+    """Speculative decoding."""
 
     compile_cache: CompileCache | None = None
     """Keeps compiled programs for later starts: `node` on the node's disk, NVMe where it has any; `claim:NAME` on EKS
-    in a PersistentVolumeClaim. Each image, model and accelerator has its own. Engines run what lies there as code:
-    nobody else may write to it. Off where left out."""
+    in a PersistentVolumeClaim. Each image, model and accelerator has its own. Engines execute these
+    files: give nobody else write access. Default is off."""
 
     priority: Annotated[bool, Switch()] = False
-    """Takes `priority` in the body of a request, a whole number: the lowest goes first, 0 where a request has none."""
+    """Reads `priority` from the body of a request, an integer: the lowest goes first; default is 0."""
 
     kv_transfer: Literal["auto", "rdma", "host"] = "auto"
     """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
 
 
 class Disruption(Settings):
-    """How much an upgrade may take down at once, and how long that may take."""
+    """How many replicas an upgrade may take down at once, and how long they may drain."""
 
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """Replicas of a role that an upgrade or a drained node may take down at once."""
@@ -145,51 +145,51 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """A user's copy of a pattern that serves models."""
 
     kind: Literal["serving"] = "serving"
-    """What sort of work this is."""
+    """Kind of work."""
 
     pattern: Annotated[str, OneOf(patterns.list_names)]
-    """The folder under blueprints/ that this is a copy of."""
+    """Pattern that this is a copy of, a folder of blueprints/."""
 
     model: ModelName | None = None
     """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
 
     task: Task = tasks.GENERATE
-    """What the model is for: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
+    """Task of the model: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
     /v1/score, `classify` /classify."""
 
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """Engine that runs the model."""
 
     framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
-    """What keeps the replicas running: `plain` uses what the target has, such as Deployments on EKS."""
+    """Framework that runs the replicas: `plain` uses the target's own means, such as Deployments on EKS."""
 
     image: Image | None = None
-    """The engine's image on EKS and ECS, with its tag or digest; the pinned one where left out."""
+    """The engine's image on EKS and ECS, with its tag or digest; default is the pinned one."""
 
     roles: Annotated[Roles, Field(examples=[{"worker": {"pool": "general"}}])]
-    """What runs, and on which pool."""
+    """Roles, each on a pool."""
 
     tuning: Tuning = Tuning()
     """Settings of the engine."""
 
     engine_arguments: EngineArguments = Field(default_factory=dict)
-    """The engine's own options without the dashes before them, such as `max_num_seqs: 64`, for what has no key here.
-    Checked by what the engine's parser takes."""
+    """The engine's own options without leading dashes, such as `max_num_seqs: 64`, if they have no key here. Checked
+    against the engine's parser."""
 
     environment: Variables = Field(default_factory=dict)
-    """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. No secrets: they could be read here."""
+    """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. Do not put secrets here."""
 
     disruption: Disruption = Disruption()
-    """How much an upgrade may take down at once."""
+    """How many replicas an upgrade may take down at once."""
 
     load_balancer: LoadBalancer | None = None
-    """A load balancer with TLS before the routers, on EKS and ECS; without one, clients in the VPC call the routers."""
+    """A load balancer with TLS in front of the routers, on EKS and ECS; without it, the VPC calls the routers."""
 
     traffic: Annotated[Traffic, Field(examples=[{"arrivals": "20/s"}])]
-    """The load it is made for."""
+    """The load that it is designed for."""
 
     slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
-    """What the answers must be like."""
+    """Objectives for the answers."""
 
     @property
     def is_pooled(self) -> bool:

@@ -1,4 +1,4 @@
-"""`load_balancer` of a blueprint: a load balancer with TLS before the routers, on EKS and ECS."""
+"""`load_balancer` of a blueprint: a load balancer with TLS in front of the routers, on EKS and ECS."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/1
 
 
 class LoadBalancer(Settings):
-    """An Application Load Balancer with TLS before the routers; internal to the VPC by default."""
+    """An Application Load Balancer with TLS in front of the routers; internal to the VPC by default."""
 
     certificate: CertificateArn
-    """ARN of the ACM certificate; clients call the load balancer by a name that it is for."""
+    """ARN of the ACM certificate; clients call the load balancer by a name of the certificate."""
 
     public: Annotated[bool, Switch()] = False
-    """Whether the internet reaches it; with a gateway that authenticates, and a web ACL."""
+    """Whether it is reachable from the internet; needs a gateway that authenticates, and a web ACL."""
 
     web_acl: WebAclArn | None = None
     """ARN of the AWS WAF web ACL that filters its requests."""

@@ -60,18 +60,18 @@ RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "
 
 
 class Scale(Settings):
-    """When replicas come and go, between the least and the most of `replicas`: by one measure of the engine's own."""
+    """Autoscaling between the bounds of `replicas`, by one metric of the engine."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["kv_usage"]}]})
 
     queue: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Waiting requests that one replica may have; more of them bring another replica."""
+    """Waiting requests per replica; more of them add a replica."""
 
     kv_usage: Share | None = None
-    """Share of the KV cache in use, on average over data-parallel ranks; above it another replica comes."""
+    """Share of the KV cache in use, on average over data-parallel ranks; above it a replica is added."""
 
     cool_down: Duration = parse_default("5min")
-    """How long a replica is kept when it is no longer needed."""
+    """Time until a replica that is no longer needed stops."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one_metric(),)
@@ -86,10 +86,10 @@ class EngineRole(Settings):
     """A role that runs the engine."""
 
     pool: Name
-    """The fleet's pool that carries it."""
+    """The fleet's pool that it runs on."""
 
     replicas: Replicas = parse_default("1")
-    """How many copies run; a range, as in 1..8, scales between its ends; from 0, to zero without requests."""
+    """Number of replicas; a range such as 1..8 scales between its bounds; from 0, to zero without requests."""
 
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
     """Accelerators of one replica, over all its nodes; on Neuron its NeuronCores."""
@@ -107,7 +107,7 @@ class EngineRole(Settings):
     """What connects the nodes of a replica: the engine's own processes."""
 
     scale: Scale | None = None
-    """When replicas come and go; by the queue where left out, by the KV cache for decode."""
+    """Autoscaling; default is by the queue, for decode by the KV cache."""
 
     adapters: dict[Name, AdapterLocation] = Field(default_factory=dict)
     """LoRA adapters by the name that clients put in `model`."""
@@ -152,48 +152,46 @@ class ModelSettings(Settings):
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
 
     context: Tokens = 4096
-    """Most tokens of a request, prompt and answer together."""
+    """Maximum tokens of a request, prompt and answer together."""
 
     revision: Revision | None = None
-    """The branch, tag or commit on the hub that the weights must be a copy of; any where left out."""
+    """Branch, tag or commit on the hub that the weights must be a copy of; default is any."""
 
     memory: Literal["checked", "unchecked"] = "checked"
-    """Whether the model's memory must be known before it is deployed. `unchecked` takes a model of any kind: its
-    weights and a tenth must have room, and nothing else is computed."""
+    """Whether the model's memory must be known before it is deployed. `unchecked` accepts any model: its
+    weights and another tenth must fit, and nothing else is computed."""
 
     tools: ParserName = "auto"
-    """How calls of tools are read from answers: `auto` as the catalog has it for the model, `off`, or the engine's name
-    of a parser."""
+    """Parser of tool calls in answers: `auto` for the catalog's, `off`, or the engine's name of a parser."""
 
     reasoning: ParserName = "auto"
-    """How reasoning is told from answers: `auto` as the catalog has it for the model, `off`, or the engine's name of a
-    parser."""
+    """Parser of reasoning in answers: `auto` for the catalog's, `off`, or the engine's name of a parser."""
 
     chat_template: TemplateFile | None = None
-    """A Jinja file beside blueprint.yaml that formats chats, in place of the model's own or the catalog's."""
+    """A Jinja file beside blueprint.yaml that formats chats, instead of the model's own or the catalog's."""
 
 
 class ModelRole(EngineRole, ModelSettings):
-    """One of many models behind one endpoint: clients put the name of its role, or its `served_name`, in `model`."""
+    """One of many models behind one endpoint: clients use the name of its role, or its `served_name`, as `model`."""
 
     model: ModelName
     """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
 
     served_name: ServedName | None = None
-    """What clients put in `model`, such as a hub id; the name of the role by default."""
+    """The `model` of clients, such as a hub id; default is the name of the role."""
 
 
 class RouterRole(Settings):
     """The role that spreads requests over the replicas."""
 
     policy: RouterPolicy | None = None
-    """How a replica is chosen; left out, by cached beginnings where prompts share more than 30%, else by load."""
+    """How a replica is chosen; default is by cached prefixes if prompts share more than 30%, else by load."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
-    """How many copies run."""
+    """Number of routers."""
 
     request_timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("30min")
-    """Longest request, up to its last token; the router cuts it off then."""
+    """Maximum time of a request, up to its last token; the router cuts it off then."""
 
 
 class Roles(Settings):
@@ -212,7 +210,7 @@ class Roles(Settings):
     """Models behind one endpoint, by the names of their roles (multi-model)."""
 
     router: RouterRole = RouterRole()
-    """One endpoint before them all."""
+    """The endpoint in front of all of them."""
 
     @property
     def engine_roles(self) -> dict[str, EngineRole]:

@@ -52,24 +52,24 @@ class Judge(Settings):
     """OpenAI-compatible server. BLUEPRINT_JUDGE_API_KEY is its bearer token."""
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
-    """Value of a request's `model`."""
+    """`model` of its requests."""
 
 
 class Images(Settings):
-    """Made pictures of a request, PNG files of random colors: no two requests have the same."""
+    """Generated pictures of a request, PNG files of random colors: no two requests have the same."""
 
     count: ImageCount = parse_default("1")
-    """Pictures of a request, drawn evenly from the range; in a session, of each turn."""
+    """Pictures per request, drawn uniformly from the range; in a session, per turn."""
 
     width: Pixels
-    """Pixels across."""
+    """Width in pixels."""
 
     height: Pixels
-    """Pixels down."""
+    """Height in pixels."""
 
 
 class Traffic(Settings):
-    """The load that the deployment is made for; `validate` plays it."""
+    """The load that the deployment is designed for; `validate` sends it."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -79,84 +79,84 @@ class Traffic(Settings):
     )
 
     arrivals: Rate | None = None
-    """Open loop: requests a second, whatever the server does, as from many clients that know nothing of each other."""
+    """Open loop: requests per second, independent of the server, as from many independent clients."""
 
     process: Literal["poisson", "constant"] = "poisson"
-    """How arrivals are spaced in the open loop."""
+    """Spacing of arrivals in the open loop."""
 
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Shape of the gamma distribution that spaces `poisson` arrivals, as in `vllm bench serve`: 1 is Poisson itself,
-    less comes in bursts, more is more even."""
+    """Shape of the gamma distribution that spaces `poisson` arrivals, as in `vllm bench serve`: 1 is Poisson, less
+    is burstier, more is more even."""
 
     max_concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Most requests at once in the open loop. Further ones wait until one ends, and their times count from when they
+    """Maximum concurrent requests in the open loop. Further ones wait until one ends; their times count from when they
     were due."""
 
     users: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Closed loop: this many users, each sending its next request when the last is answered. A service that stops gets
-    no more requests meanwhile, so that few of them see it."""
+    """Closed loop: this many users, each sending its next request when the last is answered. While a service is
+    stalled, it gets no more requests, so that few of them measure the stall."""
 
     think_time: Duration | None = None
     """Mean pause of a user between an answer and its next request, in the closed loop and in sessions of several turns;
     each is drawn from an exponential distribution."""
 
     turns: Turns = parse_default("1")
-    """Requests of a session, drawn evenly from the range: each after the first is sent `think_time` after the answer,
+    """Requests per session, drawn uniformly from the range: each after the first is sent `think_time` after the answer,
     with the conversation so far. `input_tokens` is then the length of each message, and `arrivals` counts all requests:
-    sessions begin as many times less often as they have turns."""
+    sessions start at that rate divided by their turns."""
 
     requests: Annotated[int, Field(ge=1, le=10_000_000)] = 300
-    """How many requests are counted."""
+    """Number of counted requests."""
 
     time_limit: Duration = parse_default("10min")
-    """The validation ends then, however many requests are done."""
+    """Time limit of the validation."""
 
     deadline: Duration = parse_default("60s")
-    """A request not answered by then has failed."""
+    """Time limit of a request; without an answer by then it has failed."""
 
     warm_up: Annotated[int, Field(ge=0, le=100_000)] = 10
-    """Requests sent first and not counted."""
+    """Requests sent first, which are not counted."""
 
     api: Literal["chat", "completions"] = "chat"
-    """The OpenAI endpoint that is called."""
+    """The OpenAI endpoint to call."""
 
     input_tokens: TokenLengths = parse_default("256")
-    """Length of a prompt: drawn evenly from a range, or from a distribution. Of a trace: the bounds of its lengths."""
+    """Length of a prompt: drawn uniformly from a range, or from a distribution. With a trace: bounds of its lengths."""
 
     output_tokens: TokenLengths = parse_default("64")
-    """Length of an answer, as `input_tokens`. Of `data`: the most tokens of an answer."""
+    """Length of an answer, as `input_tokens`. With `data`: maximum tokens of an answer."""
 
     inputs: Inputs = parse_default("1")
     """Texts of a request, each of `input_tokens`, for the tasks embed, rerank and classify; of rerank the documents of
     a query."""
 
     images: Images | None = None
-    """Pictures sent with each prompt, for a model that sees. Their tokens come on top of `input_tokens`."""
+    """Pictures sent with each prompt, for a multimodal model. Their tokens come on top of `input_tokens`."""
 
     shared_prefix: Share = parse_default("0%")
-    """Share of each prompt that it has in common with the other prompts of its group. Where it is left out, a router
-    without a policy goes by what `validate` measured of the same prompts."""
+    """Share of each prompt that it has in common with the other prompts of its group. By default, a router
+    without a policy uses the share that `validate` measured with the same prompts."""
 
     prefix_groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """How many groups of prompts with a common prefix there are."""
+    """Number of groups of prompts with a common prefix."""
 
     data: PromptFile | None = None
     """A JSONL file beside the blueprint with prompts (and expected answers, and lengths of answers) to send instead of
-    made ones; or the first prompts of ShareGPT's conversations, with answers as long as theirs."""
+    generated ones; or the first prompts of ShareGPT's conversations, with answers as long as theirs."""
 
     score_by: Literal["exact", "contains", "json_schema", "similarity", "judge"] = "exact"
-    """How answers are scored by the expected ones of `data`: equal except for white space, containing them, JSON that
-    fits the expected JSON Schema, similar in meaning by an embedding model, or as a judge says."""
+    """How answers are scored against the expected ones of `data`: equal except for white space, containing them, JSON
+    that matches the expected JSON Schema, similar in meaning by an embedding model, or by a judge."""
 
     judge: Judge | None = None
     """The model that scores answers by `score_by: judge`."""
 
     trace: TraceFile | None = None
-    """A trace beside the blueprint: Azure LLM inference, Mooncake or BurstGPT, as published. Its requests come at its
-    times and have its lengths; with `users` or `arrivals`, its lengths alone."""
+    """A trace beside the blueprint: Azure LLM inference, Mooncake or BurstGPT, as published. Requests have its
+    times and lengths; with `users` or `arrivals`, only its lengths."""
 
     trace_speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """How fast a trace is played: at 2, its requests come in half the time."""
+    """Speed of a trace: at 2, its requests come in half the time."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of lengths and arrivals. The words of prompts differ from run to run, so that no cache has them already."""
@@ -323,7 +323,7 @@ class Percentiles(Settings):
 
 
 class Slo(Settings):
-    """What the answers must be like; `validate` says whether they are."""
+    """Objectives for the answers, which `validate` checks."""
 
     ttft_ms: Percentiles = Percentiles()
     """Time to first token."""
@@ -332,26 +332,26 @@ class Slo(Settings):
     """Inter-token latency."""
 
     e2e_ms: Percentiles = Percentiles()
-    """From the request's start to its last token."""
+    """Time from the request's start to its last token."""
 
     errors: Share = parse_default("0%")
-    """Most failed requests, as a share of all."""
+    """Maximum share of failed requests."""
 
     goodput: Share | None = None
-    """Least share of requests that meet every limit on a latency at once. A request's own limit is that of the highest
+    """Minimum share of requests that meet all latency limits at once. A request's own limit is that of the highest
     percentile; its inter-token latency is the mean of its answer."""
 
     score: Share | None = None
-    """Least mean score of the answers that the data expects; failed requests score 0."""
+    """Minimum mean score of the answers with an expected one; failed requests score 0."""
 
     stall: Duration | None = None
-    """Longest time without any token while requests are in flight, such as `2s`."""
+    """Maximum time without any token while requests are in flight, such as `2s`."""
 
     output_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Least throughput of generated tokens."""
+    """Minimum throughput of generated tokens, per second."""
 
     requests_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Least throughput of answered requests."""
+    """Minimum throughput of answered requests, per second."""
 
     inputs_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Least throughput of answered texts, for the tasks embed, rerank and classify."""
+    """Minimum throughput of answered texts, per second, for the tasks embed, rerank and classify."""
