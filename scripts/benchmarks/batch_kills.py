@@ -36,6 +36,9 @@ STATE_MACHINE = f"arn:aws:states:{REGION}:{emulator.ACCOUNT}:stateMachine:{NAME}
 FINAL_STATES = ("completed", "failed", "expired", "cancelled")
 START_LIMIT_S = 90.0
 
+ProgramCommand = tuple[Sequence[str], Mapping[str, str]]
+"""A command with its environment variables."""
+
 
 @dataclass
 class BatchRun:
@@ -44,11 +47,11 @@ class BatchRun:
     folder: Path
     aws: str
     s3_url: str
-    """Of S3, where another server than the embedded AWS has it."""
+    """URL of S3: the embedded AWS, or another server."""
 
     endpoint: str
     env: dict[str, str]
-    commands: dict[str, tuple[Sequence[str], Mapping[str, str]]]
+    commands: dict[str, ProgramCommand]
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -68,13 +71,13 @@ class BatchRun:
             self.running[name] = processes.spawn(command, environment={**self.env, **env}, output=output)
 
     def kill(self, name: str) -> None:
-        """End a process as a lost machine would."""
+        """Kill a process, like the loss of its machine."""
         process = self.running[name]
         process.kill()
         process.wait()
 
     def open_jobs(self) -> Any:
-        """The jobs, as the Batch API has them; once the queues are there."""
+        """Open the jobs as the Batch API does, once the queues exist."""
         if str(IMAGE) not in sys.path:
             sys.path.insert(0, str(IMAGE))
         from batch import resources, settings
@@ -93,7 +96,7 @@ class BatchRun:
         return Jobs(Store(BUCKET, self.s3), batch_settings, self.stepfunctions, STATE_MACHINE, queues[-1])
 
     def abort_execution(self, job: Mapping[str, Any]) -> None:
-        """Abort the execution that carries a job."""
+        """Abort the execution of a job."""
         from botocore.exceptions import ClientError
 
         arn = f"{STATE_MACHINE.replace(':stateMachine:', ':execution:')}:{job['executions'][-1]}"
@@ -101,12 +104,12 @@ class BatchRun:
             self.stepfunctions.stop_execution(executionArn=arn)
 
     def read_lines(self, key: str) -> list[Any]:
-        """The lines of a results file."""
+        """Read the lines of a results file."""
         body = self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return [json.loads(line) for line in body.splitlines()]
 
     def read_known(self) -> dict[str, int]:
-        """How often the endpoint got each text since it started."""
+        """Read how often the endpoint got each text since it started."""
         with urllib.request.urlopen(f"{self.endpoint}/known", timeout=30) as response:
             return dict(json.load(response))
 
@@ -123,77 +126,92 @@ def start_run(
     endpoint_is_static: bool = False,
     **variables: str,
 ) -> Iterator[BatchRun]:
-    """Start everything; ends it after the block.
+    """Start all processes of a batch; stops them after the block.
 
     Args:
-        delay_ms: of the endpoint's answers, mean.
+        delay_ms: mean of the endpoint's answers.
         slots: requests that the endpoint serves at a time.
-        takeover_s: how long after a worker's end another one takes its chunks.
-        s3_url: of an S3 server that is up; the embedded AWS's own where left out.
+        takeover_s: time after a worker's end until another takes its chunks.
+        s3_url: of a running S3 server; default is the embedded AWS's.
         endpoint_is_static: whether nginx answers (static_endpoint.py), which shows no metrics and is never the limit.
-        variables: further settings of workers and Batch API.
+        variables: more settings of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_port, api_port = processes.claim_free_ports(2)
     endpoint = f"http://127.0.0.1:{endpoint_port}"
+    if endpoint_is_static:
+        server = ["static_endpoint"]
+    else:
+        server = ["batch_endpoint", "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)]
+    commands = {
+        "endpoint": _build_module_command(*server, "--port", str(endpoint_port)),
+        **_build_program_commands(workers, is_changed=bool(s3_url) or "BATCH_INSTANT" in variables),
+    }
     with emulator.start(folder, bare=True) as aws:
         env = {
             **emulator.build_client_env(aws, REGION),
             "AWS_ENDPOINT_URL_S3": s3_url or aws,
-            "BATCH_NAME": NAME,
-            "BATCH_BUCKET": BUCKET,
-            "BATCH_PREFIX": f"batch/{NAME}",
-            "BATCH_TEAMS": "default:50:normal:0,search:30:normal:0,ads:20:low:0",
+            **_VARIABLES,
             "BATCH_WORKERS": str(workers),
-            "BATCH_DEADLINE_S": "86400",
-            "BATCH_BAD_ROWS": "skip",
-            "BATCH_CHUNK_BYTES": str(16 * 2**20),
-            "BATCH_FAILED_CHUNKS": "0",
             "BATCH_TAKEOVER_S": f"{takeover_s:g}",
             "BATCH_ENDPOINT": endpoint,
             "BATCH_METRICS": f"{endpoint}/metrics",
-            "BATCH_CONCURRENCY": "4..64",
-            "BATCH_LONG_INPUTS": "reject",
-            "BATCH_ATTEMPTS": "5",
-            "BATCH_REQUEST_TIMEOUT_S": "60",
             "BATCH_API_PORT": str(api_port),
-            "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
             **variables,
         }
-        server = ["batch_endpoint", "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)]
-        if endpoint_is_static:
-            server = ["static_endpoint"]
-        python_path = {"PYTHONPATH": str(paths.ROOT)}
-        is_changed = s3_url or "BATCH_INSTANT" in variables
-
-        def build_program(name: str) -> tuple[Sequence[str], Mapping[str, str]]:
-            if is_changed:
-                return [sys.executable, "-m", "scripts.benchmarks.batch_programs", name], python_path
-            return [sys.executable, str(IMAGE / f"{name}.py")], {}
-
-        worker, worker_env = build_program("batch_worker")
-        commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
-            "endpoint": (
-                [sys.executable, "-m", f"scripts.benchmarks.{server[0]}", *server[1:], "--port", str(endpoint_port)],
-                python_path,
-            ),
-            "batch-api": build_program("batch_api"),
-            **{
-                f"batch-worker-{index}": (worker, {**worker_env, "BATCH_WORKER": f"batch-worker-{index}"})
-                for index in range(workers)
-            },
-        }
         run = BatchRun(folder, aws, s3_url or aws, endpoint, env, commands)
-        location = {"LocationConstraint": REGION}
         for url in {aws, run.s3_url}:
             s3 = emulator.create_client("s3", url, REGION)
-            s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
+            s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         try:
             for name in commands:
                 run.start(name)
             yield run
         finally:
             processes.stop_all(list(run.running.values()), grace_s=5)
+
+
+_VARIABLES = {
+    "BATCH_NAME": NAME,
+    "BATCH_BUCKET": BUCKET,
+    "BATCH_PREFIX": f"batch/{NAME}",
+    "BATCH_TEAMS": "default:50:normal:0,search:30:normal:0,ads:20:low:0",
+    "BATCH_DEADLINE_S": "86400",
+    "BATCH_BAD_ROWS": "skip",
+    "BATCH_CHUNK_BYTES": str(16 * 2**20),
+    "BATCH_FAILED_CHUNKS": "0",
+    "BATCH_CONCURRENCY": "4..64",
+    "BATCH_LONG_INPUTS": "reject",
+    "BATCH_ATTEMPTS": "5",
+    "BATCH_REQUEST_TIMEOUT_S": "60",
+    "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
+}
+"""Settings of workers and Batch API that are the same in every run."""
+
+
+def _build_module_command(module: str, *arguments: str) -> ProgramCommand:
+    command = [sys.executable, "-m", f"scripts.benchmarks.{module}", *arguments]
+    return command, {"PYTHONPATH": str(paths.ROOT)}
+
+
+def _build_program_commands(workers: int, *, is_changed: bool) -> dict[str, ProgramCommand]:
+    """Build the commands of the Batch API and the workers, by name.
+
+    Args:
+        is_changed: whether they run with the changes of batch_programs.py.
+    """
+
+    def build(program: str) -> ProgramCommand:
+        if is_changed:
+            return _build_module_command("batch_programs", program)
+        return [sys.executable, str(IMAGE / f"{program}.py")], {}
+
+    commands = {"batch-api": build("batch_api")}
+    for index in range(workers):
+        name = f"batch-worker-{index}"
+        command, variables = build("batch_worker")
+        commands[name] = command, {**variables, "BATCH_WORKER": name}
+    return commands
 
 
 def build_rows(count: int, words: random.Random) -> dict[str, str]:
