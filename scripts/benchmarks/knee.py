@@ -27,9 +27,9 @@ from llm_serving.targets import registry
 from llm_serving.targets.base import ValidationInputs
 from llm_serving.validation import comparison, driver_result, knee, sweep
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.comparison import ValidationRun
 from llm_serving.validation.knee import Point
 from llm_serving.validation.sweep import Loader, Options
+from llm_serving.validation.validation_run import ValidationRun
 
 GRID = tuple(1.1**exponent for exponent in range(-6, 7))
 """Loads of the grid as multiples of the knee: as close to each other as the sweep's precision."""

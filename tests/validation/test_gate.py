@@ -72,6 +72,21 @@ def test_failures_are_missed_above_their_share_and_not_at_it() -> None:
     assert [miss.metric for miss in _find_missed({}, total=100, failed=1)] == ["errors"]
 
 
+def test_failures_within_their_share_are_not_shown_by_few_requests() -> None:
+    missed, not_shown = _judge({"errors": "1%"}, total=100)
+    assert missed == []
+    assert not_shown == [
+        "errors within 1%: 0.00%, and with 95% confidence at most 2.95%; needs 300 requests",
+    ]
+    assert _judge({"errors": "1%"}) == Judgement([], [])
+    assert _judge({}, total=100) == Judgement([], []), "0% is of this load"
+    assert (
+        _judge({"errors": "1%"}, failed=3)
+        .not_shown[0]
+        .endswith("needs a longer load, or a service further from its limit")
+    )
+
+
 def test_too_few_requests_show_nothing_and_the_number_that_would_is_named() -> None:
     """30 of 2,000 requests passed a limit on the 99th percentile."""
     missed, not_shown = _judge({"e2e_ms": {"p99": 30_000}}, ms=[100.0] * 30, total=30)

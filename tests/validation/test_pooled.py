@@ -34,6 +34,7 @@ from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prompt import Prompt
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.validation.stream import Connection
+from llm_serving.validation.validation_run import ValidationRun
 from llm_serving.workloads.serving import tasks
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
@@ -197,11 +198,11 @@ def test_the_terminal_and_a_sweep_show_texts(
 
 
 def test_two_runs_are_compared_by_what_both_have(build_report: Callable[..., Report]) -> None:
-    def build_run(factor: float) -> comparison.ValidationRun:
+    def build_run(factor: float) -> ValidationRun:
         samples = _build_samples(200)
         for sample in samples:
             sample.e2e_ms = (sample.e2e_ms or 0) * factor
-        return comparison.ValidationRun("run", json.loads(build_report(samples).model_dump_json()), samples)
+        return ValidationRun("run", json.loads(build_report(samples).model_dump_json()), samples)
 
     compared = comparison.compare(build_run(1), build_run(3))
     changes = {change.metric: change for change in compared.changes}

@@ -289,6 +289,25 @@ def test_the_page_shows_the_verdict_and_is_self_contained(build_report: Any, lim
     assert parsed.tags.count("svg") == 9  # eight pictures and the verdict's sign
 
 
+@pytest.mark.parametrize(
+    ("slo", "sign"),
+    [
+        ({"errors": "0%"}, "✓ met"),
+        ({"errors": "10%"}, "✓ met"),
+        ({"errors": "1%"}, "? not shown"),
+        ({"goodput": "90%"}, "✓ met"),
+        ({"goodput": "99%"}, "? not shown"),
+    ],
+)
+def test_a_share_is_met_on_the_page_only_where_its_bound_is(build_report: Any, slo: dict[str, str], sign: str) -> None:
+    samples = [_build_sample(number) for number in range(60)]
+    built = build_report(samples, slo)
+    assert (built.verdict == "pass") == (sign == "✓ met")
+    text = _parse_page(html_report.render(built, samples)).text
+    assert sign in text
+    assert ({"✓ met": "? not shown", "? not shown": "✗ missed"}[sign]) not in text
+
+
 def test_the_page_shows_text_of_a_model_as_text(build_report: Any) -> None:
     samples = [_build_sample(0, text="<script>alert(1)</script>", prompt="<b>&amp;")]
     parsed = _parse_page(html_report.render(build_report(samples), samples))

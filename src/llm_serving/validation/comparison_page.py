@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from llm_serving.validation import charts, html_report
-from llm_serving.validation.comparison import Change, Comparison
+from llm_serving.validation.comparison import ERRORS_MARGIN, Change, Comparison
 
 WIDTH, HEIGHT = 260, 26
 _LEAST_SPAN = 0.1
@@ -20,7 +20,7 @@ def render(baseline: str, comparisons: Sequence[Comparison], margin: float) -> s
     templates = html_report.create_environment()
     templates.filters |= {"value": format_value, "percent": format_percent, "picture": _render_interval}
     template = templates.get_template("comparison.html.j2")
-    return template.render(baseline=baseline, comparisons=comparisons, margin=margin)
+    return template.render(baseline=baseline, comparisons=comparisons, margin=margin, errors_margin=ERRORS_MARGIN)
 
 
 def format_value(value: float) -> str:

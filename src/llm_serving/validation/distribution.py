@@ -70,11 +70,8 @@ class Distribution:
         """
         if statistic == MEAN or not self.ordered:
             return None
-        share = PERCENTILES[statistic]
         exceeding = sum(value > limit for value in self.ordered) / len(self.ordered)
-        # Steps of a hundredth of what the percentile allows: the search is cached by it.
-        step = (1 - share) / 100
-        return sample_statistics.compute_min_samples(share, math.ceil(exceeding / step) * step)
+        return sample_statistics.compute_share_samples(1 - PERCENTILES[statistic], exceeding)
 
 
 def collect(samples: Sequence[Sample]) -> dict[Metric, Distribution]:

@@ -1,7 +1,8 @@
 """Hold a load against its SLO: each objective is met, missed, or not shown by this load. No input or output.
 
-An objective on a latency is met where its upper bound is within the limit, and missed where the estimate itself is over
-it; between the two the load was too short to tell. An objective without a sample is missed: nothing proves it.
+An objective on a latency or a share is met where its bound is within the limit, and missed where the estimate itself is
+beyond it; between the two the load was too short to tell. An objective without a sample is missed: nothing proves it.
+`errors: 0%` is of this load alone, since no number of requests shows that none will ever fail.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def judge(
                 judgement.not_shown.append(f"{metric}.{statistic} within {limit:g} ms: not measured, {reason}")
                 continue
             _judge_latency(judgement, f"{metric}.{statistic}", distributions[metric], limit, failed)
-    judgement.missed.extend(_check_errors(slo, total, failed))
+    if total:
+        _judge_errors(judgement, slo.errors, total, failed)
     judgement.missed.extend(_check_throughput(slo, throughput))
     if slo.stall is not None and (reason := unmeasured.get("stall")):
         judgement.not_shown.append(f"stall within {slo.stall:g} s: not measured, {reason}")
@@ -134,12 +136,15 @@ def _describe_need(name: str, distribution: Distribution, statistic: str, estima
         reason = f"{estimate.value:.1f} ms, and failed requests leave it unbounded"
     else:
         reason = f"{estimate.value:.1f} ms, and with {CONFIDENCE:.0%} confidence at most {estimate.upper:.1f}"
-    needed = distribution.count_required(statistic, limit)
-    if needed is None or needed <= count:
-        need = "needs a longer load, or a service further from its limit"
-    else:
-        need = f"needs {_round_up(needed):,} requests"
+    need = _describe_requests(distribution.count_required(statistic, limit), count)
     return f"{name} within {limit:g} ms: {reason}; {need}"
+
+
+def _describe_requests(needed: int | None, count: int) -> str:
+    """The load that would show a limit to hold, if the rest were like these `count` requests."""
+    if needed is None or needed <= count:
+        return "needs a longer load, or a service further from its limit"
+    return f"needs {_round_up(needed):,} requests"
 
 
 def _round_up(count: int) -> int:
@@ -148,11 +153,17 @@ def _round_up(count: int) -> int:
     return math.ceil(count / step) * step
 
 
-def _check_errors(slo: Slo, total: int, failed: int) -> Iterator[MissedObjective]:
-    share = failed / total if total else None
-    if share is not None and share > slo.errors:
-        reason = f"{failed} of {total} requests failed ({share:.2%}); the limit is {slo.errors * 100:g}%"
-        yield MissedObjective(metric="errors", value=share, limit=slo.errors, why=reason)
+def _judge_errors(judgement: Judgement, limit: float, total: int, failed: int) -> None:
+    share = failed / total
+    _, upper = sample_statistics.compute_share_bounds(failed, total)
+    if share > limit:
+        reason = f"{failed} of {total} requests failed ({share:.2%}); the limit is {limit * 100:g}%"
+        judgement.missed.append(MissedObjective(metric="errors", value=share, limit=limit, why=reason))
+    elif limit and upper > limit:
+        judgement.not_shown.append(
+            f"errors within {limit * 100:g}%: {share:.2%}, and with {CONFIDENCE:.0%} confidence at most {upper:.2%}; "
+            + _describe_requests(sample_statistics.compute_share_samples(limit, share), total)
+        )
 
 
 def _check_throughput(slo: Slo, throughput: Mapping[str, float]) -> Iterator[MissedObjective]:
@@ -177,7 +188,7 @@ def _judge_goodput(judgement: Judgement, minimum: float, goodput: Goodput) -> No
     elif lower < minimum:
         judgement.not_shown.append(
             f"goodput of {minimum * 100:g}%: {share:.2%}, and with {CONFIDENCE:.0%} confidence at least {lower:.2%}; "
-            "needs a longer load, or a service further from its limit"
+            + _describe_requests(sample_statistics.compute_share_samples(1 - minimum, 1 - share), goodput.total)
         )
 
 

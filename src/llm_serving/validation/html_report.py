@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -60,12 +60,16 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
     )
 
 
+State = Literal["met", "missed", "not shown"]
+"""What a load shows of a limit."""
+
+
 class Cell(NamedTuple):
     """A statistic of the answered requests, and what holds of its limit, if it has one."""
 
     value: float | None
     limit: float | None
-    state: Literal["met", "missed", "not shown"]
+    state: State
     upper: float | None
     """Upper bound over all requests; None where there is none, and infinite where failed requests make it so."""
 
@@ -75,7 +79,7 @@ def _build_cell(run_report: Report, metric: Metric, statistic: str, limit: float
     upper = math.inf if bound.infinite else bound.upper
     missed = any(objective.metric == f"{metric}.{statistic}" for objective in run_report.missed)
     shown = limit is None or (upper is not None and upper <= limit)
-    state: Literal["met", "missed", "not shown"] = "missed" if missed else "met" if shown else "not shown"
+    state: State = "missed" if missed else "met" if shown else "not shown"
     return Cell(getattr(run_report.metrics[metric], statistic), limit, state, upper)
 
 
@@ -119,45 +123,66 @@ class Total(NamedTuple):
     name: str
     value: str
     limit: str
-    holds: bool
+    state: State
 
 
 def _build_totals(run_report: Report) -> Iterator[Total]:
     """Yield error rate, goodput, stall and throughput with their limits."""
-    missed = {objective.metric for objective in run_report.missed}
-    slo, requests = run_report.settings["slo"], run_report.requests
-    share = requests.failed / requests.total if requests.total else 0.0
-    max_errors = f"at most {slo['errors'] * 100:g}%"
-    yield Total(
-        "Failed requests", f"{requests.failed} of {requests.total} ({share:.2%})", max_errors, "errors" not in missed
-    )
-    goodput = run_report.goodput
-    if goodput.share is not None:
-        minimum = f"at least {slo['goodput'] * 100:g}%" if slo.get("goodput") else ""
-        value = f"{goodput.share:.2%}, {charts.format_number(goodput.requests_per_s)} requests/s"
-        yield Total("Goodput: every limit met at once", value, minimum, "goodput" not in missed)
+
+    def judge(metric: str, is_shown: bool = True) -> State:
+        if any(objective.metric == metric for objective in run_report.missed):
+            return "missed"
+        return "met" if is_shown and metric not in run_report.not_measured else "not shown"
+
+    slo = run_report.settings["slo"]
+    yield _build_errors_total(run_report, judge)
+    if run_report.goodput.share is not None:
+        yield _build_goodput_total(run_report, judge)
     if run_report.expected and run_report.expected.score is not None:
         minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
         name = f"Mean score of answers ({run_report.expected.score_by})"
-        yield Total(name, f"{run_report.expected.score:.2%}", minimum, "score" not in missed)
+        yield Total(name, f"{run_report.expected.score:.2%}", minimum, judge("score"))
     if run_report.requests.total:
         most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
         value = f"{charts.format_number(run_report.longest_stall_s)} s"
-        yield Total("Longest stall", value, most, "stall" not in missed)
+        yield Total("Longest stall", value, most, judge("stall"))
     rates = run_report.throughput
     for key, name in (
         ("requests_per_s", "Requests/s"),
         ("inputs_per_s", "Texts/s") if is_pooled(run_report) else ("output_tokens_per_s", "Output tokens/s"),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
-        yield Total(name, charts.format_number(getattr(rates, key)), minimum, key not in missed)
+        yield Total(name, charts.format_number(getattr(rates, key)), minimum, judge(key))
     if steady := run_report.steady:
         number = charts.format_number
         answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
         span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
         tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
         value = f"{answered}{tokens}, from {span}"
-        yield Total("Without ramp and drain", value, "", holds=True)
+        yield Total("Without ramp and drain", value, "", "met")
+
+
+def _build_errors_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
+    """Failed requests, with the upper bound of their share; 0% is of this load alone."""
+    requests, limit = run_report.requests, run_report.settings["slo"]["errors"]
+    share = requests.failed / requests.total if requests.total else 0.0
+    value, is_shown = f"{requests.failed} of {requests.total} ({share:.2%})", True
+    if limit and (bounds := run_report.share_bounds.get("errors")):
+        value, is_shown = f"{value}, at most {bounds.upper:.2%}", bounds.upper <= limit
+    return Total("Failed requests", value, f"at most {limit * 100:g}%", judge("errors", is_shown))
+
+
+def _build_goodput_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
+    """Requests that meet every limit, with the lower bound of their share where it has a limit."""
+    goodput, limit = run_report.goodput, run_report.settings["slo"].get("goodput")
+    bounds, rate = run_report.share_bounds["goodput"], charts.format_number(goodput.requests_per_s)
+    bound = f", at least {bounds.lower:.2%}" if limit else ""
+    return Total(
+        "Goodput: every limit met at once",
+        f"{goodput.share:.2%}{bound}; {rate} requests/s",
+        f"at least {limit * 100:g}%" if limit else "",
+        judge("goodput", not limit or bounds.lower >= limit),
+    )
 
 
 def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, Markup]:

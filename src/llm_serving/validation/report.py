@@ -160,6 +160,19 @@ class Goodput(_Part):
     """Their rate."""
 
 
+class ShareBounds(_Part):
+    """A share of all requests, each bound at 95% confidence."""
+
+    value: float
+    """The share in this load, from 0 to 1."""
+
+    lower: float
+    """Its lower bound."""
+
+    upper: float
+    """Its upper bound."""
+
+
 class Bound(_Part):
     """A statistic over all requests in milliseconds, of which failed ones count as infinite."""
 
@@ -281,6 +294,9 @@ class Report(_Part):
     goodput: Goodput
     bounds: dict[Metric, dict[str, Bound]]
     """Each statistic over all requests, failed ones as infinite, with its upper bound at 95% confidence."""
+
+    share_bounds: dict[Literal["errors", "goodput"], ShareBounds] = {}
+    """Failed and good requests as shares of all; empty without a request."""
 
     requests: Requests
     metrics: dict[Metric, Latency]
@@ -477,9 +493,20 @@ def _judge(
         "missed": missed,
         "not_shown": not_shown,
         "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
+        "share_bounds": _build_share_bounds({"errors": failed, "goodput": goodput.good}, len(samples)),
         "bounds": {
             metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(deployment)
         },
+    }
+
+
+def _build_share_bounds(counts: Mapping[str, int], total: int) -> dict[str, ShareBounds]:
+    if not total:
+        return {}
+    bounds = {name: sample_statistics.compute_share_bounds(count, total) for name, count in counts.items()}
+    return {
+        name: ShareBounds(value=round(counts[name] / total, 5), lower=round(lower, 5), upper=round(upper, 5))
+        for name, (lower, upper) in bounds.items()
     }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -129,6 +128,16 @@ def compute_min_samples(share: float, exceeding: float = 0.0, limit: int = 10_00
     return high
 
 
+def compute_share_samples(limit: float, share: float) -> int | None:
+    """Return the samples that bound a share below `limit` if it is `share` of them; None if no number would do.
+
+    A share lies below the limit where the percentile of the rest does: failures are values above it.
+    """
+    # Steps of a hundredth of the limit: the search is cached by them.
+    step = limit / 100
+    return compute_min_samples(1 - limit, math.ceil(share / step) * step) if limit else None
+
+
 def compute_upper_bound(ordered: Sequence[float], share: float) -> float | None:
     """Return the upper bound of a percentile of sorted, independent values; None if there are too few."""
     rank = compute_upper_rank(len(ordered), share)
@@ -156,18 +165,37 @@ def compute_clustered_bound(clusters: Sequence[Sequence[float]], share: float) -
     return compute_clustered_interval(filled, share, CONFIDENCE).high
 
 
-def compute_t_quantile(confidence: float, degrees: int) -> float:
-    """Return a quantile of Student's t: how many standard errors a bound lies from an estimate.
+_NORMAL_DEGREES = 1000
+"""Degrees of freedom beyond which a quantile of Student's t changes by less than 0.2%."""
 
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5; within 0.5% from 9 degrees of freedom.
+
+@functools.cache
+def compute_t_quantile(confidence: float, degrees: int) -> float:
+    """Return a quantile of Student's t: how many standard errors a bound lies from an estimate."""
+    degrees = min(degrees, _NORMAL_DEGREES)
+    low, high = 0.0, 1.0
+    while _compute_t_probability(high, degrees) < confidence:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _compute_t_probability(middle, degrees) >= confidence else (middle, high)
+    return high
+
+
+def _compute_t_probability(value: float, degrees: int) -> float:
+    """The probability of a value of Student's t below a positive one.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
     """
-    z = NormalDist().inv_cdf(confidence)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return float(z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms)))
+    angle = math.atan2(value, math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2
+    total, term = 0.0, cosine if is_odd else 1.0
+    for power in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= cosine**2 * power / (power + 1)
+    within = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return (1 + within) / 2
 
 
 class Interval(NamedTuple):

@@ -207,10 +207,11 @@ def build_traffic(deployment: Deployment, axis: Axis, load: float, point_s: floa
 
 
 def count_least_requests(slo: Slo) -> int:
-    """Return the requests without which no bound of the SLO's percentiles exists."""
+    """Return the requests without which no bound of the SLO's percentiles and shares exists."""
     limited = {name for metric in LATENCIES for name in getattr(slo, metric).model_dump(exclude_none=True)}
-    shares = [PERCENTILES[name] for name in limited if name in PERCENTILES]
-    return max((sample_statistics.compute_min_samples(share) or 1 for share in shares), default=1)
+    exceeding = [1 - PERCENTILES[name] for name in limited if name in PERCENTILES]
+    exceeding += [share for share in (slo.errors, 1 - (slo.goodput or 1)) if share]
+    return max((sample_statistics.compute_share_samples(share, 0.0) or 1 for share in exceeding), default=1)
 
 
 def is_overloaded(report: Report) -> bool:

@@ -95,3 +95,19 @@ def test_a_blueprint_stands_for_its_newest_validation(capsys: pytest.CaptureFixt
     # Alone it is compared with its own validation before.
     assert main.run(["compare", "mine", "--gate"]) == 1
     assert capsys.readouterr().err == "worse than mine 2026-11-22T10-00-00Z: mine 2026-11-23T10-00-00Z\n"
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_newest_validations_of_a_blueprint_count_together(capsys: pytest.CaptureFixture[str]) -> None:
+    _write_blueprint("mine")
+    for hour in range(10):
+        _write_run(Path(f"runs/mine/2026-11-22T0{hour}-00-00Z"), hour, 1.0 if hour < 5 else 3.0)
+    assert main.run(["compare", "mine", "--runs", "5", "--gate"]) == 1
+    titles = [f"mine 2026-11-22T0{hour}-00-00Z with 4 before" for hour in (4, 9)]
+    assert capsys.readouterr().err == f"worse than {titles[0]}: {titles[1]}\n"
+    assert main.run(["compare", "mine", "--runs", "6"]) == 2
+    reason = "RUN: now mine: runs/mine has 10 validations, and 12 are compared. Fix: blueprint validate mine.\n"
+    assert capsys.readouterr().err == reason
+    assert main.run(["compare", "first", "second", "--runs", "2"]) == 2
+    reason = "first is no blueprint, whose newest validations count together. Fix: the folder of a blueprint.\n"
+    assert capsys.readouterr().err == f"--runs: now 2: {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,8 @@ from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.tables import comparison_table
 from llm_serving.validation import comparison, comparison_page, driver_result, run_folder, sweep
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.comparison import Change, Comparison, ValidationRun
+from llm_serving.validation.comparison import Change, Comparison
+from llm_serving.validation.validation_run import ValidationRun
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs
 from llm_serving.workloads.serving import measured_capacity, measured_prompts
@@ -28,13 +30,24 @@ Runs = Annotated[
         "blueprint, its two newest.",
     ),
 ]
-Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Smallest change to report.")]
-Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Also write an HTML page.")]
+Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Least change that counts.")]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        "--runs",
+        min=1,
+        metavar="NUMBER",
+        help="Newest validations of each blueprint that count together, so that what the machine does differently from "
+        "run to run is in the intervals; 5, for example.",
+    ),
+]
+Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Write the comparison as a page.")]
 Gate = Annotated[bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline.")]
 
 
 def compare(
     runs: Runs,
+    repeats: Repeats = 1,
     margin: Margin = 100 * comparison.MARGIN,
     page: Page = None,
     gate: Gate = False,
@@ -44,7 +57,7 @@ def compare(
 
     Better, worse, or no difference shown: each change comes with its interval.
     """
-    baseline, *others = map(read_run, _find_runs(runs))
+    baseline, *others = map(_read_group, _find_runs(runs, repeats))
     comparisons = [comparison.compare(baseline, run, margin / 100) for run in others]
     if page:
         page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
@@ -57,31 +70,43 @@ def compare(
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
 
 
-def _find_runs(folders: list[Path]) -> list[Path]:
-    """The folders of the validations, the baseline first.
+def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
+    """The folders of the validations that count together, the baseline's first.
 
     Raises:
-        InputError: there is only one, or a blueprint has none.
+        InputError: there is only one, or a blueprint has too few.
     """
-    runs = [run for folder in folders for run in _find_newest(folder, 2 if len(folders) == 1 else 1)]
+    groups = 2 if len(folders) == 1 else 1
+    runs = [group for folder in folders for group in _find_newest(folder, groups, repeats)]
     if len(runs) < 2:
         raise InputError("RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
     return runs
 
 
-def _find_newest(folder: Path, count: int) -> list[Path]:
-    """A validation itself, or the newest ones of a blueprint, the oldest of them first."""
+def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
+    """A validation itself, or groups of the newest ones of a blueprint, the oldest group first."""
     if not (folder / workloads.FILE_NAME).is_file():
-        return [folder]
+        if repeats > 1:
+            reason = f"{console.shorten_path(folder)} is no blueprint, whose newest validations count together"
+            raise InputError(f"--runs: now {repeats}: {reason}. Fix: the folder of a blueprint.")
+        return [[folder]]
     document = inputs.read_blueprint(folder)
     name = workloads.resolve_name(document)
-    runs = Path(measured_prompts.RUNS) / name
+    runs, count = Path(measured_prompts.RUNS) / name, groups * repeats
     newest = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
     if len(newest) < count:
-        have = "no validation" if not newest else "one validation, and two are compared"
+        have = {0: "no validation", 1: "one validation"}.get(len(newest), f"{len(newest)} validations")
+        needed = f", and {'two' if count == 2 else count} are compared" if newest else ""
         fix = f"blueprint validate {console.shorten_path(folder)}"
-        raise InputError(f"RUN: now {console.shorten_path(folder)}: {runs} has {have}. Fix: {fix}.")
-    return newest
+        raise InputError(f"RUN: now {console.shorten_path(folder)}: {runs} has {have}{needed}. Fix: {fix}.")
+    return [newest[start : start + repeats] for start in range(0, count, repeats)]
+
+
+def _read_group(folders: list[Path]) -> ValidationRun:
+    """Read validations that count together, under the name of the newest."""
+    *earlier, newest = map(read_run, folders)
+    title = f"{newest.title} with {len(earlier)} before" if earlier else newest.title
+    return dataclasses.replace(newest, title=title, repeats=tuple(earlier))
 
 
 def read_run(folder: Path) -> ValidationRun:
