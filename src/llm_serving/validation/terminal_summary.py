@@ -67,10 +67,11 @@ def _list_input_lines(report: Report) -> Iterable[str]:
 
 
 def _list_goodput_lines(report: Report) -> Iterable[str]:
-    """Return the requests that met every limit on a latency at once."""
+    """Return the requests that met every limit on a latency at once, with the lower bound of their share if limited."""
     if report.goodput.share is not None:
-        rate = format_number(report.goodput.requests_per_s)
-        yield f"Goodput: {report.goodput.share:.1%} of requests meet every limit, {rate}/s"
+        limit, rate = report.settings["slo"].get("goodput"), format_number(report.goodput.requests_per_s)
+        bound = f"–{report.share_bounds['goodput'].lower:.1%} ≥ {limit * 100:g}%" if limit else ""
+        yield f"Goodput: {report.goodput.share:.1%}{bound} of requests meet every limit, {rate}/s"
 
 
 def _list_score_lines(report: Report) -> Iterable[str]:
