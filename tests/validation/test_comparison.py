@@ -79,6 +79,27 @@ def test_with_several_runs_on_each_side_a_machine_of_any_unrest_is_no_difference
     assert comparison.compare(groups[0], simulate_group(50, 3.0)).verdict == "worse"
 
 
+def test_single_runs_on_a_busy_machine_show_failures_alone() -> None:
+    def simulate(seed: int, factor: float = 1.0, waiting: float = 0.1) -> ValidationRun:
+        run = _simulate(seed, factor=factor)
+        return dataclasses.replace(run, report={**run.report, "driver": [{"queue_share": waiting}]})
+
+    idle, busy = simulate(1), simulate(2, 2.0, waiting=0.37)
+    compared = comparison.compare(idle, busy)
+    assert compared.verdict == "no difference shown"
+    reason = "run 2: the load driver waited for a core for 37% of the time: the machine may be what differs; "
+    assert compared.notes == [f"{reason}needs an idle machine, or --runs 5 of blueprints"]
+    # Negative controls: on an idle machine, with repeats, and where requests failed.
+    assert comparison.compare(idle, simulate(2, 2.0)).verdict == "worse"
+    groups = [
+        dataclasses.replace(run, repeats=[simulate(n, f) for n in range(3, 9)]) for run, f in ((idle, 1), (busy, 2))
+    ]
+    assert comparison.compare(*groups).verdict == "worse"
+    for sample in busy.samples[::5]:
+        sample.error = "deadline"
+    assert _get(comparison.compare(idle, busy), "errors").verdict == "worse"
+
+
 def _differs(before: ValidationRun, after: ValidationRun, margin: float = comparison.MARGIN) -> bool:
     return comparison.compare(before, after, margin).verdict != "no difference shown"
 

@@ -2,8 +2,10 @@
 
 A change is shown where its whole interval lies beyond the margin. The interval comes from those of both runs (G. Y. Zou
 and A. Donner, "Construction of confidence limits about effect measures", 2008), and the confidence is shared among all
-numbers of a comparison: equal services differ anywhere in at most one of twenty. The margin is also what one machine
-may do differently from run to run: that is in the intervals only where a run has repeats.
+numbers of a comparison: equal services differ anywhere in at most one of twenty.
+
+What a machine does differently from run to run is in the intervals only where both sides have repeats. Of single runs
+the margin is for it, and no change counts where the driver waited for a core: then other programs had the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ LOAD_SETTINGS = ("traffic", "slo", "target", "model", "task")
 COMPARED_SETTINGS = ("pattern", "engine", "tuning", "context", "replicas", "roles", "accelerators", "fleet")
 """Settings of a report that may be what is compared."""
 
+MAX_WAITING = 0.2
+"""Share of the time in which the driver waits for a core, above which single runs differ by their machines: of 15 pairs
+of equal runs below it 1 differed, of 195 above it 75 (docs/validation.md)."""
+
 Verdict = Literal["better", "worse", "no difference shown"]
+NONE: Verdict = "no difference shown"
 
 
 class Change(NamedTuple):
@@ -73,13 +80,34 @@ def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN)
     """
     measures = validation_run.select_measures((baseline, run))
     confidence = 1 - (1 - CONFIDENCE) / (2 * len(measures))
+    doubts = list(_find_doubts(baseline, run))
     changes = [
         _build_change(name, measure(baseline, confidence), measure(run, confidence), margin)
         for name, measure in measures.items()
     ]
+    if doubts:
+        changes = [change if _is_of_failures(change) else change._replace(verdict=NONE) for change in changes]
     verdicts = {change.verdict for change in changes}
-    verdict: Verdict = "worse" if "worse" in verdicts else "better" if "better" in verdicts else "no difference shown"
-    return Comparison(run.title, verdict, changes, _list_notes(baseline, run), _list_differences(baseline, run))
+    verdict: Verdict = "worse" if "worse" in verdicts else "better" if "better" in verdicts else NONE
+    notes = [*doubts, *_list_notes(baseline, run)]
+    return Comparison(run.title, verdict, changes, notes, _list_differences(baseline, run))
+
+
+def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:
+    """Why what differs may be the machine's doing: single runs while other programs had it."""
+    if baseline.repeats and run.repeats:
+        return
+    for entry in (baseline, run):
+        if entry.waiting_share > MAX_WAITING:
+            yield (
+                f"{entry.title}: the load driver waited for a core for {entry.waiting_share:.0%} of the time: the "
+                "machine may be what differs; needs an idle machine, or --runs 5 of blueprints"
+            )
+
+
+def _is_of_failures(change: Change) -> bool:
+    """Whether failed requests are the change, by number or as infinite latencies."""
+    return change.metric == ERRORS or math.isinf(change.value) or math.isinf(change.baseline)
 
 
 def _build_change(name: str, before: Interval, after: Interval, margin: float) -> Change:
@@ -94,13 +122,13 @@ def _build_change(name: str, before: Interval, after: Interval, margin: float) -
     least = margin * ERRORS_MARGIN if name == ERRORS else margin
     rises, falls = bounds[0] > least, bounds[2] < -least
     is_better = rises if name in MORE_IS_BETTER else falls
-    verdict: Verdict = "better" if is_better else "worse" if rises or falls else "no difference shown"
+    verdict: Verdict = "better" if is_better else "worse" if rises or falls else NONE
     return Change(name, before.value, after.value, bounds[0], bounds[1], bounds[2], verdict)
 
 
 def _build_infinite_change(name: str, before: Interval, after: Interval) -> Change:
     """A latency that failed requests make infinite: worse where only the run's is, better where only the baseline's."""
-    verdict: Verdict = "no difference shown"
+    verdict = NONE
     if math.isinf(before.value) != math.isinf(after.value):
         verdict = "worse" if math.isinf(after.value) else "better"
     change = {"worse": math.inf, "better": -math.inf}.get(verdict, math.nan)

@@ -62,6 +62,12 @@ class ValidationRun:
         """Time of the load."""
         return float(self.report["duration_s"])
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of the load's time in which a process of the driver waited for a core; of all runs the most."""
+        watched = [process for run in (self, *self.repeats) for process in run.report.get("driver", ())]
+        return max((process["queue_share"] or 0.0 for process in watched), default=0.0)
+
     def split(self) -> list[Sequence[Sample]]:
         """Return the requests of each unit: the runs, or of a single one its batches of as many requests by start."""
         if self.repeats:
