@@ -9,16 +9,22 @@ from markupsafe import Markup
 
 from llm_serving.validation import charts, html_report
 from llm_serving.validation.comparison import ERRORS_MARGIN, Change, Comparison
+from llm_serving.validation.validation_run import ERRORS
 
 WIDTH, HEIGHT = 260, 26
-_LEAST_SPAN = 0.1
-"""Half of the picture's range at the least, as a share of the baseline."""
+_LEAST_SPAN, _MOST_SPAN = 0.1, 1.0
+"""Half of the pictures' range, as a share of the baseline; intervals beyond the most are cut."""
 
 
 def render(baseline: str, comparisons: Sequence[Comparison], margin: float) -> str:
     """Return the page as HTML."""
     templates = html_report.create_environment()
-    templates.filters |= {"value": format_value, "percent": format_percent, "picture": _render_interval}
+    templates.filters |= {
+        "value": format_value,
+        "percent": format_percent,
+        "picture": _render_interval,
+        "span": _find_span,
+    }
     template = templates.get_template("comparison.html.j2")
     return template.render(baseline=baseline, comparisons=comparisons, margin=margin, errors_margin=ERRORS_MARGIN)
 
@@ -37,19 +43,27 @@ def format_percent(share: float) -> str:
     return f"{'+' if share > 0 else '−'}∞" if math.isinf(share) else f"{share:+.1%}".replace("-", "−")
 
 
-def _render_interval(change: Change) -> Markup:
-    """A line from bound to bound, a dot at the estimate, and a rule at no change."""
-    finite = [abs(value) for value in (change.low, change.change, change.high) if math.isfinite(value)]
-    if math.isnan(change.change) or not finite:
+def _find_span(changes: Sequence[Change]) -> float:
+    """Half of the range of all pictures of a comparison, so that their intervals compare with each other."""
+    bounds = [abs(value) for change in changes for value in (change.low, change.high) if math.isfinite(value)]
+    return 1.1 * min(max([_LEAST_SPAN, *bounds]), _MOST_SPAN)
+
+
+def _render_interval(change: Change, span: float, margin: float) -> Markup:
+    """A line from bound to bound, a dot at the estimate, a rule at no change, and the margin around it."""
+    if math.isnan(change.change):
         return Markup("")
-    span = max(_LEAST_SPAN, *finite) * 1.1
     scale = charts.Scale(-span, span, 4, WIDTH - 4)
-    low, high = (scale(min(max(value, -span), span)) for value in (change.low, change.high))
+    margin *= ERRORS_MARGIN if change.metric == ERRORS else 1
+    least, low, estimate, high, most = (
+        scale(min(max(value, -span), span)) for value in (-margin, change.low, change.change, change.high, margin)
+    )
     kind = change.verdict if change.verdict in ("better", "worse") else ""
     middle = HEIGHT / 2
     return Markup(
         f'<svg class="interval" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{change.verdict}">'
+        f'<rect class="margin" x="{least}" width="{most - least:.1f}" y="2" height="{HEIGHT - 4}"/>'
         f'<line class="zero" x1="{scale(0)}" x2="{scale(0)}" y1="2" y2="{HEIGHT - 2}"/>'
         f'<line class="{kind}" x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>'
-        f'<circle class="{kind}" cx="{scale(min(max(change.change, -span), span))}" cy="{middle}" r="4"/></svg>'
+        f'<circle class="{kind}" cx="{estimate}" cy="{middle}" r="4"/></svg>'
     )
