@@ -67,14 +67,16 @@ def count_differences(pairs: int, seconds: float, factor: float, unrest: float, 
 def main() -> None:
     """Print the tables."""
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    print(f"{'equal services, 15 s':<28}{'single':>8}{'groups':>8}")
+    few = pairs // (2 * GROUP)
+    print(f"{'machine differs by':<20}{'single, equal':>15}{'groups, equal':>15}{'groups, 20% slower':>20}")
     for unrest in UNREST:
-        single, groups = (count_differences(pairs, 15, 1.0, unrest, groups=groups) for groups in (False, True))
-        print(f"machine differs by {unrest:<9.1%}{single:>8.1%}{groups:>8.1%}", flush=True)
-    print(f"{'slower service, calm':<28}" + "".join(f"{seconds:>6} s" for seconds in SECONDS))
+        single = count_differences(pairs, 15, 1.0, unrest)
+        equal, slower = (count_differences(few, 15, factor, unrest, groups=True) for factor in (1.0, 1.2))
+        print(f"{unrest:<20.1%}{single:>15.1%}{equal:>15.1%}{slower:>20.1%}", flush=True)
+    print(f"{'single, slower by':<20}" + "".join(f"{seconds:>13} s" for seconds in SECONDS))
     for factor in SLOWER:
-        shares = (count_differences(pairs, seconds, factor, 0.0) for seconds in SECONDS)
-        print(f"{factor - 1:<28.0%}" + "".join(f"{share:>8.1%}" for share in shares), flush=True)
+        shares = (count_differences(pairs * 7 // seconds, seconds, factor, 0.0) for seconds in SECONDS)
+        print(f"{factor - 1:<20.0%}" + "".join(f"{share:>15.1%}" for share in shares), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
+from llm_serving.validation import sweep
 from llm_serving.workloads.serving import blueprint
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.traffic import Traffic
@@ -53,6 +54,20 @@ SERVING_FOLDERS = sorted(
 @pytest.mark.parametrize("folder", SERVING_FOLDERS)
 def test_every_pattern_is_valid_and_has_its_folders_name(folder: Path) -> None:
     assert blueprint.read(folder).value.pattern == folder.name
+
+
+BLUEPRINTS = [
+    file
+    for file in (*ROOT.glob("blueprints/*/blueprint.yaml"), *ROOT.glob("blueprints/*/presets/*.yaml"))
+    if "\nkind:" not in file.read_text()
+]
+
+
+@pytest.mark.parametrize("file", BLUEPRINTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_pattern_and_preset_sends_an_open_loop_of_enough_requests_to_show_its_slo(file: Path) -> None:
+    value = read(file.read_text())
+    assert value.traffic.is_open_loop
+    assert value.traffic.requests >= sweep.count_least_requests(value.slo)
 
 
 def test_an_omitted_field_has_its_default() -> None:
