@@ -36,7 +36,7 @@ def simulate(rng: random.Random, seconds: float, factor: float = 1.0, unrest: fl
     """Return a run of a service that takes `factor` times as long, on a machine of that unrest."""
     factor *= rng.lognormvariate(0, unrest)
     due = free = 0.0
-    samples = []
+    samples: list[Sample] = []
     while (due := due + rng.expovariate(ARRIVALS)) < seconds:
         free = max(free, due) + factor * rng.expovariate(SERVED)
         ttft_ms, answer = factor * 20 + 1000 * (free - due), factor * rng.lognormvariate(0, ANSWER_SPREAD)
