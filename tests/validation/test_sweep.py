@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -98,6 +98,14 @@ def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:
         "mine does not keep its SLO at the lowest load, 1/s:\n  ttft_ms.p95: 1 is too much\n"
         "Fix: a lower --from, or an SLO that it can keep without load."
     )
+
+
+@pytest.mark.parametrize(
+    ("slo", "requests"),
+    [({"ttft_ms": {"p95": 100}}, 59), ({"errors": "1%"}, 299), ({"goodput": "99%"}, 299), ({"errors": "0%"}, 1)],
+)
+def test_a_load_has_the_requests_that_each_bound_needs(slo: dict[str, Any], requests: int) -> None:
+    assert sweep.count_least_requests(Slo.model_validate(slo)) == requests
 
 
 def test_the_page_draws_each_quantity_over_the_load_with_its_limits() -> None:
