@@ -1,4 +1,4 @@
-"""Calls of tools, structured output, reasoning and priorities: the official client, the router and the real engine.
+"""Calls of tools, structured output, reasoning, pictures and priorities: the official client, the router, the real engine.
 
 The weights are random, so what a model would write is forced: the engine's constrained decoding writes it token by token,
 and the engine's parsers read it as they would read a model's own words. Parsers of streams look for whole tokens such as
@@ -8,6 +8,7 @@ and the engine's parsers read it as they would read a model's own words. Parsers
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import threading
@@ -21,10 +22,13 @@ import openai
 import pytest
 
 from llm_serving import processes
+from llm_serving.catalog import models
 from llm_serving.hub import make_tiny
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import pictures
+from llm_serving.validation import run as validation
+from llm_serving.workloads.serving.checks.pictures import MARK_TOKENS
 from llm_serving.workloads.serving.traffic import Images
 
 pytestmark = pytest.mark.engine
@@ -43,6 +47,9 @@ CALL = r'<tool_call>\n\{"name": "find_city", "arguments": \{"city": "(Rome|Oslo)
 
 THOUGHT = "<think>so</think>"
 
+MODEL = "tiny-vision"
+PICTURE = Images(count=Bounds(0, 2), width=64, height=48)
+
 EXTRA_FIELDS = ("structured_outputs", "allowed_token_ids", "priority", "chat_template_kwargs")
 """Of the engine's own, which the client takes apart."""
 
@@ -60,12 +67,14 @@ def plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
-    """The aggregated pattern with one replica that reads reasoning and takes priorities and an option of the engine."""
+    """The aggregated pattern with one replica that sees, reads reasoning, and takes priorities and an engine's option."""
     root = tmp_path_factory.mktemp("answers")
     folder = root / "mine"
     shutil.copytree(ROOT / "blueprints" / "aggregated", folder)
     file = folder / "blueprint.yaml"
-    text = file.read_text().replace("replicas: 2", "replicas: 1")
+    text = file.read_text().replace("replicas: 2", "replicas: 1").replace("model: tiny #", f"model: {MODEL} #")
+    images = f"  images: {{count: 0..2, width: {PICTURE.width}, height: {PICTURE.height}}}\n"
+    text = text.replace("  requests: 300\n", f"  requests: 10\n{images}")
     # What the tests force begins with the thought, where the engine by itself forces nothing.
     arguments = f"{{max_num_seqs: {SEQUENCES}, structured_outputs_config: {{enable_in_reasoning: true}}}}"
     file.write_text(f"{text}reasoning: qwen3\ntuning: {{priority: on}}\nengine_arguments: {arguments}\n")
@@ -82,7 +91,7 @@ def client(plan: DeploymentPlan) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def forced() -> Forced:
     """The fields of a request whose answer matches a regular expression, written as a trained model writes its marks."""
-    tokenizer = make_tiny.train_tokenizer("tiny")
+    tokenizer = make_tiny.train_tokenizer(MODEL)
     tokens = range(tokenizer.get_vocab_size())
     marks = {
         token for token in tokens if re.fullmatch(r"</?(think|tool_call)>|<\|im_end\|>", tokenizer.id_to_token(token))
@@ -96,7 +105,7 @@ def _ask(client: openai.OpenAI, **body: Any) -> Any:
     extra = {name: body.pop(name) for name in EXTRA_FIELDS if name in body}
     messages = [{"role": "user", "content": "Where?"}]
     return client.chat.completions.create(
-        **{"model": "tiny", "messages": messages, "max_tokens": 160, "extra_body": extra, **body}
+        **{"model": MODEL, "messages": messages, "max_tokens": 160, "extra_body": extra, **body}
     )
 
 
@@ -144,10 +153,31 @@ def test_a_schema_shapes_the_answer_and_the_stream_ends_with_its_usage(client: o
     assert chunks[-1].usage.completion_tokens > 0
 
 
-def test_a_picture_for_a_text_model_is_refused_in_the_engines_words(client: openai.OpenAI) -> None:
-    parts = pictures.build_content("What is it?", Images(count=Bounds(1, 1), width=64, height=48), 1, "seed")
-    with pytest.raises(openai.BadRequestError, match="is not a multimodal model"):
-        _ask(client, messages=[{"role": "user", "content": parts}])
+def _describe(client: openai.OpenAI, *seeds: str) -> tuple[int, list[float]]:
+    """Tokens of a question with made pictures, and how likely those of its answer are."""
+    parts = [pictures.build_content("What is it?", PICTURE, 1, seed)[1] for seed in seeds]
+    content = [{"type": "text", "text": "What is it?"}, *parts]
+    answer = _ask(client, messages=[{"role": "user", "content": content}], max_tokens=4, temperature=0, logprobs=True)
+    return answer.usage.prompt_tokens, [token.logprob for token in answer.choices[0].logprobs.content]
+
+
+def test_an_answer_depends_on_the_pictures_of_its_question(client: openai.OpenAI) -> None:
+    vision = models.find(MODEL).vision
+    assert vision
+    picture_tokens = vision.count_tokens(PICTURE.width, PICTURE.height)
+    (text_tokens, _), (tokens, seen), (_, again), (_, other) = (
+        _describe(client, *seeds) for seeds in ([], ["one"], ["one"], ["other"])
+    )
+    assert text_tokens < tokens <= text_tokens + picture_tokens + MARK_TOKENS
+    assert math.dist(seen, again) < 0.01 < math.dist(seen, other)
+    assert _describe(client, "one", "other")[0] - tokens == tokens - text_tokens
+
+
+def test_users_send_made_pictures(plan: DeploymentPlan, client: openai.OpenAI, tmp_path: Path) -> None:
+    report, _ = validation.validate(
+        plan.deployment, logs=plan.directory.logs, runs=tmp_path / "runs", folder=plan.folder
+    )
+    assert (report.requests.total, report.requests.failed) == (10, 0)
 
 
 def test_urgent_requests_overtake_those_that_wait(client: openai.OpenAI, plan: DeploymentPlan) -> None:

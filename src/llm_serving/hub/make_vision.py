@@ -17,7 +17,7 @@ DECODER = "model.language_model"
 """Prefix of the decoder's tensors, where that of a model of text is `model`."""
 
 _SPREAD = 0.02
-_OUTPUT_SPREAD = 0.1
+_OUTPUT_SPREAD = 0.5
 """Of the matrices that end in the decoder: wider, so that answers depend on the picture."""
 
 _COLOR = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

@@ -8,20 +8,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import openai
 import psutil
 import pytest
 
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
+from llm_serving.settings.units import Bounds
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
+from llm_serving.validation import pictures
 from llm_serving.workloads import render
 from llm_serving.workloads.environment import Process
+from llm_serving.workloads.serving.traffic import Images
 from tests import serving
 from tests.serving import Load
 
@@ -41,6 +46,26 @@ def test_both_replicas_and_the_router_give_the_same_answer(running_plan: Deploym
     texts = {serving.complete(url) for url in [*urls, running_plan.deployment.url]}
     assert len(texts) == 1
     assert len(texts.pop()) > 8
+
+
+@pytest.fixture
+def client(running_plan: DeploymentPlan) -> openai.OpenAI:
+    """Through the router, as clients come."""
+    return openai.OpenAI(base_url=f"{running_plan.deployment.url}/v1", api_key="none", timeout=60, max_retries=0)
+
+
+def test_an_untouched_copy_takes_tools_and_shapes_of_answers(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Where?"}]
+    tool: Any = {"type": "function", "function": {"name": "find_city", "parameters": {"type": "object"}}}
+    assert client.chat.completions.create(model="tiny", messages=messages, tools=[tool], max_tokens=4).choices
+    shape: Any = {"type": "json_object"}
+    assert client.chat.completions.create(model="tiny", messages=messages, response_format=shape, max_tokens=4).choices
+
+
+def test_a_picture_for_a_text_model_is_refused_in_the_engines_words(client: openai.OpenAI) -> None:
+    parts: Any = pictures.build_content("What is it?", Images(count=Bounds(1, 1), width=64, height=48), 1, "seed")
+    with pytest.raises(openai.BadRequestError, match="is not a multimodal model"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}])
 
 
 def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(running_plan: DeploymentPlan) -> None:

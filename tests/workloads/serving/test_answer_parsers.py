@@ -36,6 +36,7 @@ def _find_option(words: tuple[str, ...], name: str) -> str:
         ("ibm-granite/granite-4.0-h-small", "granite4", ""),
         ("microsoft/phi-4", "", ""),
         ("tiny", "hermes", "qwen3"),
+        ("tiny-vision", "hermes", "qwen3"),
     ],
 )
 def test_a_model_has_the_parsers_of_its_name_or_its_architecture(model: str, tools: str, reasoning: str) -> None:
