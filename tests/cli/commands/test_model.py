@@ -38,9 +38,9 @@ def test_make_tiny_generates_the_model_and_warns_that_it_is_random(
 
 def test_an_unknown_size_of_make_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
-    assert (
-        capsys.readouterr().err
-        == "--size: now 'huge': there is no such size. Fix: tiny or mid or tiny-embed or tiny-rerank or tiny-classify.\n"
+    assert capsys.readouterr().err == (
+        "--size: now 'huge': there is no such size. "
+        "Fix: tiny or mid or tiny-embed or tiny-rerank or tiny-classify or tiny-vision.\n"
     )
 
 
