@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.catalog import instances
-from llm_serving.fleet import interfaces
+from llm_serving.fleet import interfaces, names
 from llm_serving.fleet.groups import MAX_PROVIDERS
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -257,7 +257,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
 
 def check_tags(stack: Stack, fleet: Fleet) -> Violations:
     """What does not carry the fleet's tags: by the provider, and where the provider's do not reach."""
-    expected = {**fleet.tags, "fleet": fleet.name}.items()
+    expected = names.build_tags(fleet).items()
     for provider in stack["provider"]["aws"]:
         if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
             yield "provider.aws does not tag with the fleet's tags"

@@ -62,7 +62,7 @@ def _build_instance_profile(arn: str | None) -> aws.launch_template.LaunchTempla
 
 def _build_tags(fleet: Fleet, group: Group) -> list[aws.launch_template.LaunchTemplateTagSpecifications]:
     """The provider's default tags do not reach what EC2 creates from a template."""
-    tags = {**fleet.tags, "fleet": fleet.name, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
+    tags = {**names.build_tags(fleet), "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
     return [
         aws.launch_template.LaunchTemplateTagSpecifications(resource_type=resource_type, tags=tags)
         for resource_type in ("instance", "volume", "network-interface")

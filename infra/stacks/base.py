@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from infra.bindings import aws, cdktf
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
@@ -91,7 +92,7 @@ def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.
         region=fleet.region,
         # The provider refuses any other account, whoever runs it: a wrong profile plans nothing.
         allowed_account_ids=[fleet.account] if fleet.account else None,
-        default_tags=[provider.AwsProviderDefaultTags(tags={**fleet.tags, "fleet": fleet.name, "stack": name})],
+        default_tags=[provider.AwsProviderDefaultTags(tags={**names.build_tags(fleet), "stack": name})],
     )
     stack.add_override("terraform.required_version", REQUIRED_TERRAFORM)
     if fleet.state == "local":

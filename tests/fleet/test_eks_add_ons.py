@@ -46,6 +46,7 @@ def test_what_eks_is_sent_fits_the_add_ons_published_schema(add_on: EksAddOn) ->
         ("vpc-cni", {"env": {"ENABLE_PREFIX_DELEGATON": "true"}}, "'ENABLE_PREFIX_DELEGATON' was unexpected"),
         ("vpc-cni", {"enableNetworkPolicy": True}, "True is not of type 'string'"),
         ("coredns", {"replicas": 3}, "'replicas' was unexpected"),
+        ("aws-ebs-csi-driver", {"controller": {"volumeTags": {}}}, "'volumeTags' was unexpected"),
     ],
 )
 def test_a_schema_refuses_what_its_add_on_does_not_know(name: str, configuration: Any, message: str) -> None:
@@ -63,6 +64,14 @@ def test_every_schema_has_its_version_and_source_and_an_add_on_that_uses_it() ->
 def test_the_dcgm_server_runs_on_every_gpu_node_whatever_its_taints() -> None:
     (agent,) = [add_on for add_on in CONFIGURED if add_on.name == "eks-node-monitoring-agent"]
     assert json.loads(agent.configuration or "") == {"dcgmAgent": {"tolerations": [{"operator": "Exists"}]}}
+
+
+def test_volumes_of_claims_have_the_fleets_tags_by_which_a_budget_counts_them() -> None:
+    fleet = build_fleet().model_copy(update={"tags": {"team": "ads"}})
+    (driver,) = [add_on for add_on in list_eks_add_ons(fleet) if add_on.name == "aws-ebs-csi-driver"]
+    assert json.loads(driver.configuration or "") == {
+        "controller": {"extraVolumeTags": {"team": "ads", "fleet": "demo"}}
+    }
 
 
 def test_the_network_plugin_enforces_network_policies() -> None:

@@ -9,6 +9,7 @@ import pytest
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import destroy
+from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.non_empty_stores import NonEmptyStore
@@ -40,10 +41,11 @@ def build_plan(
     non_empty: list[NonEmptyStore] | None = None,
     karpenter: tuple[str, ...] = (),
     services: tuple[str, ...] = (),
+    volumes: tuple[ClaimVolume, ...] = (),
     with_data: bool = False,
 ) -> DestroyPlan:
     states: Mapping[str, StackState] = {name: StackState({}, ("aws_eks_cluster.cluster",)) for name in context.folders}
-    return DestroyPlan(context, states, non_empty or [], karpenter, services, (), with_data)
+    return DestroyPlan(context, states, non_empty or [], volumes, karpenter, services, (), with_data)
 
 
 def test_the_stack_with_instances_is_destroyed_first_and_data_is_kept(context: FleetContext) -> None:

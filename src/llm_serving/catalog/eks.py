@@ -124,7 +124,8 @@ class AddOn:
     """The one of its service accounts, in kube-system, that calls AWS."""
 
     configuration: Mapping[str, Any] | None = None
-    """Values in place of the add-on's defaults. EKS refuses a key that the version's own schema does not have."""
+    """Values in place of the add-on's defaults; the string {tags} becomes the fleet's tags. EKS refuses a key that the
+    version's own schema does not have."""
 
     csi_driver: CsiDriver | None = None
     """Where a fleet asks for it, its name in `eks.csi_drivers`; None is in every cluster."""
@@ -165,7 +166,13 @@ ADD_ONS = (
         configuration={"topologySpreadConstraints": [_SPREAD_OVER_ZONES]},
     ),
     # Seen pinned in public clusters of 1.34 and 1.35, 2026-07.
-    AddOn("aws-ebs-csi-driver", _pin_all_versions("v1.63.1-eksbuild.1"), service_account="ebs-csi-controller-sa"),
+    AddOn(
+        "aws-ebs-csi-driver",
+        _pin_all_versions("v1.63.1-eksbuild.1"),
+        service_account="ebs-csi-controller-sa",
+        # Volumes of claims outlive the cluster: by the tag the budget counts them, and a destroy finds them.
+        configuration={"controller": {"extraVolumeTags": "{tags}"}},
+    ),
     # zalando-incubator/kubernetes-on-aws#11666, 2026-07-15.
     AddOn(
         "aws-efs-csi-driver",

@@ -113,6 +113,7 @@ def _collect_values(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
     return {
         "cluster": names.format_cluster_name(fleet),
         "region": fleet.region,
+        "tags": names.build_tags(fleet),
         "queue": names.format_interruption_queue(fleet),
         "efa_image": f"{eks.format_registry(fleet.region)}/eks/aws-efa-k8s-device-plugin",
         "gateway": "on" if fleet.add_ons.gateway else "off",

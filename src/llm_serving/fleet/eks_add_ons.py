@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 
 from llm_serving.catalog import eks
+from llm_serving.fleet import names
+from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.model import Fleet
 
 
@@ -31,11 +33,12 @@ class EksAddOn:
 
 def list_eks_add_ons(fleet: Fleet) -> list[EksAddOn]:
     """The add-ons of the fleet's cluster, in the order to make them in."""
+    values = {"tags": names.build_tags(fleet)}
     return [
         EksAddOn(
             name=row.name,
             version=row.versions[fleet.eks.version],
-            configuration=json.dumps(row.configuration) if row.configuration else None,
+            configuration=json.dumps(fill_values(row.configuration, values)) if row.configuration else None,
             before_nodes=row.before_nodes,
             service_account=row.service_account,
         )

@@ -57,7 +57,7 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
         "kubelet": {"maxPods": node_config.MAX_PODS},
         "userData": node_config.render(group),
         "detailedMonitoring": True,
-        "tags": {**fleet.tags, "fleet": fleet.name, "pool": group.pool},
+        "tags": {**names.build_tags(fleet), "pool": group.pool},
     }
     if group.nvme and not own_raid:
         spec["instanceStorePolicy"] = "RAID0"

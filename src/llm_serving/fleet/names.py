@@ -18,6 +18,11 @@ def find_partition(region: str) -> str:
     return next((partition for prefix, partition in prefixes.items() if region.startswith(prefix)), "aws")
 
 
+def build_tags(fleet: Fleet) -> dict[str, str]:
+    """Tags of what controllers and drivers create for the fleet, as Terraform's default tags are of what it creates."""
+    return {**fleet.tags, "fleet": fleet.name}
+
+
 def build_vpc_tags(fleet: Fleet) -> dict[str, str]:
     """Tags that one VPC of the account and region carries."""
     return {"fleet": fleet.name, "Name": fleet.name}

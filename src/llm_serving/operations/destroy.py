@@ -1,7 +1,8 @@
 """Destroys a fleet in reverse order, and what costs most first.
 
 Karpenter's instances, then load balancers and charts, then the pools' Auto Scaling and node groups, then the rest of
-their stacks, then network and storage. Buckets and registries that are not empty are kept, unless their data may go.
+their stacks, then network and storage. What holds data is kept, unless it may go: buckets and registries that are not
+empty, and volumes of Kubernetes' claims.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
-from llm_serving.operations import add_ons, checkpoints, cluster, non_empty_stores
+from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, non_empty_stores
 from llm_serving.operations.apply import GRACE_S, LIMIT_S
+from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.errors import CheckFailed, Unavailable
@@ -47,6 +49,9 @@ class DestroyPlan:
     stores: Sequence[NonEmptyStore]
     """Buckets and registries that are not empty."""
 
+    volumes: Sequence[ClaimVolume]
+    """Volumes of Kubernetes' claims, which no stack has."""
+
     karpenter_instances: Sequence[str]
     """Ids of instances that Terraform does not manage."""
 
@@ -62,6 +67,11 @@ class DestroyPlan:
     def keeps_storage(self) -> bool:
         """Whether the storage stack is kept, for its data."""
         return bool(self.stores) and not self.with_data
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would be deleted."""
+        return not self.stacks and not (self.volumes and self.with_data)
 
     @property
     def stacks(self) -> list[str]:
@@ -84,6 +94,7 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
             context,
             stack_states,
             non_empty_stores.find(aws, outputs, context.fleet.name),
+            claim_volumes.find(aws, context.fleet) if EKS in context.fleet.orchestrators else (),
             cluster.list_karpenter_instances(aws, context.fleet) if EKS in stack_states else (),
             _list_services(aws, context) if ECS in stack_states else (),
             find_orphan_stacks(context),
@@ -112,6 +123,8 @@ def destroy(plan: DestroyPlan) -> None:
             for store in plan.stores:
                 non_empty_stores.empty(context.aws, store)
         _destroy(context, wave)
+    if plan.with_data:
+        claim_volumes.delete(context.aws, plan.volumes)
     (context.data / checkpoints.FILE).unlink(missing_ok=True)  # all of its steps are undone
     cluster.require_no_instances(context.aws, context.fleet)
 

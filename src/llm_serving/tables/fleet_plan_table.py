@@ -23,6 +23,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator_gaps
+from llm_serving.settings.units import format_count
 from llm_serving.tables import fleet_table
 
 _MAX_SHOWN = 20
@@ -131,7 +132,7 @@ def describe_support(fleet: Fleet) -> Text:
 def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
     """Render what a destroy would delete, in order, and what it keeps."""
     parts: list[RenderableType] = [_render_title(plan.context)]
-    if not plan.states:
+    if not plan.states and not plan.volumes:
         return Group(*parts, Text("nothing to destroy"))
     if plan.karpenter_instances:
         parts.append(Text(f"  first {len(plan.karpenter_instances)} instance(s) started by Karpenter"))
@@ -144,25 +145,32 @@ def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
     for store in plan.stores:
         label = Text("kept  ", "yellow") if plan.keeps_storage else Text("permanently deleted  ", "bold red")
         parts.append(Padding(label + Text(f"{store.kind} {store.name}: {store.summary}"), (0, 0, 0, 2)))
-    if plan.keeps_storage:
-        parts.append(
-            Text(
-                f"The stack storage is kept. To delete it too: {format_with_data_command(plan.context)}",
-                "yellow",
-            )
-        )
+    for volume in plan.volumes:
+        label = Text("permanently deleted  ", "bold red") if plan.with_data else Text("kept  ", "yellow")
+        parts.append(Padding(label + Text(f"volume {volume.id}: {volume.summary}"), (0, 0, 0, 2)))
+    if kept := _describe_kept(plan):
+        parts.append(Text(f"Kept: {kept}. To delete it too: {format_with_data_command(plan.context)}", "yellow"))
     return Group(*parts)
+
+
+def _describe_kept(plan: DestroyPlan) -> str:
+    """What a destroy keeps for its data; "" where it keeps nothing."""
+    parts = []
+    if plan.keeps_storage:
+        parts.append(f"the stack storage with {join_words([store.name for store in plan.stores])}")
+    if plan.volumes and not plan.with_data:
+        parts.append(f"{format_count(len(plan.volumes), 'volume')} of claims, which cost")
+    return " and ".join(parts)
 
 
 def render_destroy_summary(plan: DestroyPlan) -> RenderableType:
     """Render what was destroyed and what is kept."""
-    counts = ", ".join(f"{name} {len(plan.states[name].resources)}" for name in plan.stacks)
-    parts: list[RenderableType] = [Text(f"Destroyed: {counts}; no instances are running.")]
-    if plan.keeps_storage:
-        names = join_words([store.name for store in plan.stores])
-        parts.append(
-            Text(f"Kept: the stack storage with {names}. To delete it: {format_with_data_command(plan.context)}")
-        )
+    counts = [f"{name} {len(plan.states[name].resources)}" for name in plan.stacks]
+    if plan.with_data and plan.volumes:
+        counts.append(f"volumes {len(plan.volumes)}")
+    parts: list[RenderableType] = [Text(f"Destroyed: {', '.join(counts)}; no instances are running.")]
+    if kept := _describe_kept(plan):
+        parts.append(Text(f"Kept: {kept}. To delete it too: {format_with_data_command(plan.context)}"))
     if plan.context.fleet.state != "local":
         file = shlex.quote(console.shorten_path(plan.context.document.path))
         parts.append(Text(f"The state bucket is kept. To delete it: blueprint state remove --fleet {file}"))

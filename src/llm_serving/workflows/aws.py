@@ -453,7 +453,7 @@ def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None],
         blueprint_checkpoint = checkpoint_file.find_latest("blueprint")
         if not blueprint_checkpoint:
             destroy.require_no_dependents(destroy_plan)
-        if not destroy_plan.stacks:
+        if destroy_plan.is_empty:
             return
         confirm("Destroy this?")
         if blueprint_checkpoint:

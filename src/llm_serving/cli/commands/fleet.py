@@ -102,7 +102,7 @@ def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: W
         destroy_plan = stack_destroy.plan_destroy(context.prepare(document, aws, out=out), with_data=with_data)
         console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
         stack_destroy.require_no_dependents(destroy_plan)
-        if not destroy_plan.stacks:
+        if destroy_plan.is_empty:
             return
         confirm.ask("Destroy this?", yes)
         stack_destroy.destroy(destroy_plan)
