@@ -47,6 +47,10 @@ class InstantEndpoint:
         """Always."""
         return True
 
+    async def read_metrics(self) -> dict[str, str]:
+        """It has none."""
+        return {}
+
     async def close(self) -> None:
         """There is nothing to close."""
 

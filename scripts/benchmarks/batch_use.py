@@ -6,8 +6,10 @@
 
 In each round `vllm bench serve` sends prompts of the sample's lengths with each of several numbers of requests in
 flight, and then a job of the same lengths runs. The job's rate is that between its first row and its last; the number
-in flight is the workers' own to find. With --apart the engines have the first half of this machine's cores to
-themselves, as on a machine of their own; router, client, workers and the embedded AWS share the rest.
+in flight is the workers' own to find. CPU seconds of a job's programs say what it costs beside the engines.
+
+With --apart the engines have the first half of this machine's cores to themselves, as on a machine of their own;
+router, client, workers and the embedded AWS share the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import os
 import secrets
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import registry
 from llm_serving.targets.local import supervisor
+from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation import batch, run
 from llm_serving.workloads.batch.client import BatchClient
@@ -37,7 +41,7 @@ from llm_serving.workloads.serving.traffic import Traffic
 DRIVER = "vllm-bench"
 
 
-def set_engines_apart(folder: Path, deployment: BatchDeployment) -> None:
+def set_engines_apart(supervisord: Supervisor, deployment: BatchDeployment) -> None:
     """Give the engines the first half of this machine's cores, and all else the rest; what this starts inherits it.
 
     Raises:
@@ -47,8 +51,7 @@ def set_engines_apart(folder: Path, deployment: BatchDeployment) -> None:
     if len(cores) < 2:
         raise InputError("--apart: now one core. Fix: a machine with two or more.")
     first, rest = cores[: len(cores) // 2], cores[len(cores) // 2 :]
-    supervisord = supervisor.find_running(LocalTarget().find_directory(folder))
-    assert supervisord and supervisord.pid
+    assert supervisord.pid
     engines = {process.name for process in deployment.engine_processes}
     engine_pids = [state.pid for state in supervisord.list_states() if state.name in engines]
     for pid, own in [(os.getpid(), rest), (supervisord.pid, rest), *[(pid, first) for pid in engine_pids]]:
@@ -56,6 +59,18 @@ def set_engines_apart(folder: Path, deployment: BatchDeployment) -> None:
         for member in (process, *process.children(recursive=True)):
             for thread in member.threads():
                 os.sched_setaffinity(thread.id, own)
+
+
+def read_cpu_s(supervisord: Supervisor) -> Mapping[str, float]:
+    """CPU seconds of each program of the deployment so far, its replicas together, and of this one."""
+    cpu_s = {"this program": time.process_time()}
+    for state in supervisord.list_states():
+        if state.pid:
+            process = psutil.Process(state.pid)
+            times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
+            name = state.name.rstrip("-0123456789")
+            cpu_s[name] = cpu_s.get(name, 0.0) + sum(each.user + each.system for each in times)
+    return cpu_s
 
 
 def measure_driver(deployment: BatchDeployment, in_flight: int, folder: Path) -> float:
@@ -87,14 +102,19 @@ def measure_job(deployment: BatchDeployment, folder: Path) -> tuple[float, int]:
     return batch.compute_rate(moments), max(moment.in_flight for moment in moments)
 
 
-def measure(deployment: BatchDeployment, in_flight: Sequence[int], rounds: int, folder: Path) -> dict[str, Any]:
+def measure(
+    deployment: BatchDeployment, supervisord: Supervisor, in_flight: Sequence[int], rounds: int, folder: Path
+) -> dict[str, Any]:
     """Measure driver and job in turn; the use is the median job's share of the best median of the driver."""
     driver_rates: dict[int, list[float]] = {number: [] for number in in_flight}
-    jobs = []
+    jobs, cpu_s = [], dict[str, list[float]]()
     for _ in range(rounds):
         for number, rates in driver_rates.items():
             rates.append(round(measure_driver(deployment, number, folder), 1))
+        before = read_cpu_s(supervisord)
         jobs.append(measure_job(deployment, folder))
+        for name, seconds in read_cpu_s(supervisord).items():
+            cpu_s.setdefault(name, []).append(seconds - before.get(name, 0.0))
     best = max(statistics.median(rates) for rates in driver_rates.values())
     job_rates = [round(rate, 1) for rate, _ in jobs]
     return {
@@ -102,6 +122,7 @@ def measure(deployment: BatchDeployment, in_flight: Sequence[int], rounds: int, 
         "driver": driver_rates,
         "jobs": job_rates,
         "most in flight": [most for _, most in jobs],
+        "cpu_s of a job": {name: round(statistics.mean(seconds), 1) for name, seconds in cpu_s.items()},
         "use": round(statistics.median(job_rates) / best, 3),
     }
 
@@ -126,9 +147,11 @@ def main() -> None:
         lengths = Bounds(args.output_tokens, args.output_tokens)
         sample = deployment.sample.model_copy(update={"rows": args.rows, "bad_rows": 0, "output_tokens": lengths})
         deployment = deployment.model_copy(update={"sample": sample})
+        supervisord = supervisor.find_running(LocalTarget().find_directory(args.folder))
+        assert supervisord
         if args.apart:
-            set_engines_apart(args.folder, deployment)
-        console.out.print_json(data=measure(deployment, args.in_flight, args.rounds, Path(folder)))
+            set_engines_apart(supervisord, deployment)
+        console.out.print_json(data=measure(deployment, supervisord, args.in_flight, args.rounds, Path(folder)))
 
 
 if __name__ == "__main__":

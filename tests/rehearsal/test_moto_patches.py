@@ -6,7 +6,9 @@ import inspect
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import botocore.exceptions
@@ -256,3 +258,17 @@ def test_moto_without_the_patch_fails(name: str, unpatched: str) -> None:
 def test_moto_still_answers_in_several_threads_without_a_lock() -> None:
     assert "threaded=True" in inspect.getsource(server.main)
     assert "lock" not in inspect.getsource(BaseResponse.call_action).lower()
+
+
+def test_others_are_answered_while_one_waits_for_a_message(patched: str) -> None:
+    sqs = emulator.create_client("sqs", patched, REGION)
+    queue = sqs.create_queue(QueueName="waited-for")["QueueUrl"]
+    with ThreadPoolExecutor(1) as pool:
+        start = time.monotonic()
+        waiting = pool.submit(sqs.receive_message, QueueUrl=queue, WaitTimeSeconds=20)
+        while time.monotonic() < start + 1:
+            sqs.list_queues()
+        assert not waiting.done()
+        sqs.send_message(QueueUrl=queue, MessageBody="a")
+        assert waiting.result(10)["Messages"][0]["Body"] == "a"
+    assert time.monotonic() - start < 15

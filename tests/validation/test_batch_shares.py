@@ -121,3 +121,12 @@ def test_the_picture_has_a_band_for_each_team_and_the_urgent_job_in_its_own_colo
     assert heights == {113.0, 65.6}  # between 192 at 0% and 34 at 100%
     assert re.findall(r'class="mark">([a-z ]+)<', picture) == ["submitted", "a", "b", "c", "urgent job"]
     assert "no samples" in charts.render_bands("Shares", {}, 1.0, [], {}, "", "")
+
+
+def test_no_teams_name_is_written_over_that_of_the_urgent_job() -> None:
+    a, b, urgent = [40.0] * 24, [60.0] * 24, [0.0] * 24
+    a[12], b[12], urgent[12] = 48.0, 48.0, 4.0  # where both have most room
+    picture = charts.render_bands("Shares", {"a": a, "b": b, "urgent": urgent}, 1.0, [], {}, "urgent", "By team.")
+    columns = {name: float(x) for x, name in re.findall(r'<text x="([^"]+)"[^>]+>(a|b|urgent)</text>', picture)}
+    assert columns["a"] == columns["b"]
+    assert abs(columns["a"] - columns["urgent"]) > charts.LETTER_WIDTH * (len("urgent") + 1) / 2

@@ -12,6 +12,7 @@ from typing import Any
 
 from batch import layout
 from batch.jobs import BadSubmission, Jobs
+from batch.queue import get_wait_s
 from batch.settings import Settings
 
 log = logging.getLogger("batch-inbox")
@@ -29,8 +30,9 @@ class Inbox:
         """Create jobs from the files that arrived; returns their ids."""
         name = layout.get_inbox_queue_name(self._settings.name)
         self._queue = self._queue or self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
-        wait_s = 0 if self._settings.is_emulated else 10
-        response = self._sqs.receive_message(QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=wait_s)
+        response = self._sqs.receive_message(
+            QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=get_wait_s(self._settings)
+        )
         job_ids: list[str] = []
         for message in response.get("Messages", ()):
             if schedule := parse_schedule(message["Body"]):

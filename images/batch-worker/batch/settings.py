@@ -66,7 +66,7 @@ class Settings:
 
     region: str
     is_emulated: bool
-    """Whether AWS is an emulator, which answers one request at a time: queues are then polled without waiting."""
+    """Whether AWS is an emulator, which waits for messages for a worker that was killed, too."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from batch.concurrency import ConcurrencyLimit, Window
 from batch.dispatch import Candidate, FairShare
 from batch.endpoint import Endpoint, sum_load
 from batch.layout import Job
-from batch.queue import Mailbox, Message
+from batch.queue import Mailbox, Message, get_wait_s
 from batch.resources import Queues, find_queues
 from batch.row_runner import EXPIRED, Outcome, RowRunner
 from batch.secrets import ApiKey
@@ -42,15 +42,16 @@ from batch.usage import Usage
 log = logging.getLogger("batch-worker")
 
 COMMIT_INTERVAL_S = 1.0
-"""Interval of saving finished rows: the most that a killed worker loses, and that runs again."""
+"""Interval of saving finished rows: the most that a killed worker loses, and that runs again. A chunk whose last row is
+answered is saved at once."""
 
-ADAPT_INTERVAL_S = 1.0
+ADAPT_INTERVAL_S, GROWTH_INTERVAL_S = 1.0, 0.5
+"""Between two steps of the concurrency limit; the second while it doubles: an endpoint with room is idle until then."""
+
 WATCH_INTERVAL_S = 2.0
 REPORT_INTERVAL_S = 5.0
 REPAIR_INTERVAL_S = 20.0
 POLL_INTERVAL_S = 0.3
-IDLE_POLL_INTERVAL_S = 2.0
-LONG_POLL_S = 10
 QUEUE_INTERVAL_S = 1.0
 
 MAX_FRUITLESS = 10
@@ -125,9 +126,9 @@ class Worker:
         self._requests: set[asyncio.Task[None]] = set()
         self._counters = Counters()
         self._row_tokens = FIRST_TOKENS
-        self._wake = asyncio.Event()
+        self._wake, self._chunk_ended = asyncio.Event(), asyncio.Event()
+        self._committed_at = time.monotonic()
         self._stopping = asyncio.Event()
-        self._arrived, self._arrived_at = asyncio.Event(), time.monotonic()
         self._last_answers = self._last_tokens = self._last_refusals = 0
         self._last_preemptions, self._last_time = -1.0, time.monotonic()
         self._shared_at = time.monotonic()
@@ -149,15 +150,17 @@ class Worker:
         tasks = [
             asyncio.create_task(self._repeat(work, interval))
             for work, interval in (
-                (self._commit_all, COMMIT_INTERVAL_S),
-                (self._adapt, ADAPT_INTERVAL_S),
                 (self._watch_jobs, WATCH_INTERVAL_S),
                 (self._report, REPORT_INTERVAL_S),
                 (self._keep_messages, self._settings.takeover_s / 4),
                 (self._repair_cache, REPAIR_INTERVAL_S),
             )
         ]
-        endless: list[Callable[[], Any]] = [self._dispatch, functools.partial(self._poll_control, queues.control)]
+        endless: list[Callable[[], Any]] = [
+            self._dispatch,
+            self._commit_in_time,
+            functools.partial(self._poll_control, queues.control),
+        ]
         endless += [functools.partial(self._poll_runs, key, url) for key, url in queues.runs.items()]
         tasks += [asyncio.create_task(self._repeat(work, POLL_INTERVAL_S)) for work in endless]
         if self._own.ready_file:
@@ -219,10 +222,7 @@ class Worker:
     async def _poll_control(self, queue: str) -> None:
         """Do plans, checks and merges, one at a time."""
         while not self._stopping.is_set():
-            message = await self._receive(queue)
-            if message is None:
-                await self._rest()
-            else:
+            if message := await self._receive(queue):
                 await self._do_step(message)
 
     async def _poll_runs(self, key: tuple[str, str], queue: str) -> None:
@@ -232,12 +232,9 @@ class Worker:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 continue
             message = await self._receive(queue)
-            if message is None:
-                await self._rest(IDLE_POLL_INTERVAL_S)
-                continue
-            if message.task == "run":
+            if message and message.task == "run":
                 await self._open_chunk(message)
-            else:
+            elif message:
                 await self._do_step(message)
 
     def _wants(self, key: tuple[str, str]) -> bool:
@@ -255,29 +252,15 @@ class Worker:
         return max(own, higher) <= self._limit.value
 
     async def _receive(self, queue: str) -> Message | None:
-        wait_s = 0 if self._settings.is_emulated else LONG_POLL_S
         try:
-            message: Message | None = await self._call(self._mailbox.receive, queue, wait_s)
+            message: Message | None = await self._call(self._mailbox.receive, queue, get_wait_s(self._settings))
         except (BotoCoreError, ClientError) as error:
             log.warning("receive: %s", error)
             await asyncio.sleep(QUEUE_INTERVAL_S)
             return None
         if message:
             self._held.add(message)
-            self._arrived_at = time.monotonic()
-            self._arrived.set()  # wakes the pollers that rest
-            self._arrived.clear()
         return message
-
-    async def _rest(self, longest_s: float = POLL_INTERVAL_S) -> None:
-        """Pause before the next poll of an embedded AWS's queue, longer if queues stay empty.
-
-        AWS supports long polling. The embedded AWS would poll for it, and it shares this machine with the engines.
-        """
-        if self._settings.is_emulated:
-            idle_s = time.monotonic() - self._arrived_at
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), min(longest_s, POLL_INTERVAL_S + idle_s / 10))
 
     async def _do_step(self, message: Message) -> None:
         """Run a step, and answer the state machine."""
@@ -332,6 +315,8 @@ class Worker:
         self._apply_job(opened, job)
         self._chunks.append(opened)
         self._wake.set()
+        if opened.is_complete:
+            self._chunk_ended.set()
 
     def _read_chunk(self, job_id: str, index: int) -> tuple[ChunkState, Job]:
         stored = self._store.read_json(self._keys.get_job_key(job_id))
@@ -341,9 +326,25 @@ class Worker:
         job: Job = stored.value
         return ChunkState.open(self._store, self._keys, job, chunks.value[index], self._own.worker), job
 
+    async def _commit_in_time(self) -> None:
+        """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once."""
+        while not self._stopping.is_set():
+            left_s = COMMIT_INTERVAL_S - (time.monotonic() - self._committed_at)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._chunk_ended.wait(), max(0.0, left_s))
+            self._chunk_ended.clear()
+            if time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S:
+                self._committed_at = time.monotonic()
+                await self._commit_all()
+            else:
+                await self._commit_each(chunk for chunk in self._chunks if chunk.is_complete)
+
     async def _commit_all(self) -> None:
+        await self._commit_each(self._chunks)
+
+    async def _commit_each(self, chunks: Iterable[OpenChunk]) -> None:
         """Save finished rows, and finish chunks that have no more."""
-        await asyncio.gather(*(self._commit(chunk) for chunk in list(self._chunks)))
+        await asyncio.gather(*(self._commit(chunk) for chunk in list(chunks)))
 
     async def _commit(self, chunk: OpenChunk) -> None:
         async with chunk.lock:
@@ -458,6 +459,8 @@ class Worker:
         finally:
             self._share_time()
             chunk.in_flight -= 1
+            if chunk.is_complete:
+                self._chunk_ended.set()
             self._share.charge(chunk.job["team"], used - charged)
         if used:
             self._usage.add(chunk.job["team"], used)
@@ -480,6 +483,14 @@ class Worker:
             log.info("cache: %d chunks repaired", chunks)
 
     # The endpoint's load
+
+    async def _follow_endpoint(self) -> None:
+        """Adapt the concurrency limit, in quick steps while the endpoint has plenty of room."""
+        while not self._stopping.is_set():
+            before = self._limit.value
+            await self._adapt()
+            is_doubled = self._limit.value >= 2 * before
+            await asyncio.sleep(GROWTH_INTERVAL_S if is_doubled else ADAPT_INTERVAL_S)
 
     async def _adapt(self) -> None:
         """Take one step of the concurrency limit."""

@@ -23,6 +23,7 @@ from moto.eks.models import Cluster, EKSBackend
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.logs.responses import LogsResponse
 from moto.s3.models import FakeBucket, FakeDeleteMarker
+from moto.sqs.models import Queue
 from moto.stepfunctions.responses import StepFunctionResponse
 
 from llm_serving.rehearsal.loopback_guard import LoopbackGuard
@@ -164,6 +165,18 @@ def call_action(response: BaseResponse) -> Any:
     return status, dict(headers), body
 
 
+_wait_for_messages = Queue.wait_for_messages
+
+
+def wait_for_messages(queue: Queue, timeout: int) -> None:
+    """Answers others while a client waits for a message of SQS; within `call_action`, whose lock it gives away."""
+    _lock.release()
+    try:
+        _wait_for_messages(queue, timeout)
+    finally:
+        _lock.acquire()
+
+
 @dataclass(frozen=True)
 class Patch:
     """One function of moto's that is replaced."""
@@ -270,6 +283,7 @@ def main() -> None:
     """Serves until it is stopped, with moto's own arguments."""
     for patch in PATCHES:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
+    Queue.wait_for_messages = wait_for_messages
     run_server = server.run_simple
     server.run_simple = lambda host, port, application, **options: run_server(
         host, port, LoopbackGuard(application), **options

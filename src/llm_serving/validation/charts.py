@@ -207,28 +207,28 @@ def render_bands(
     highlight: str,
     caption: str,
 ) -> str:
-    """Render percentages of a whole over time as bands on top of each other, named where the narrowest has most room.
+    """Render percentages of a whole over time as bands on top of each other, named where they have most room.
 
     Args:
         bands: one value for each `width_s` seconds, by name, the lowest band first.
         levels: horizontal lines, in percent.
         marks: vertical lines in seconds, by name.
-        highlight: name of the band in another color, which is named where it is widest.
+        highlight: name of the band in another color, which is named where it is widest, apart from the others.
     """
     count = len(next(iter(bands.values()), ()))
     if not count:
         return _render_empty(title)
     x, y = Scale(0, count * width_s, LEFT, WIDTH - RIGHT), Scale(0, 100, HEIGHT - BOTTOM, LOW_TOP)
-    others = [values for name, values in bands.items() if name != highlight]
-    named_at = max(range(count), key=lambda index: min(values[index] for values in others))
+    highlighted_at = max(range(count), key=bands.get(highlight, [0.0] * count).__getitem__)
+    named_at = _find_room(bands, highlight, highlighted_at, x(width_s) - x(0))
     areas, names, below = [], [], [0.0] * count
     for number, (name, values) in enumerate(bands.items()):
         above = [low + value for low, value in zip(below, values, strict=True)]
         kind = "highlight" if name == highlight else f"band-{number}"
         areas.append(f'<path class="band {kind}" d="{_format_band(x, y, width_s, below, above)}"/>')
-        label_index = max(range(count), key=values.__getitem__) if name == highlight else named_at
-        middle = (below[label_index] + above[label_index]) / 2
-        names.append(_render_text(x((label_index + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
+        column = highlighted_at if name == highlight else named_at
+        middle = (below[column] + above[column]) / 2
+        names.append(_render_text(x((column + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
         below = above
     lines = [
         f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level)}" y2="{y(level)}"/>' for level in levels
@@ -242,6 +242,15 @@ def _format_band(x: Scale, y: Scale, width_s: float, below: Sequence[float], abo
     top = [f"{x(index * width_s)},{y(end)}L{x((index + 1) * width_s)},{y(end)}" for index, end in enumerate(above)]
     bottom = [f"{x((index + 1) * width_s)},{y(end)}L{x(index * width_s)},{y(end)}" for index, end in enumerate(below)]
     return f"M{'L'.join(top)}L{'L'.join(reversed(bottom))}Z"
+
+
+def _find_room(bands: Mapping[str, Sequence[float]], highlight: str, highlighted_at: int, width: float) -> int:
+    """The column of `width` pixels where the narrowest band has most room, out of the way of the highlight's name."""
+    others = {name: values for name, values in bands.items() if name != highlight}
+    reach = LETTER_WIDTH * (len(highlight) + max(map(len, others))) / 2
+    columns = range(len(next(iter(others.values()))))
+    apart = [column for column in columns if highlight not in bands or abs(column - highlighted_at) * width > reach]
+    return max(apart or columns, key=lambda column: min(values[column] for values in others.values()))
 
 
 def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:
