@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import bisect
+import json
 import math
 import random
 import time
@@ -78,7 +79,7 @@ class Engine:
 def build_app(engine: Engine) -> web.Application:
     """Build the server."""
 
-    async def complete(request: web.Request) -> web.Response:
+    async def complete(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         text = str(body["messages"][-1]["content"])
         await engine.serve(text)
@@ -86,6 +87,8 @@ def build_app(engine: Engine) -> web.Application:
             return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
         if "break" in text:
             return web.json_response({"error": {"message": "broken", "code": 500}}, status=500)
+        if body.get("stream"):
+            return web.Response(text=_format_stream(_build_answer(text)), content_type="text/event-stream")
         return web.json_response(_build_answer(text))
 
     async def show_metrics(_: web.Request) -> web.Response:
@@ -127,6 +130,14 @@ def _build_answer(text: str) -> dict[str, Any]:
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": len(text.split()), "completion_tokens": OUTPUT_TOKENS},
     }
+
+
+def _format_stream(answer: dict[str, Any]) -> str:
+    """An answer as the events of a stream, all of which come at its end."""
+    [choice] = answer["choices"]
+    chunk = {**answer, "object": "chat.completion.chunk", "choices": [{**choice, "delta": choice["message"]}]}
+    usage = {**answer, "object": "chat.completion.chunk", "choices": []}
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in (chunk, usage)) + "data: [DONE]\n\n"
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
     python -m scripts.benchmarks.batch_load split --gigabytes 50    plan of a large file, scan of some chunks
     python -m scripts.benchmarks.batch_load merge --gigabytes 1     joins the results of a job
     python -m scripts.benchmarks.batch_load change                  how fast the concurrency follows the endpoint
+    python -m scripts.benchmarks.batch_load use                     a job beside vllm bench serve, in turn
     python -m scripts.benchmarks.batch_load share                   teams of 50/30/20 and an urgent job
     python -m scripts.benchmarks.batch_load clients                 aiohttp against httpx
 
@@ -37,8 +38,9 @@ import psutil
 
 from llm_serving import processes, program
 from llm_serving.settings.errors import Unavailable
+from llm_serving.validation import run as validation_run
 from llm_serving.workloads.batch.client import BatchClient
-from scripts.benchmarks import batch_kills, s3_server
+from scripts.benchmarks import batch_kills, drivers, s3_server
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
 
 if str(IMAGE) not in sys.path:
@@ -312,6 +314,38 @@ def _await_short_queue(run: BatchRun, slots: int) -> float:
     return round(time.monotonic() - start, 1)
 
 
+def measure_use(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Rows a second of a job and of `vllm bench serve` at several numbers in flight, on an endpoint that takes 64.
+
+    The endpoint waits and computes nothing, so that neither shares cores with an engine.
+    """
+    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=USE_SLOTS, BATCH_CONCURRENCY="16..256") as run:
+        jobs = run.open_jobs()
+        driver = {number: _measure_driver(run, number, arguments.rows, folder) for number in (32, 64, 128)}
+        job = submit(run, jobs, "use", arguments.rows)
+        moments: list[tuple[float, int]] = []
+        while not moments or moments[-1][1] < arguments.rows:
+            counts = jobs.count(jobs.read(job["id"]))["request_counts"]
+            moments.append((time.monotonic(), counts["completed"]))
+            time.sleep(SAMPLE_S)
+    start_s, _ = [moment for moment in moments if not moment[1]][-1]
+    rate = arguments.rows / (moments[-1][0] - start_s)
+    best = max(driver.values())
+    return {"rows": arguments.rows, "driver": driver, "job": round(rate, 1), "use": round(rate / best, 3)}
+
+
+USE_SLOTS = 64
+
+
+def _measure_driver(run: BatchRun, in_flight: int, rows: int, folder: Path) -> float:
+    """Requests a second of `vllm bench serve` with so many in flight."""
+    lengths = {"input_tokens": "20..20", "output_tokens": "8..8"}
+    traffic = {"users": in_flight, "requests": rows, "warm_up": in_flight, **lengths}
+    deployment = drivers.build_deployment(run.endpoint, traffic)
+    report, _ = validation_run.validate(deployment, logs=folder / "logs", runs=folder / "runs", driver="vllm-bench")
+    return round(report.throughput.requests_per_s, 1)
+
+
 def measure_share(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Shares of three teams while all have rows, and seconds to the first row of an urgent job."""
     teams = {"default": 50, "search": 30, "ads": 20}
@@ -421,6 +455,7 @@ def main() -> None:
         "split": (measure_split, {"gigabytes": 50.0, "chunks": 32}),
         "merge": (measure_merge, {"gigabytes": 1.0, "part": 16, "s3": "", "copy_ms": 0.0}),
         "change": (measure_change, {"rows": 30_000, "metrics": "on"}),
+        "use": (measure_use, {"rows": 4000}),
         "share": (measure_share, {"rows": 6000}),
         "clients": (measure_clients, {"rows": 4000}),
     }

@@ -107,7 +107,7 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
             stack.enter_context(_keep_core_busy())
         before = _read_children_cpu_s()
         report, _ = run.validate(
-            _build_deployment(url, traffic),
+            build_deployment(url, traffic),
             logs=folder / "logs",
             runs=folder / "runs",
             driver=None if name == OWN else name,
@@ -122,7 +122,7 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
     return Outcome(report, cpu_s, truth.p50 or 0.0, truth.p99 or 0.0, good)
 
 
-def _build_deployment(url: str, traffic: dict[str, Any]) -> Deployment:
+def build_deployment(url: str, traffic: dict[str, Any]) -> Deployment:
     """A deployment whose one worker and router are the server."""
     weights = Weights(uri="s3://models/known/", loader="runai_streamer", bytes=1, random=True)
     served = ServedModel(model="known", name="known", weights=weights, context=4096)

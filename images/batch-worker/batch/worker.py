@@ -158,6 +158,7 @@ class Worker:
         ]
         endless: list[Callable[[], Any]] = [
             self._dispatch,
+            self._follow_endpoint,
             self._commit_in_time,
             functools.partial(self._poll_control, queues.control),
         ]
