@@ -30,7 +30,7 @@ Runs = Annotated[
         "blueprint, its two newest.",
     ),
 ]
-Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Least change that counts.")]
+Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Smallest change to report.")]
 Repeats = Annotated[
     int,
     typer.Option(
@@ -41,7 +41,7 @@ Repeats = Annotated[
         "run to run is in the intervals; 5, for example.",
     ),
 ]
-Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Write the comparison as a page.")]
+Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Also write an HTML page.")]
 Gate = Annotated[bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline.")]
 
 
