@@ -20,7 +20,7 @@ from llm_serving.validation import (
     load_plan,
     pooled_answer,
     prompts,
-    report,
+    report_builder,
     request_body,
     soundness,
     sweep,
@@ -132,7 +132,7 @@ def build_report(make_deployment: Callable[..., Deployment]) -> Callable[..., Re
         deployment = deployment.model_copy(update={"task": "embed", "unused_keys": ("slo.itl_ms",), **changes})
         result = DriverResult(started_at="2026-01-02T03:04:05+00:00", duration_s=10.0, planned=len(samples))
         weights = WeightLoading(source="s3://models/tiny/", bytes=1, seconds=0.5, random=True)
-        return report.build(deployment, result, samples, weights, {})
+        return report_builder.build(deployment, result, samples, weights, {})
 
     return build
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from llm_serving.validation import charts, html_report, report, sample_statistics, time_series
+from llm_serving.validation import charts, html_report, report, report_builder, sample_statistics, time_series
 from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
@@ -53,7 +53,7 @@ def build_report(make_deployment: Callable[..., Deployment]) -> Any:
         deployment = make_deployment("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
         weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
         result = DriverResult(**{**defaults, **outcome})
-        return report.build(deployment, result, samples, weights, {"vllm": "0.32.0"}, source=source)
+        return report_builder.build(deployment, result, samples, weights, {"vllm": "0.32.0"}, source=source)
 
     return _build
 
@@ -240,9 +240,9 @@ def test_a_report_shows_the_first_answers_and_counts_all(build_report: Any) -> N
     samples = [_build_sample(number, expected="an answer") for number in range(500)]
     built = build_report(samples)
     assert built.expected.same == 500
-    assert len(built.answers) == report.MAX_SHOWN
+    assert len(built.answers) == report_builder.MAX_SHOWN
     assert (
-        f"500 of 500 are as expected, except for white space; the first {report.MAX_SHOWN} are shown."
+        f"500 of 500 are as expected, except for white space; the first {report_builder.MAX_SHOWN} are shown."
         in html_report.render(built, samples)
     )
 

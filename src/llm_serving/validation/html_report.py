@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from llm_serving.validation import charts, further_latencies, report, time_series
+from llm_serving.validation import charts, further_latencies, report, report_builder, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.engine_metrics import Agreement
 from llm_serving.validation.further_latencies import Definition
@@ -194,7 +194,7 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
     }
     svgs: dict[str, str] = {
         metric: charts.render_distribution(METRIC_NAMES[metric], values, run_report.metrics[metric], limits[metric])
-        for metric, values in report.collect_latencies(answered).items()
+        for metric, values in report_builder.collect_latencies(answered).items()
         if metric in limits
     }
     for metric, points in time_series.collect_points(answered).items():

@@ -25,7 +25,7 @@ from llm_serving.validation import (
     driver_result,
     load_plan,
     prompts,
-    report,
+    report_builder,
     run_folder,
     scoring,
     trace,
@@ -112,7 +112,7 @@ def validate(
         loading = _read_weight_loading(deployment, logs)
         prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())
         versions = _collect_versions(deployment)
-        run_report = report.build(
+        run_report = report_builder.build(
             deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source
         )
         return run_report, run_folder.save(run_report, samples, work, runs / deployment.name)

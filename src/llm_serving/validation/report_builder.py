@@ -1,0 +1,469 @@
+"""Build the report of one validation from what its driver measured. No input or output."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, get_args
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import Engine
+from llm_serving.validation import (
+    distribution,
+    engine_metrics,
+    further_latencies,
+    gate,
+    report_remarks,
+    sample_statistics,
+    scoring,
+    serving_cost,
+    soundness,
+    time_series,
+)
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.base import LoadSource
+from llm_serving.validation.distribution import Distribution, Estimate
+from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation.drivers.base import Driver
+from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, KvTransfers
+from llm_serving.validation.gate import MissedObjective
+from llm_serving.validation.report import (
+    Bound,
+    ExpectedAnswers,
+    Goodput,
+    InputLength,
+    PromptOverlap,
+    Report,
+    Requests,
+    ShareBounds,
+    ShownAnswer,
+    Steady,
+    Throughput,
+    Tokens,
+    WeightLoading,
+)
+from llm_serving.validation.sample_statistics import Latency, Metric
+from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.traffic import Traffic
+
+MAX_SHOWN = 200
+"""Answers in a report; requests.jsonl has all of them."""
+
+METHOD = (
+    "The table's latencies are of answered requests; the SLO is held against all of them, failed ones as infinite.",
+    "A limit is met where the upper bound of its statistic, at 95% confidence, is within it.",
+    "Goodput is the share of requests that meet every limit on a latency at once.",
+    "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",
+    "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",
+    "End-to-end latency ends at the last byte of the stream.",
+    "Tokens are the server's own count, from its usage.",
+    "Percentiles interpolate linearly between the two closest ranks (numpy's default).",
+    "Throughput is of answered requests, from the start of the first counted request to the end of the last.",
+)
+
+POOLED_METHOD = (
+    *METHOD[:3],
+    "End-to-end latency ends at the last byte of the answer.",
+    "Tokens are the server's own count, from its usage; a text is one input, or one document of a query.",
+    *METHOD[-2:],
+)
+"""Where answers have no tokens."""
+
+
+def build(
+    deployment: Deployment,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    weights: WeightLoading,
+    versions: Mapping[str, str],
+    prompts_digest: str = "",
+    notes: Sequence[str] = (),
+    driver: Driver | None = None,
+    source: LoadSource | None = None,
+) -> Report:
+    """Build the report from the driver's result.
+
+    Args:
+        prompts_digest: of the settings that decide the prompts.
+        notes: further remarks, on the load as it was planned.
+        driver: drop-in driver that sent it; None for our own.
+        source: from where the load was sent; this machine if None.
+    """
+    answered = [sample for sample in samples if sample.error is None]
+    measured = list_metrics(deployment)
+    latencies = collect_latencies(answered)
+    metrics = {metric: sample_statistics.summarize_latency(latencies[metric]) for metric in measured}
+    throughput = _compute_throughput(answered, result.duration_s, pooled=deployment.is_pooled)
+    engine = engines.load_engines()[deployment.engine]
+    before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
+    roles = _list_replica_roles(deployment, source)
+    answering = {name for name, role in roles.items() if role in {role.name for role in deployment.answering_roles}}
+    unanswered = engine.finish_reasons.unanswered
+    counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
+    replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
+    answering_replicas = [replica for replica in replicas if replica.name in answering]
+    tokens = _count_tokens(answered)
+    overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
+    stall_s = soundness.find_longest_stall(samples, deployment.traffic.deadline)
+    unmeasured = driver.unmeasured if driver else {}
+    metrics = {metric: _drop_unmeasured(metric, latency, unmeasured) for metric, latency in metrics.items()}
+    return Report(
+        **_judge(deployment, result, samples, throughput, overlap, stall_s, unmeasured),
+        not_measured=dict(unmeasured),
+        cost=serving_cost.estimate(deployment, answered, result.duration_s),
+        driver=result.processes,
+        longest_stall_s=round(stall_s, 3),
+        requests=_count_requests(samples, result.planned),
+        metrics=metrics,
+        further=_summarize_further(answered, unmeasured),
+        throughput=throughput,
+        by_input=_group_by_input(answered) if deployment.is_pooled else [],
+        steady=_compute_steady(samples),
+        replicas=replicas,
+        routers=_count_router_requests(deployment, result, source),
+        weights=weights,
+        settings=_collect_settings(deployment) | ({"driver": driver.name} if driver else {}),
+        versions={**result.versions, **versions},
+        images={role.name: role.image for role in deployment.roles if role.image},
+        emulated=list(deployment.emulated),
+        name=deployment.name,
+        started_at=result.started_at,
+        duration_s=round(result.duration_s, 3),
+        tokens=tokens,
+        shared=overlap,
+        kv_transfers=_summarize_transfers(deployment, engine, metrics, before, after, answering),
+        agreement=_compare_metrics(deployment, metrics, before, after, answering),
+        expected=_compare_expected(deployment.traffic, samples),
+        answers=_select_shown(samples),
+        remarks=[
+            *([source.described] if source and source.is_limit else []),
+            *notes,
+            *(driver.notes if driver else ()),
+            *report_remarks.build(
+                deployment, result, samples, tokens, overlap, [r for r in replicas if r.name in answering]
+            ),
+        ],
+        method=[
+            *([source.described] if source and not source.is_limit else []),
+            _describe_clock(deployment, result, driver),
+            *(POOLED_METHOD if deployment.is_pooled else METHOD),
+        ],
+    )
+
+
+def _judge(
+    deployment: Deployment,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    throughput: Throughput,
+    overlap: PromptOverlap,
+    stall_s: float,
+    unmeasured: Mapping[str, str],
+) -> dict[str, Any]:
+    """The report's verdict, and what it rests on.
+
+    A driver that was starved may have missed the SLO by itself: then only a latency counts that it cannot explain.
+    """
+    slo, distributions = deployment.slo, distribution.collect(samples)
+    goodput = gate.count_goodput(slo, samples, result.duration_s)
+    failed = sum(sample.error is not None for sample in samples)
+    missed, unshown = gate.judge(
+        slo,
+        distributions,
+        len(samples),
+        failed,
+        throughput.model_dump(),
+        goodput,
+        stall_s=stall_s,
+        unmeasured=unmeasured,
+        score=scoring.compute_mean(samples),
+    )
+    driver_doubts = soundness.find_driver_doubts(slo, result, samples)
+    doubts = soundness.find_doubts(deployment.traffic, result, samples, shared=overlap.prompts, cached=overlap.cached)
+    not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
+    delay_ms = max((doubt.delay_ms for doubt in driver_doubts), default=0.0)
+    fails = any(not driver_doubts or _is_missed_without_driver(miss, delay_ms) for miss in missed)
+    return {
+        "verdict": "fail" if fails else "not shown" if missed or not_shown else "pass",
+        "missed": missed,
+        "not_shown": not_shown,
+        "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
+        "share_bounds": _build_share_bounds({"errors": failed, "goodput": goodput.good}, len(samples)),
+        "bounds": {
+            metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(deployment)
+        },
+    }
+
+
+def _build_share_bounds(counts: Mapping[str, int], total: int) -> dict[str, ShareBounds]:
+    if not total:
+        return {}
+    bounds = {name: sample_statistics.compute_share_bounds(count, total) for name, count in counts.items()}
+    return {
+        name: ShareBounds(value=round(counts[name] / total, 5), lower=round(lower, 5), upper=round(upper, 5))
+        for name, (lower, upper) in bounds.items()
+    }
+
+
+def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
+    """Whether a latency is over its limit by more than the driver may have added to it."""
+    is_latency = miss.metric.partition(".")[0] in gate.LATENCIES
+    return is_latency and miss.value is not None and miss.value - delay_ms > miss.limit
+
+
+def _summarize_further(answered: Sequence[Sample], unmeasured: Mapping[str, str]) -> dict[str, Latency]:
+    """Latencies by other tools' definitions, without those that the driver does not measure."""
+    latencies = further_latencies.summarize(answered)
+    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in latencies.items()}
+
+
+def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, str]) -> Latency:
+    """A summary without the statistics that the driver does not measure."""
+    names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
+    return latency.model_copy(update=dict.fromkeys([*names, *(("min", "max") if names else ())]))
+
+
+def _compute_steady(samples: Sequence[Sample]) -> Steady | None:
+    rates = time_series.compute_steady_rates(samples)
+    names = ("from_s", "to_s", "offered_per_s", "requests_per_s", "output_tokens_per_s")
+    return rates and Steady(**{name: round(value, 3) for name, value in zip(names, rates, strict=True)})
+
+
+def _build_bounds(metric: Metric, latencies: Distribution, unmeasured: Mapping[str, str]) -> dict[str, Bound]:
+    """Each statistic with its bound, without values for those that the driver does not measure."""
+
+    def round_finite(value: float | None) -> float | None:
+        return None if value is None or math.isinf(value) else round(value, 3)
+
+    estimates = {
+        name: Estimate(None, None) if f"{metric}.{name}" in unmeasured else latencies.estimate(name)
+        for name in (*sample_statistics.PERCENTILES, distribution.MEAN)
+    }
+    return {
+        name: Bound(
+            value=round_finite(estimate.value),
+            upper=round_finite(estimate.upper),
+            infinite=estimate.value is not None and math.isinf(estimate.value),
+        )
+        for name, estimate in estimates.items()
+    }
+
+
+def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
+    by_error = Counter(sample.error for sample in samples if sample.error)
+    return Requests(total=len(samples), failed=by_error.total(), by_error=dict(by_error.most_common()), planned=planned)
+
+
+def _list_replica_roles(deployment: Deployment, source: LoadSource | None) -> dict[str, str]:
+    """Role of each replica by its name: the target's own where it names them, else the process's."""
+    engine_roles = {role.name: role for role in deployment.engine_roles}
+    if source and source.pages:
+        return {page.name: page.role for page in source.pages if page.role in engine_roles}
+    return {process.name: name for name, role in engine_roles.items() for process in role.instances}
+
+
+def _count_router_requests(deployment: Deployment, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
+    """Requests that each router counted between the two readings of its metrics."""
+    names = [page.name for page in source.pages if page.role == deployment.router.name] if source else []
+    pattern, counts = deployment.router.metrics.get("requests"), dict[str, int]()
+    if pattern is None:
+        return counts
+    for name in names:
+        pages = (result.metrics_after.get(name, ""), result.metrics_before.get(name, ""))
+        after, before = (engine_metrics.count_requests(page, pattern) for page in pages)
+        counts[name] = int(after if after < before else after - before)  # it restarted in between
+    return counts
+
+
+def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
+    def round_share(share: float | None) -> float | None:
+        return None if share is None else round(share, 4)
+
+    return PromptOverlap(
+        prompts=round_share(result.shared_prompts),
+        of=result.shared_prompt_count,
+        cached=round_share(cached_share),
+        traffic=prompts_digest,
+    )
+
+
+def _summarize_transfers(
+    deployment: Deployment,
+    engine: Engine,
+    metrics: Mapping[Metric, Latency],
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
+    answering: AbstractSet[str],
+) -> KvTransfers | None:
+    if deployment.answering_roles == deployment.engine_roles or "transfer-time" not in engine.metrics or not after:
+        return None
+    return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, after.keys() - answering)
+
+
+def _compare_metrics(
+    deployment: Deployment,
+    metrics: Mapping[Metric, Latency],
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
+    answering: AbstractSet[str],
+) -> list[Agreement]:
+    """Compare the client's numbers with those of the engines that answer it.
+
+    With prefill and decode apart no engine sees a whole request: decode's own times begin after prefill.
+    """
+    if deployment.is_pooled and deployment.traffic.inputs.max > 1:
+        return []  # the engine's times are of single texts
+    sees_all = deployment.answering_roles == deployment.engine_roles
+    comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
+    return engine_metrics.compare(comparable, before, {name: after[name] for name in after.keys() & answering})
+
+
+def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
+    """Return every latency in milliseconds; inter-token latency once for each token after its answer's first."""
+    return {
+        "ttft_ms": [sample.ttft_ms for sample in answered if sample.ttft_ms is not None],
+        "itl_ms": [gap.ms for sample in answered for gap in sample.gaps for _ in range(gap.tokens)],
+        "e2e_ms": [sample.e2e_ms for sample in answered if sample.e2e_ms is not None],
+    }
+
+
+def list_metrics(deployment: Deployment) -> tuple[Metric, ...]:
+    """Return the latencies that the answers of a deployment have."""
+    return ("e2e_ms",) if deployment.is_pooled else get_args(Metric)
+
+
+def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled: bool) -> Throughput:
+    def compute_rate(count: int) -> float:
+        return round(count / duration_s, 3) if duration_s > 0 else 0.0
+
+    return Throughput(
+        requests_per_s=compute_rate(len(answered)),
+        output_tokens_per_s=compute_rate(sum(sample.output_tokens or 0 for sample in answered)),
+        inputs_per_s=compute_rate(sum(sample.inputs for sample in answered)) if pooled else None,
+    )
+
+
+INPUT_GROUPS = 4
+"""Groups of as many requests by the length of their input."""
+
+
+def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
+    """Latency by the length of the input; requests of one length stay together."""
+    measured = sorted(
+        (sample.input_tokens, sample.e2e_ms)
+        for sample in answered
+        if sample.input_tokens is not None and sample.e2e_ms is not None
+    )
+    groups: dict[int, list[tuple[int, float]]] = {}
+    first_indexes: dict[int, int] = {}
+    for index, (tokens, e2e_ms) in enumerate(measured):
+        first = first_indexes.setdefault(tokens, index)
+        groups.setdefault(first * INPUT_GROUPS // len(measured), []).append((tokens, e2e_ms))
+    return [_summarize_group(group) for group in groups.values()]
+
+
+def _summarize_group(group: Sequence[tuple[int, float]]) -> InputLength:
+    latency = sample_statistics.summarize_latency([e2e_ms for _, e2e_ms in group])
+    return InputLength(
+        from_tokens=group[0][0],
+        to_tokens=group[-1][0],
+        requests=len(group),
+        p50=latency.p50 or 0.0,
+        p95=latency.p95 or 0.0,
+    )
+
+
+def _count_tokens(answered: Sequence[Sample]) -> Tokens:
+    def compute_mean(counts: list[int]) -> float | None:
+        return round(sum(counts) / len(counts), 1) if counts else None
+
+    def compute_exact_share(pairs: list[tuple[int | None, int | None]]) -> float | None:
+        counted = [(requested, actual) for requested, actual in pairs if requested is not None and actual is not None]
+        return sum(requested == actual for requested, actual in counted) / len(counted) if counted else None
+
+    return Tokens(
+        input_mean=compute_mean([sample.input_tokens for sample in answered if sample.input_tokens is not None]),
+        output_mean=compute_mean([sample.output_tokens for sample in answered if sample.output_tokens is not None]),
+        input_exact=compute_exact_share([(sample.asked_input, sample.input_tokens) for sample in answered]),
+        output_exact=compute_exact_share([(sample.asked_output, sample.output_tokens) for sample in answered]),
+    )
+
+
+def _collect_settings(deployment: Deployment) -> dict[str, Any]:
+    settings = deployment.model_dump(
+        mode="json",
+        include={"pattern", "target", "fleet", "engine", "url", "traffic", "slo"},
+        exclude_none=True,
+    )
+    main_model = deployment.served_models[0]
+    if deployment.traffic.arrivals is None:
+        for key in ("process", "burstiness"):  # only arrivals have them
+            settings["traffic"].pop(key)
+    if not deployment.traffic.replays_times:
+        settings["traffic"].pop("trace_speed")
+    if deployment.traffic.data is None:
+        settings["traffic"].pop("score_by")
+    if deployment.traffic.turns.max == 1:
+        settings["traffic"].pop("turns")
+    for key in ("output_tokens", "api") if deployment.is_pooled else ("inputs",):
+        settings["traffic"].pop(key)
+    roles = {role.name: len(role.instances) for role in deployment.engine_roles}
+    return {
+        **settings,
+        **({"task": deployment.task} if deployment.is_pooled else {}),
+        "model": main_model.model,
+        "served_model": main_model.name,
+        **({"models": list(deployment.model_names)} if len(deployment.model_names) > 1 else {}),
+        "context": main_model.context,
+        "replicas": len(deployment.engine_processes),
+        "accelerators": sum(role.accelerators * max(1, role.replicas.min) for role in deployment.engine_roles),
+        **({"tuning": tuning} if (tuning := deployment.tuning.model_dump(mode="json", exclude_defaults=True)) else {}),
+        **({"roles": roles} if len(roles) > 1 else {}),
+    }
+
+
+def _compare_expected(traffic: Traffic, samples: Sequence[Sample]) -> ExpectedAnswers | None:
+    answered = [sample for sample in samples if sample.error is None]
+    matches = [is_same for sample in answered if (is_same := _is_expected(sample)) is not None]
+    mean = scoring.compute_mean(samples)
+    if not matches and mean is None:
+        return None
+    return ExpectedAnswers(compared=len(matches), same=sum(matches), score_by=traffic.score_by, score=mean)
+
+
+def _is_expected(sample: Sample) -> bool | None:
+    """Return whether the answer is the expected one except for white space; None if none was given."""
+    return None if sample.expected is None else sample.text.split() == sample.expected.split()
+
+
+def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
+    """Return, in the order of sending, the first answers with text and the first failure of each kind."""
+    shown: list[ShownAnswer] = []
+    failures: set[str] = set()
+    for sample in sorted(samples, key=lambda item: item.number):
+        if sample.error in failures or not (sample.error or sample.prompt) or len(shown) >= MAX_SHOWN:
+            continue
+        if sample.error:
+            failures.add(sample.error)
+        shown.append(
+            ShownAnswer(
+                prompt=sample.prompt,
+                actual=sample.text,
+                expected=sample.expected,
+                same=_is_expected(sample),
+                score=sample.score,
+                error=sample.error,
+                detail=sample.detail,
+            )
+        )
+    return shown
+
+
+def _describe_clock(deployment: Deployment, result: DriverResult, driver: Driver | None) -> str:
+    if driver:
+        return f"A request's times run from when {driver.clock}, to when it read the bytes, as {driver.title} says."
+    start = "it was due (open loop)" if deployment.traffic.is_open_loop else "it was sent"
+    end = "the kernel received the bytes" if result.kernel_times else "the driver read the bytes"
+    return f"A request's times run from when {start}, including connecting, to when {end}."
