@@ -141,9 +141,7 @@ def build(
             *([source.described] if source and source.is_limit else []),
             *notes,
             *(driver.notes if driver else ()),
-            *report_remarks.build(
-                deployment, result, samples, tokens, overlap, [r for r in replicas if r.name in answering]
-            ),
+            *report_remarks.build(deployment, result, samples, tokens, overlap, answering_replicas),
         ],
         method=[
             *([source.described] if source and not source.is_limit else []),
