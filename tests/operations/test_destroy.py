@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
@@ -15,10 +16,12 @@ from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.tables import fleet_plan_table
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
 from tests.operations.conftest import SMALL_FLEET, Recorder
 
+VOLUMES = (ClaimVolume("vol-1", 80, "serving/cache"),)
 NON_EMPTY = [NonEmptyStore("bucket", "small-models", "1 object with old versions, 2 B")]
 
 
@@ -102,3 +105,30 @@ def test_in_a_cluster_machines_go_then_load_balancers_then_charts(recorder: Reco
         "helm uninstall aws-load-balancer-controller",
     ]
     assert [verb for verb in verbs if verb in order] == order
+
+
+def _render(context: FleetContext, *, with_data: bool, stores: bool = True) -> str:
+    plan = build_plan(context, non_empty=NON_EMPTY if stores else [], volumes=VOLUMES, with_data=with_data)
+    output = Console(width=200, record=True)
+    output.print(fleet_plan_table.render_destroy_plan(plan), fleet_plan_table.render_destroy_summary(plan))
+    return output.export_text()
+
+
+def test_a_destroy_names_the_volumes_that_it_keeps_and_how_to_delete_them(context: FleetContext) -> None:
+    rendered = _render(context, with_data=False)
+    assert "kept  volume vol-1: 80 GiB of the claim serving/cache" in rendered
+    kept = "Kept: the stack storage with small-models and 1 volume of claims, which cost. To delete it too: blueprint"
+    assert rendered.count(kept) == 2
+    assert "Kept: 1 volume of claims, which cost." in _render(context, with_data=False, stores=False)
+
+
+def test_a_destroy_with_data_deletes_the_volumes(context: FleetContext) -> None:
+    rendered = _render(context, with_data=True)
+    assert "permanently deleted  volume vol-1: 80 GiB of the claim serving/cache" in rendered
+    assert "volumes 1; no instances are running." in rendered and "Kept" not in rendered
+
+
+def test_volumes_that_an_earlier_destroy_kept_are_no_empty_plan_with_data(context: FleetContext) -> None:
+    for with_data, is_empty in ((True, False), (False, True)):
+        plan = build_plan(context, volumes=VOLUMES, with_data=with_data)
+        assert type(plan)(**{**vars(plan), "states": {}}).is_empty is is_empty
