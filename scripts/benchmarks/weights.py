@@ -16,10 +16,14 @@ Method, on this process's clock unless noted:
 - to the first answer: from the start of the download or of the engine to the first completion.
 - on disk: size of the downloaded copy; streamed weights are never stored.
 
-On two cores of a machine that was busy with other work (2026-11-23, medians of 3): 984 MB/s by plain requests, 356 MB/s
-by the streamer, and 0.95 and 1.50 CPU-seconds a GB. Of the difference, most is the kernel's, which clears the memory
-that weights are written to (perf); plain requests use theirs again. So with two cores the streamer can reach 63% of the
-server's rate. Left at its own 8 clients, it needs about twice the CPU time.
+On two cores (2026-11-24, medians of 10 rounds in turn, load average 2.1 to 3.5): 2,051 MB/s by plain requests and 768
+by the streamer, whose fastest round had 1,061; with the server, 0.75 and 1.67 CPU-seconds a GB. Two cores give two CPU-
+seconds a second, so that the streamer cannot exceed 1.20 GB/s here, of which the fastest round is 88%. 80% of the rate
+of plain requests, 1.64 GB/s, would take 2.7 cores: the cores are the limit. Of the difference in CPU time, most is the
+kernel's, which clears the memory that weights are written to (perf); plain requests use theirs again. Other settings of
+the streamer (two clients, two to five times the connections) took 1.53 to 1.70 CPU-seconds a GB and gave 760 to 959
+MB/s; huge pages took no less CPU time (medians of 5, load 5 to 8). Left at its own 8 clients, it needs about twice the
+CPU time.
 
 The server reads from the page cache, and downloaded files are loaded from it too: a fast disk for both sides. The sides
 run in turn, so that changes of the machine's speed affect all.
