@@ -28,7 +28,7 @@ def _render_pictures(report: BatchReport) -> dict[str, Markup]:
     moments = report.moments[:: len(report.moments) // _POINTS + 1]
     values = {
         "Rows with a result": ("rows", [(moment.seconds, moment.completed + moment.failed) for moment in moments]),
-        "Requests in flight, as the workers said": (
+        "Requests in flight, reported by the workers": (
             "requests",
             [(moment.seconds, moment.in_flight) for moment in moments],
         ),
