@@ -12,7 +12,6 @@ from typing import Any
 
 from batch import layout
 from batch.jobs import BadSubmission, Jobs
-from batch.queue import get_wait_s
 from batch.settings import Settings
 
 log = logging.getLogger("batch-inbox")
@@ -31,7 +30,7 @@ class Inbox:
         name = layout.get_inbox_queue_name(self._settings.name)
         self._queue = self._queue or self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
         response = self._sqs.receive_message(
-            QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=get_wait_s(self._settings)
+            QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=self._settings.queue_wait_s
         )
         job_ids: list[str] = []
         for message in response.get("Messages", ()):

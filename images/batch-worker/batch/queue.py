@@ -9,20 +9,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from batch.settings import Settings
-
-_WAIT_S, _EMULATED_WAIT_S = 10, 2
-
 _GONE = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
 """Errors of an execution that ended or passed the step to another: no answer is expected."""
-
-
-def get_wait_s(settings: Settings) -> int:
-    """How long SQS waits for a message before it answers that there is none.
-
-    An embedded AWS waits less: it waits for a worker that was killed, too, and gives it the message.
-    """
-    return _EMULATED_WAIT_S if settings.is_emulated else _WAIT_S
 
 
 @dataclass(frozen=True, eq=False)  # deliveries are compared by identity, not by content

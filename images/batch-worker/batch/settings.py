@@ -66,7 +66,15 @@ class Settings:
 
     region: str
     is_emulated: bool
-    """Whether AWS is an emulator, which waits for messages for a worker that was killed, too."""
+    """Whether AWS is an emulator."""
+
+    @property
+    def queue_wait_s(self) -> int:
+        """How long SQS waits for a message before it answers that there is none.
+
+        An emulator waits less: it waits for a worker that was killed, too, and gives it the message.
+        """
+        return 2 if self.is_emulated else 10
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from batch.concurrency import ConcurrencyLimit, Window
 from batch.dispatch import Candidate, FairShare
 from batch.endpoint import Endpoint, sum_load
 from batch.layout import Job
-from batch.queue import Mailbox, Message, get_wait_s
+from batch.queue import Mailbox, Message
 from batch.resources import Queues, find_queues
 from batch.row_runner import EXPIRED, Outcome, RowRunner
 from batch.secrets import ApiKey
@@ -254,7 +254,7 @@ class Worker:
 
     async def _receive(self, queue: str) -> Message | None:
         try:
-            message: Message | None = await self._call(self._mailbox.receive, queue, get_wait_s(self._settings))
+            message: Message | None = await self._call(self._mailbox.receive, queue, self._settings.queue_wait_s)
         except (BotoCoreError, ClientError) as error:
             log.warning("receive: %s", error)
             await asyncio.sleep(QUEUE_INTERVAL_S)
