@@ -13,6 +13,7 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
+from llm_serving.rehearsal import emulator
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(900)]
 
@@ -35,14 +36,17 @@ def write_fleet(zones: str) -> None:
     Path("fleet.yaml").write_text(FLEET.replace("ZONES", zones))
 
 
-@pytest.fixture
-def applied(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The working folder of an applied fleet with two zones."""
-    monkeypatch.chdir(tmp_path)
-    write_fleet(TWO_ZONES)
-    assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
-    yield
-    assert main.run(["fleet", "destroy", "--yes", "--with-data"]) == 0
+@pytest.fixture(scope="module")
+def applied(emulator_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The working folder of an applied fleet with two zones, which each test leaves applied."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in emulator.build_client_env(emulator_endpoint, REGION).items():
+            patch.setenv(name, value)
+        patch.chdir(tmp_path_factory.mktemp("moved"))
+        write_fleet(TWO_ZONES)
+        assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
+        yield
+        assert main.run(["fleet", "destroy", "--yes", "--with-data"]) == 0
 
 
 def list_events(kind: str) -> list[str]:
@@ -84,6 +88,7 @@ def test_a_log_group_that_was_written_to_after_a_destroy_is_taken_over(applied: 
     assert not logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
     logs.create_log_group(logGroupName=LATE_GROUP)
     logs.create_log_stream(logGroupName=LATE_GROUP, logStreamName="late")
+    write_fleet(TWO_ZONES)
     assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
     [group] = logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
     assert (group["retentionInDays"], "kmsKeyId" in group) == (90, True)
