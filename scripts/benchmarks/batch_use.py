@@ -4,8 +4,8 @@
     blueprint deploy mine --yes
     python -m scripts.benchmarks.batch_use mine --apart
 
-In each round `vllm bench serve` sends prompts of the sample's lengths with each of several numbers of requests in
-flight, and then a job of the same lengths runs. The job's rate is that between its first row and its last; the number
+In each round `vllm bench serve` sends the sample's rows with each of several numbers of requests in flight, and then a
+job of other rows of the same lengths runs. The job's rate is that between its first row and its last; the number
 in flight is the workers' own to find. CPU seconds of a job's programs say what it costs beside the engines.
 
 With --apart the engines have the first half of this machine's cores to themselves, as on a machine of their own;
@@ -15,6 +15,7 @@ router, client, workers and the embedded AWS share the rest.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import statistics
@@ -34,6 +35,7 @@ from llm_serving.targets.local import supervisor
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation import batch, run
+from llm_serving.validation.batch_sample import SampleRows
 from llm_serving.workloads.batch.client import BatchClient
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.serving.traffic import Traffic
@@ -73,29 +75,31 @@ def read_cpu_s(supervisord: Supervisor) -> Mapping[str, float]:
     return cpu_s
 
 
-def measure_driver(deployment: BatchDeployment, in_flight: int, folder: Path) -> float:
-    """Output tokens a second of the driver's answers, with so many requests in flight."""
+def measure_driver(deployment: BatchDeployment, rows: SampleRows, in_flight: int, folder: Path) -> float:
+    """Output tokens a second of the driver's answers to the sample's rows, with so many requests in flight."""
     assert deployment.serving
     sample = deployment.sample
+    bodies = [json.loads(line)["body"] for _, line in rows.build(sample.rows, secrets.token_hex(4))]
+    prompts = [{"messages": body["messages"], "output_tokens": body["max_tokens"]} for body in bodies]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     traffic = Traffic.model_validate(
         {
             "users": in_flight,
             "requests": sample.rows,
-            "input_tokens": "{}..{}".format(*sample.input_tokens),
-            "output_tokens": "{}..{}".format(*sample.output_tokens),
+            "data": "prompts.jsonl",
+            "output_tokens": str(sample.output_tokens.max),
             "warm_up": in_flight,
         }
     )
     serving = deployment.serving.model_copy(update={"traffic": traffic})
-    report, _ = run.validate(serving, logs=folder / "logs", runs=folder / "runs", driver=DRIVER)
+    report, _ = run.validate(serving, logs=folder / "logs", runs=folder / "runs", folder=folder, driver=DRIVER)
     return report.throughput.output_tokens_per_s
 
 
-def measure_job(deployment: BatchDeployment, folder: Path) -> tuple[float, int]:
+def measure_job(deployment: BatchDeployment, rows: SampleRows, folder: Path) -> tuple[float, int]:
     """Output tokens a second of a job, and the most requests in flight that its workers had."""
     client = BatchClient(deployment.url)
-    rows = batch.build_rows(deployment, deployment.sample.rows, secrets.token_hex(4))
-    (folder / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
+    rows.write(deployment.sample.rows, folder / "input.jsonl")
     job, moments, _ = batch.run_job(deployment, client, folder)
     if job["request_counts"]["completed"] != deployment.sample.rows:
         raise CheckFailed(f"{job['id']}: {job['request_counts']}: not every row has an answer. Fix: blueprint logs")
@@ -108,11 +112,12 @@ def measure(
     """Measure driver and job in turn; the use is the median job's share of the best median of the driver."""
     driver_rates: dict[int, list[float]] = {number: [] for number in in_flight}
     jobs, cpu_s = [], dict[str, list[float]]()
+    rows = SampleRows.measure(deployment)
     for _ in range(rounds):
         for number, rates in driver_rates.items():
-            rates.append(round(measure_driver(deployment, number, folder), 1))
+            rates.append(round(measure_driver(deployment, rows, number, folder), 1))
         before = read_cpu_s(supervisord)
-        jobs.append(measure_job(deployment, folder))
+        jobs.append(measure_job(deployment, rows, folder))
         for name, seconds in read_cpu_s(supervisord).items():
             cpu_s.setdefault(name, []).append(seconds - before.get(name, 0.0))
     best = max(statistics.median(rates) for rates in driver_rates.values())

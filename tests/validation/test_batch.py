@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +55,6 @@ def test_rows_that_are_lost_doubled_or_misplaced_are_counted(
     counts = batch.count_rows(EXPECTED, output, errors)
     assert (counts.lost, counts.duplicated, counts.misplaced) == (lost, duplicated, misplaced)
     assert (counts.total, counts.completed, counts.failed) == (5, len(output), len(errors))
-
-
-def test_the_sample_has_every_row_that_it_expects_back(deployment: BatchDeployment) -> None:
-    rows = batch.build_rows(deployment, 50, "nonce")
-    assert len(rows) == 50 + deployment.sample.bad_rows
-    for custom_id, line in rows:
-        if custom_id is not None:
-            assert json.loads(line)["custom_id"] == custom_id
-        assert line.count(b"\n") == 1
-    assert batch.build_rows(deployment, 50, "other")[0] != rows[0]
 
 
 def test_validate_takes_what_every_kind_is_given() -> None:

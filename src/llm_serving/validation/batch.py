@@ -8,14 +8,13 @@ them run at once after that (batch_shares.py).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
-import random
 import secrets
 import shutil
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +26,11 @@ from rich.text import Text
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import batch_page, batch_shares, run_folder
+from llm_serving.validation import batch_page, batch_sample, batch_shares, run_folder
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.batch_report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
+from llm_serving.validation.batch_sample import SampleRows
 from llm_serving.validation.gate import MissedObjective
-from llm_serving.validation.prompts import VOCABULARY
 from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 from llm_serving.workloads.batch.deployment import BatchDeployment
 
@@ -47,8 +46,6 @@ SHARED_S = 60.0
 _POLL_S = 0.5
 _GRACE_S = 120.0
 """How long after its deadline the job may end before the validation gives up."""
-
-_REQUEST_TIMEOUT_S = 120.0
 
 
 def validate(
@@ -80,12 +77,15 @@ def validate(
     with processes.lock_file(logs / ".validation", f"another validation of {deployment.name} is running"):
         started = datetime.datetime.now(datetime.UTC)
         client = BatchClient((url or deployment.url).removesuffix("/v1"))
-        rows = build_rows(deployment, requests or deployment.sample.rows, secrets.token_hex(4))
+        sample = SampleRows.measure(deployment)
+        rows = sample.build(requests or deployment.sample.rows, secrets.token_hex(4))
         (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
         job, moments, seconds = run_job(deployment, client, work)
         output, errors = _download(client, job, work)
         references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
-        fair_share = _measure_shares(deployment, client, work, job, moments) if len(deployment.teams) > 1 else None
+        fair_share = None
+        if len(deployment.teams) > 1:
+            fair_share = _measure_shares(deployment, sample, client, work, job, moments)
         teams = client.list_teams()
     report = build_report(
         deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, fair_share, teams
@@ -128,44 +128,6 @@ def require_slo(run_report: BatchReport) -> None:
     if run_report.missed:
         message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
         raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
-
-
-def build_rows(deployment: BatchDeployment, count: int, nonce: str) -> list[tuple[str | None, bytes]]:
-    """Build the sample's lines, each with the id that its result must have; None where the row has no readable id.
-
-    Args:
-        nonce: makes the rows another run's, so that neither the job nor a cached answer is an earlier one's.
-    """
-    sample, chance = deployment.sample, random.Random(nonce)
-    rows: list[tuple[str | None, bytes]] = []
-    for number in range(count):
-        words = chance.choices(VOCABULARY, k=chance.randint(*sample.input_tokens))
-        body = {
-            "model": sample.model or deployment.model,
-            "messages": [{"role": "user", "content": f"{nonce} {number} {' '.join(words)}"}],
-            "max_tokens": chance.randint(*sample.output_tokens),
-        }
-        row = {"custom_id": f"{nonce}-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-        rows.append((f"{nonce}-{number}", json.dumps(row).encode() + b"\n"))
-    good = [line for _, line in rows]
-    for number in range(sample.bad_rows):
-        position = chance.randint(1, len(rows))
-        rows.insert(position, (None, _damage(good[number % len(good)], number)))
-    return rows
-
-
-def _damage(line: bytes, number: int) -> bytes:
-    """A row that cannot run, each of another kind than the one before."""
-    row = json.loads(line)
-    kinds = (
-        line[: len(line) // 2].rstrip() + b"\n",
-        json.dumps({**row, "custom_id": None}).encode() + b"\n",
-        json.dumps({**row, "custom_id": f"bad-{number}", "url": "/v1/images"}).encode() + b"\n",
-        json.dumps({**row, "custom_id": f"bad-{number}", "body": []}).encode() + b"\n",
-        b'{"custom_id": "\xff"}\n',
-        line,  # a doubled id
-    )
-    return kinds[number % len(kinds)]
 
 
 def run_job(deployment: BatchDeployment, client: BatchClient, work: Path) -> tuple[dict[str, Any], list[Moment], float]:
@@ -213,23 +175,21 @@ def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[
 
 
 def _measure_shares(
-    deployment: BatchDeployment, client: BatchClient, work: Path, job: Mapping[str, Any], moments: Sequence[Moment]
+    deployment: BatchDeployment,
+    sample: SampleRows,
+    client: BatchClient,
+    work: Path,
+    job: Mapping[str, Any],
+    moments: Sequence[Moment],
 ) -> FairShare:
     """Run jobs of all teams at once, of rows as the sample's, as many of each team as its weight."""
     weights = {name: team.weight for name, team in deployment.teams.items()}
     row_tokens = job["tokens"]["output"] / max(1, job["request_counts"]["completed"])
     shared_rows = max(deployment.sample.rows, int(SHARED_S * compute_rate(moments) / max(1.0, row_tokens)))
     counts = {team: max(1, shared_rows * weight // sum(weights.values())) for team, weight in weights.items()}
-    files = {name: _write_rows(deployment, work / f"team-{name}.jsonl", count) for name, count in counts.items()}
-    urgent = _write_rows(deployment, work / "urgent.jsonl", max(1, shared_rows // 100))
+    files = {name: sample.write(count, work / f"team-{name}.jsonl") for name, count in counts.items()}
+    urgent = sample.write(max(1, shared_rows // 100), work / "urgent.jsonl")
     return batch_shares.measure(client, weights, files, urgent, deployment.slo.deadline + _GRACE_S)
-
-
-def _write_rows(deployment: BatchDeployment, file: Path, count: int) -> Path:
-    """Write so many rows that can run."""
-    rows = build_rows(deployment, count, secrets.token_hex(4))
-    file.write_bytes(b"".join(line for custom_id, line in rows if custom_id))
-    return file
 
 
 def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | None, bytes]]) -> tuple[Reference, ...]:
@@ -246,7 +206,6 @@ def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | 
 
 def _measure_rate(url: str, bodies: Sequence[bytes], concurrency: int) -> float:
     """Output tokens a second with so many requests in flight, to the last answer."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     start = time.monotonic()
 
     def send_until_end(number: int) -> int:
@@ -254,14 +213,8 @@ def _measure_rate(url: str, bodies: Sequence[bytes], concurrency: int) -> float:
         while time.monotonic() - start < _REFERENCE_S:
             body = bodies[number % len(bodies)]
             number += concurrency
-            headers = {"Content-Type": "application/json"}
-            request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
-            try:
-                with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
-                    used = int(json.load(response)["usage"]["completion_tokens"])
-            except (OSError, ValueError, KeyError):
-                continue
-            tokens += used
+            with contextlib.suppress(Unavailable):
+                tokens += batch_sample.send(url, body)["completion_tokens"]
         return tokens
 
     with ThreadPoolExecutor(concurrency) as pool:

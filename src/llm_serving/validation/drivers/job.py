@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import http.client
 import itertools
 import json
 import shutil
@@ -98,7 +99,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     folder = work.with_name(f"{work.name}-{driver.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
-    server = _Server(plan)
+    server = Server(plan)
     job, warm_up = _build_job(driver, plan, server, folder)
     _write_tokenizer(job.tokenizer)
     result = DriverResult(planned=len(job.prompts), vllm_dialect=job.vllm_dialect)
@@ -146,7 +147,7 @@ def _complete(job: Job, samples: Sequence[Sample]) -> list[Sample]:
     return sorted(samples, key=lambda sample: sample.number)
 
 
-def _build_job(driver: Driver, plan: LoadPlan, server: _Server, folder: Path) -> tuple[Job, list[Prompt]]:
+def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> tuple[Job, list[Prompt]]:
     """Return the job, and the prompts of its warm-up."""
     traffic = plan.traffic
     due = load_plan.draw_arrivals(traffic, plan.trace)
@@ -168,7 +169,7 @@ def _build_job(driver: Driver, plan: LoadPlan, server: _Server, folder: Path) ->
     return job, list(itertools.islice(warm_up, traffic.warm_up))
 
 
-def _create_prompts(plan: LoadPlan, server: _Server) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
+def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
     """Return the prompts of the warm-up and of the counted load."""
     model = plan.models[0]
     if plan.data:
@@ -192,7 +193,7 @@ def _write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-class _Server:
+class Server:
     """The deployment, asked by plain requests before the load."""
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -226,14 +227,19 @@ class _Server:
         return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
-        """Send prompts that are not counted, one after another; return how many were sent and how many failed."""
-        failed = 0
-        for prompt in warm_up:
+        """Send prompts that are not counted, as many at once as the load; return the numbers sent and failed."""
+
+        def has_failed(prompt: Prompt) -> bool:
             try:
                 self._post(prompt, vllm_dialect=False)
-            except OSError:
-                failed += 1
-        return len(warm_up), failed
+            except (OSError, http.client.HTTPException):
+                return True
+            return False
+
+        users = load_plan.count_users(self._plan.traffic, self._plan.trace)
+        with console.step("Warm up") as step, ThreadPoolExecutor(max(1, min(users, len(warm_up)))) as pool:
+            step.note = f"{len(warm_up)} requests"
+            return len(warm_up), sum(pool.map(has_failed, warm_up))
 
     def _post(self, prompt: Prompt, *, vllm_dialect: bool) -> bytes:
         return self._send(self._build_body(prompt, vllm_dialect=vllm_dialect))

@@ -268,7 +268,8 @@ class Sample(Settings):
     """Number of invalid rows: damaged, or without or with a duplicate custom_id. All must be in the errors file."""
 
     input_tokens: TokenRange = parse_default("16..64")
-    """Length of a prompt, in words."""
+    """Length of a prompt with its chat template. One token per word is assumed if `validate` cannot ask the endpoint,
+    as on AWS."""
 
     output_tokens: TokenRange = parse_default("8")
     """Length of an answer."""

@@ -1,0 +1,49 @@
+"""What is sent before a drop-in driver starts."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from llm_serving.validation.drivers import job
+from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prompt import Prompt
+from llm_serving.workloads.serving.traffic import Traffic
+
+USERS = 4
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server that answers once USERS requests are there, and refuses those that wait for others in vain."""
+    together = threading.Barrier(USERS, timeout=2)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                together.wait()
+                self.send_response(200)
+            except threading.BrokenBarrierError:
+                self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("users", "failed"), [(USERS, 0), (1, 8)])
+def test_the_warm_up_sends_as_many_requests_at_once_as_the_load(url: str, users: int, failed: int) -> None:
+    plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=users, requests=1), folder="/x")
+    prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
+    assert job.Server(plan).warm_up(prompts) == (8, failed)
