@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.infra import deployments
-from tests.infra.deployments import Stack
+from tests.infra.shapes import Shapes, fleet, manifests, stacks, synth_folder
+
+__all__ = ("fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
 
 FLEET = """\
 name: cotton
@@ -75,32 +77,6 @@ def write_blueprint(folder: Path, shape: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def batch_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
-    file.write_text(FLEET)
-    return file
-
-
-@pytest.fixture(scope="session")
-def batch_manifests(batch_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each shape is rendered to."""
-    folder = tmp_path_factory.mktemp("batch")
-    return {
-        shape: deployments.render(
-            folder, write_blueprint(folder, shape), batch_fleet, "ecs" if shape in ON_ECS else "eks"
-        )
-        for shape in SHAPES
-    }
-
-
-@pytest.fixture(scope="session")
-def batch_folder(batch_manifests: dict[str, Path], batch_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with stacks/batch-SHAPE/cdk.tf.json."""
-    files = {f"batch-{shape}": file for shape, file in batch_manifests.items()}
-    return deployments.synthesize(tmp_path_factory.mktemp("synthesized"), batch_fleet, files)
-
-
-@pytest.fixture(scope="session")
-def batch_stacks(batch_folder: Path) -> dict[str, Stack]:
-    """Each synthesized stack by the deployment's name."""
-    return {shape: deployments.read_stack(batch_folder, f"batch-{shape}") for shape in SHAPES}
+def shapes() -> Shapes:
+    targets = {shape: "ecs" if shape in ON_ECS else "eks" for shape in SHAPES}
+    return Shapes("batch", FLEET, targets, write_blueprint)

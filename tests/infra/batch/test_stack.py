@@ -91,9 +91,8 @@ def read_containers(stack: Stack, program: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_stack_follows_the_rules_of_all_stacks(batch_stacks: Stacks, batch_fleet: Path, shape: str) -> None:
-    fleet = loading.load_fleet(batch_fleet).value
-    assert list(stack_rules.find_violations(fleet, {shape: batch_stacks[shape]})) == []
+def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
+    assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
 
 
 @pytest.mark.parametrize(
@@ -107,21 +106,21 @@ def test_the_stack_follows_the_rules_of_all_stacks(batch_stacks: Stacks, batch_f
 )
 @pytest.mark.parametrize(("part", "program"), [("work", "batch_worker"), ("api", "batch_api")])
 def test_a_role_allows_what_its_program_calls_and_nothing_else(
-    batch_stacks: Stacks, shape: str, beside: set[str], not_called: set[str], part: str, program: str
+    stacks: Stacks, shape: str, beside: set[str], not_called: set[str], part: str, program: str
 ) -> None:
     called = find_actions(*list_modules(program))
     not_called = NEVER_CALLED[part] | not_called
     assert not_called <= called
     called -= not_called
-    allowed = list_allowed(batch_stacks[shape], part)
+    allowed = list_allowed(stacks[shape], part)
     assert called - allowed == set(), "not allowed"
     assert allowed - called - beside - BESIDE_CALLS == set(), "allowed, and never called"
 
 
-def test_pods_have_the_rights_of_tasks_on_what_is_theirs(batch_stacks: Stacks) -> None:
+def test_pods_have_the_rights_of_tasks_on_what_is_theirs(stacks: Stacks) -> None:
     for part in ("work", "api", "flow", "time"):
-        task = json.dumps([row for row in list_statements(batch_stacks["catalogue"], part) if not _is_exec(row)])
-        assert json.dumps(list_statements(batch_stacks["pods"], part)) == task.replace("catalogue", "pods").replace(
+        task = json.dumps([row for row in list_statements(stacks["catalogue"], part) if not _is_exec(row)])
+        assert json.dumps(list_statements(stacks["pods"], part)) == task.replace("catalogue", "pods").replace(
             "my-pods", "my-catalogue"
         )
 
@@ -131,9 +130,9 @@ def _is_exec(statement: dict[str, Any]) -> bool:
 
 
 def test_each_service_account_of_the_chart_has_the_role_of_its_program(
-    batch_stacks: Stacks, batch_manifests: dict[str, Path]
+    stacks: Stacks, manifests: dict[str, Path]
 ) -> None:
-    resources = batch_stacks["pods"]["resource"]
+    resources = stacks["pods"]["resource"]
     associations = {
         row["service_account"]: (row["cluster_name"], row["namespace"], row["role_arn"])
         for row in resources["aws_eks_pod_identity_association"].values()
@@ -147,9 +146,9 @@ def test_each_service_account_of_the_chart_has_the_role_of_its_program(
     assert trust["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/cotton"), "pods of this cluster alone"
 
 
-def test_on_eks_the_stack_has_the_workflow_and_no_tasks(batch_stacks: Stacks) -> None:
+def test_on_eks_the_stack_has_the_workflow_and_no_tasks(stacks: Stacks) -> None:
     task, pods = (
-        {(kind, name) for kind, rows in batch_stacks[shape]["resource"].items() for name in rows}
+        {(kind, name) for kind, rows in stacks[shape]["resource"].items() for name in rows}
         for shape in ("catalogue", "pods")
     )
     own = {kind for kind, _ in pods - task} - {"aws_iam_role", "aws_iam_role_policy"}
@@ -164,17 +163,17 @@ def test_on_eks_the_stack_has_the_workflow_and_no_tasks(batch_stacks: Stacks) ->
         "aws_vpc_security_group_egress_rule",
         "aws_vpc_security_group_ingress_rule",
     }
-    assert {"state_machine", "topic"} == set(batch_stacks["pods"]["output"])
+    assert {"state_machine", "topic"} == set(stacks["pods"]["output"])
 
 
 def test_a_batch_that_is_rendered_for_both_targets_is_refused(
-    batch_manifests: dict[str, Path], batch_fleet: Path, tmp_path: Path
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path
 ) -> None:
-    document = loading.load_fleet(batch_fleet)
+    document = loading.load_fleet(fleet)
     files = [tmp_path / "rendered" / "mine" / target / f"{target}.yaml" for target in ("ecs", "eks")]
     for file, shape in zip(files, ("catalogue", "pods"), strict=True):
         file.parent.mkdir(parents=True)
-        file.write_text(batch_manifests[shape].read_text().replace(f"name: {shape}\n", "name: mine\n"))
+        file.write_text(manifests[shape].read_text().replace(f"name: {shape}\n", "name: mine\n"))
     serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
     serving.parent.mkdir(parents=True)
     serving.write_text("# chat on EKS: values of charts/inference.\nfleet: cotton\n")
@@ -188,9 +187,9 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     )
 
 
-def test_a_call_that_is_not_allowed_is_reported(batch_stacks: Stacks) -> None:
+def test_a_call_that_is_not_allowed_is_reported(stacks: Stacks) -> None:
     called = find_actions(*list_modules("batch_worker"), "def drop(sqs):\n    sqs.delete_queue(QueueUrl='q')\n")
-    assert called - list_allowed(batch_stacks["outside"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
+    assert called - list_allowed(stacks["outside"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
 
 
 def test_what_creates_an_emulated_batch_is_in_no_program_on_aws() -> None:
@@ -199,7 +198,7 @@ def test_what_creates_an_emulated_batch_is_in_no_program_on_aws() -> None:
     assert "sqs:CreateQueue" not in find_actions(*list_modules("batch_api"))
 
 
-def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(batch_stacks: Stacks) -> None:
+def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(stacks: Stacks) -> None:
     text = STATE_MACHINE_FILE.read_text()
     integrations = {
         "arn:aws:states:::sqs:sendMessage.waitForTaskToken": {"sqs:SendMessage"},
@@ -211,12 +210,12 @@ def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(batc
     expected = set().union(*integrations.values())
     # Maps in the mode DISTRIBUTED start executions of their own; the log is delivered by a dozen of rights.
     expected |= {f"states:{verb}Execution" for verb in ("Start", "Describe", "Stop", "Redrive")}
-    allowed = list_allowed(batch_stacks["catalogue"], "flow")
+    allowed = list_allowed(stacks["catalogue"], "flow")
     assert {action for action in allowed if not action.startswith("logs:")} == expected
 
 
-def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(batch_stacks: Stacks) -> None:
-    [machine] = batch_stacks["catalogue"]["resource"]["aws_sfn_state_machine"].values()
+def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(stacks: Stacks) -> None:
+    [machine] = stacks["catalogue"]["resource"]["aws_sfn_state_machine"].values()
     text = STATE_MACHINE_FILE.read_text()
     filled = text.replace("${control_queue}", "${aws_sqs_queue.queue-control.url}")
     assert machine["definition"] == filled.replace("${deployment}", "cotton-catalogue")
@@ -225,9 +224,9 @@ def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(ba
 
 
 def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
-    batch_stacks: Stacks, find_asl_errors: FindErrors
+    stacks: Stacks, find_asl_errors: FindErrors
 ) -> None:
-    machines = {shape: stack["resource"]["aws_sfn_state_machine"]["workflow"] for shape, stack in batch_stacks.items()}
+    machines = {shape: stack["resource"]["aws_sfn_state_machine"]["workflow"] for shape, stack in stacks.items()}
     assert find_asl_errors({shape: machine["definition"] for shape, machine in machines.items()}) == {}
 
 
@@ -239,9 +238,9 @@ def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
     ],
 )
 def test_the_programs_find_what_the_stack_makes_by_its_names(
-    batch_stacks: Stacks,
-    batch_manifests: dict[str, Path],
-    batch_fleet: Path,
+    stacks: Stacks,
+    manifests: dict[str, Path],
+    fleet: Path,
     monkeypatch: pytest.MonkeyPatch,
     shape: str,
     reader: Any,
@@ -250,17 +249,17 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout, settings
 
-    value = reader.read(batch_manifests[shape], loading.load_fleet(batch_fleet)).value
+    value = reader.read(manifests[shape], loading.load_fleet(fleet)).value
     batch_settings = settings.read(value.entry.environment)
     looked_for = {
         layout.get_control_queue_name(batch_settings.name),
         layout.get_inbox_queue_name(batch_settings.name),
         *layout.get_queue_names(batch_settings.name, list(batch_settings.teams)).values(),
     }
-    queues = {queue["name"]: queue for queue in batch_stacks[shape]["resource"]["aws_sqs_queue"].values()}
+    queues = {queue["name"]: queue for queue in stacks[shape]["resource"]["aws_sqs_queue"].values()}
     assert set(queues) == {*looked_for, f"cotton-{shape}-undelivered"}
     assert {queue["visibility_timeout_seconds"] for queue in queues.values()} == {45}
-    [machine] = batch_stacks[shape]["resource"]["aws_sfn_state_machine"].values()
+    [machine] = stacks[shape]["resource"]["aws_sfn_state_machine"].values()
     arn = f"arn:aws:states:us-west-2:123456789012:stateMachine:{machine['name']}"
     assert value.entry.environment["BATCH_STATE_MACHINE"] == arn
     worker = next(service for service in value.services if service.port is None)
@@ -270,11 +269,11 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
         assert settings.read(environment).endpoint == endpoint
 
 
-def test_files_reach_the_inbox_by_events_of_their_prefix(batch_stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox, layout
 
-    rule = batch_stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
+    rule = stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
     pattern = json.loads(rule["event_pattern"])
     [condition] = pattern["detail"]["object"]["key"]
     key = f"{layout.Layout('batch/catalogue').get_inbox_prefix('ads')}rows.jsonl"
@@ -288,12 +287,12 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(batch_stacks: Stacks, m
 
 
 def test_a_schedules_message_is_one_that_the_batch_api_reads(
-    batch_stacks: Stacks, monkeypatch: pytest.MonkeyPatch
+    stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox
 
-    schedule = batch_stacks["catalogue"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
+    schedule = stacks["catalogue"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
     assert (schedule["schedule_expression"], schedule["schedule_expression_timezone"]) == ("cron(0 2 * * ? *)", "UTC")
     assert inbox.parse_schedule(schedule["target"]["input"]) == {
         "name": "nightly",
@@ -303,22 +302,22 @@ def test_a_schedules_message_is_one_that_the_batch_api_reads(
         # Source: EventBridge Scheduler user guide, "Adding context attributes", 2026-11.
         "time": "<aws.scheduler.scheduled-time>",
     }
-    assert "aws_scheduler_schedule" not in batch_stacks["outside"]["resource"]
+    assert "aws_scheduler_schedule" not in stacks["outside"]["resource"]
 
 
-def test_workers_run_on_spot_capacity_after_the_first(batch_stacks: Stacks) -> None:
+def test_workers_run_on_spot_capacity_after_the_first(stacks: Stacks) -> None:
     def list_strategy(shape: str) -> list[tuple[str, int, int]]:
-        strategy = batch_stacks[shape]["resource"]["aws_ecs_service"]["batch-worker-0"]["capacity_provider_strategy"]
+        strategy = stacks[shape]["resource"]["aws_ecs_service"]["batch-worker-0"]["capacity_provider_strategy"]
         return [(row["capacity_provider"], row.get("base", 0), row["weight"]) for row in strategy]
 
     assert list_strategy("catalogue") == [("FARGATE", 1, 0), ("FARGATE_SPOT", 0, 1)]
     assert list_strategy("outside") == [("FARGATE", 0, 1)]
-    services = batch_stacks["catalogue"]["resource"]["aws_ecs_service"]
+    services = stacks["catalogue"]["resource"]["aws_ecs_service"]
     assert (services["batch-worker-0"]["desired_count"], services["batch-api-0"]["desired_count"]) == (6, 1)
 
 
-def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -> None:
-    [container] = read_containers(batch_stacks["catalogue"], "batch-worker")
+def test_a_stopped_worker_has_time_to_hand_back_its_rows(stacks: Stacks) -> None:
+    [container] = read_containers(stacks["catalogue"], "batch-worker")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     # A spot task has two minutes, as long as Fargate waits at most. Source: ECS developer guide, "Amazon ECS clusters for
     # Fargate", termination notices, 2026-11.
@@ -327,37 +326,37 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -
     assert "BATCH_WORKER" not in environment
 
 
-def test_a_worker_is_healthy_once_it_takes_steps(batch_stacks: Stacks) -> None:
+def test_a_worker_is_healthy_once_it_takes_steps(stacks: Stacks) -> None:
     """Without a check, one that ends at its start would count as running, and replace the former workers."""
-    [container] = read_containers(batch_stacks["catalogue"], "batch-worker")
+    [container] = read_containers(stacks["catalogue"], "batch-worker")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     assert container["healthCheck"]["command"] == ["CMD", "test", "-e", environment["BATCH_READY_FILE"]]
 
 
-def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks) -> None:
-    rules = batch_stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
+def test_workers_reach_the_endpoint_and_nobody_reaches_them(stacks: Stacks) -> None:
+    rules = stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
     for program in PROGRAMS:  # the Batch API counts tokens before a job starts
         endpoint = rules[f"{program}-to-endpoint"]
         assert (endpoint["cidr_ipv4"], endpoint["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
-    assert "batch-worker-to-endpoint" not in batch_stacks["outside"]["resource"]["aws_vpc_security_group_egress_rule"]
-    for stack in (batch_stacks[shape] for shape in ON_ECS):
+    assert "batch-worker-to-endpoint" not in stacks["outside"]["resource"]["aws_vpc_security_group_egress_rule"]
+    for stack in (stacks[shape] for shape in ON_ECS):
         ingress = stack["resource"]["aws_vpc_security_group_ingress_rule"]
         assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}
 
 
 @pytest.mark.parametrize("shape", ["outside", "pods-outside"])
 def test_each_program_may_read_the_secrets_that_it_is_told_of(
-    batch_stacks: Stacks, batch_manifests: dict[str, Path], monkeypatch: pytest.MonkeyPatch, shape: str
+    stacks: Stacks, manifests: dict[str, Path], monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import settings
 
-    stack = batch_stacks[shape]
+    stack = stacks[shape]
     named = {"llm/keys": "${data.aws_secretsmanager_secret.secret-0.arn}", LOGIN: LOGIN}
     assert stack["data"]["aws_secretsmanager_secret"]["secret-0"]["name"] == "llm/keys"
     environments = {
         service["name"]: service["environment"]
-        for service in yaml.safe_load(batch_manifests[shape].read_text())["services"]
+        for service in yaml.safe_load(manifests[shape].read_text())["services"]
     }
     worker, api = (settings.read(environments[program]) for program in ("batch-worker", "batch-api"))
     cache = settings.read_worker(environments["batch-worker"]).cache
@@ -379,8 +378,8 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of(
             assert "SecretKeys" not in by_sid, "AWS's own key encrypts the one that the Batch API reads"
 
 
-def test_nobody_else_reads_secrets_and_no_value_gets_into_the_state(batch_stacks: Stacks) -> None:
-    for shape, stack in batch_stacks.items():
+def test_nobody_else_reads_secrets_and_no_value_gets_into_the_state(stacks: Stacks) -> None:
+    for shape, stack in stacks.items():
         readers = [
             name
             for name, policy in stack["resource"]["aws_iam_role_policy"].items()
@@ -391,12 +390,12 @@ def test_nobody_else_reads_secrets_and_no_value_gets_into_the_state(batch_stacks
         assert set(stack["data"]).isdisjoint(
             {"aws_secretsmanager_secret_version", "aws_secretsmanager_random_password"}
         )
-    assert "aws_secretsmanager_secret" not in batch_stacks["catalogue"]["data"]
+    assert "aws_secretsmanager_secret" not in stacks["catalogue"]["data"]
 
 
-def test_workers_alone_reach_the_cache_and_in_the_network_alone(batch_stacks: Stacks) -> None:
+def test_workers_alone_reach_the_cache_and_in_the_network_alone(stacks: Stacks) -> None:
     def list_cache_rules(shape: str) -> dict[str, tuple[str, int]]:
-        rules = batch_stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
+        rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
         return {
             name: (rule["cidr_ipv4"], rule["to_port"])
             for name, rule in rules.items()
@@ -413,12 +412,12 @@ Parquet, "Types" and "Logical types"; 2026-11."""
 
 
 def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
-    batch_stacks: Stacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stacks: Stacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import parquet, rows
 
-    table = batch_stacks["catalogue"]["resource"]["aws_glue_catalog_table"]["results-table"]
+    table = stacks["catalogue"]["resource"]["aws_glue_catalog_table"]["results-table"]
     storage, properties = table["storage_descriptor"], table["parameters"]
     lines = [rows.format_output("a", 200, b"{}")]
     assert parquet.write_results("batch_1", lines, lambda _: (tmp_path / "part").open("wb")) == 1
@@ -440,11 +439,11 @@ def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
     assert datetime.date.fromisoformat(values["date"]) == datetime.date(1970, 1, 2)
 
 
-def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(batch_stacks: Stacks) -> None:
-    resources = batch_stacks["catalogue"]["resource"]
+def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(stacks: Stacks) -> None:
+    resources = stacks["catalogue"]["resource"]
     assert resources["aws_glue_catalog_database"]["results-database"]["name"] == "cotton_catalogue"
     properties = resources["aws_glue_catalog_table"]["results-table"]["parameters"]
     assert properties["projection.team.values"] == "search,ads"
     assert properties["projection.date.range"] == "NOW-92DAYS,NOW", "the fleet keeps results for 90 days"
-    assert "aws_glue_catalog_table" not in batch_stacks["outside"]["resource"], "without Parquet"
+    assert "aws_glue_catalog_table" not in stacks["outside"]["resource"], "without Parquet"
     assert not [kind for kind in resources if "crawler" in kind]

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.terraform
 
 
 @pytest.fixture(scope="module")
-def workspace(batch_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspaces.create(
         tmp_path_factory.mktemp("terraform"),
-        batch_folder,
+        synth_folder,
         tests=[Path(__file__).with_name("batch.tftest.hcl")],
         stack="stacks/batch-catalogue",
         data=tmp_path_factory.mktemp("data"),

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.infra import deployments
-from tests.infra.deployments import Stack
+from tests.infra.shapes import Shapes, fleet, manifests, stacks, synth_folder
+
+__all__ = ("fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
 
 CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
@@ -77,27 +79,5 @@ def write_blueprint(folder: Path, shape: str, text: str | None = None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
-    file.write_text(FLEET)
-    return file
-
-
-@pytest.fixture(scope="session")
-def manifests(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each shape is rendered to."""
-    folder = tmp_path_factory.mktemp("serving")
-    return {shape: deployments.render(folder, write_blueprint(folder, shape), fleet, "ecs") for shape in SHAPES}
-
-
-@pytest.fixture(scope="session")
-def synth_folder(manifests: dict[str, Path], fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with stacks/serving-SHAPE/cdk.tf.json."""
-    files = {f"serving-{shape}": file for shape, file in manifests.items()}
-    return deployments.synthesize(tmp_path_factory.mktemp("synthesized"), fleet, files)
-
-
-@pytest.fixture(scope="session")
-def stacks(synth_folder: Path) -> dict[str, Stack]:
-    """Each synthesized stack by the deployment's name."""
-    return {shape: deployments.read_stack(synth_folder, f"serving-{shape}") for shape in SHAPES}
+def shapes() -> Shapes:
+    return Shapes("serving", FLEET, dict.fromkeys(SHAPES, "ecs"), write_blueprint)

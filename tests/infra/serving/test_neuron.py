@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from infra import main, stack_rules
+from infra import stack_rules
 from llm_serving.fleet import loading
-from llm_serving.targets import planning
+from tests.infra import deployments
 from tests.infra import workspace as workspaces
-from tests.infra.serving.conftest import Stack, write_blueprint
+from tests.infra.deployments import Stack
+from tests.infra.serving.conftest import write_blueprint
 from tests.infra.serving.test_stack import filter_by_type, find_write_access, parse_containers
 
 TEST_FOLDER = Path(__file__).parent
@@ -44,22 +44,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def synth_folder(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-neuron/cdk.tf.json."""
     folder, out = tmp_path_factory.mktemp("serving"), tmp_path_factory.mktemp("synthesized")
-    planned = planning.plan(
-        write_blueprint(folder, "neuron", BLUEPRINT), fleet, target="ecs", root=folder, account="123456789012"
-    )
-    main.synthesize(
-        loading.load_fleet(fleet),
-        out,
-        [planning.write_rendered(planned)],
-        stack_names=[f"serving-{planned.deployment.name}"],
-    )
-    return out
+    manifest = deployments.render(folder, write_blueprint(folder, "neuron", BLUEPRINT), fleet, "ecs")
+    return deployments.synthesize(out, fleet, {"serving-neuron": manifest})
 
 
 @pytest.fixture(scope="module")
 def stack(synth_folder: Path) -> Stack:
-    document: Stack = json.loads((synth_folder / "stacks/serving-neuron/cdk.tf.json").read_text())
-    return document
+    return deployments.read_stack(synth_folder, "serving-neuron")
 
 
 def test_the_stack_follows_the_rules_of_all_stacks(stack: Stack, fleet: Path) -> None:
