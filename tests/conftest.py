@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests by what they share, so that one worker sets it up once; the longest groups start first.
 
     The engine has two groups, by whether a module uses the deployment that runs all session: two cores carry no more
-    than that and one deployment of a module's own. The synthesized stacks are a group, and the control plane; any other
-    file is a group of its own.
+    than that and one deployment of a module's own. The synthesized fleets are a group, the synthesized deployments of
+    each folder, and the control plane; any other file is a group of its own.
     """
     modules = defaultdict(list)
     for item in items:
@@ -72,7 +72,9 @@ def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
         return ENGINE
     if item.get_closest_marker("engine"):
         return RUNNING_PLAN if any("running_plan" in _list_fixtures(sibling) for sibling in module) else ENGINE
-    if "synthesized" in _list_fixtures(item):
+    if "shapes" in _list_fixtures(item):
+        return str(item.path.parent.relative_to(ROOT / "tests"))
+    if "synth_folder" in _list_fixtures(item):
         return STACKS
     if "control_plane" in _list_fixtures(item):
         return CONTROL_PLANE
