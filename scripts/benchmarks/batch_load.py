@@ -39,6 +39,7 @@ import psutil
 from llm_serving import processes, program
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run as validation_run
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.workloads.batch.client import BatchClient
 from scripts.benchmarks import batch_kills, drivers, s3_server
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
@@ -342,7 +343,8 @@ def _measure_driver(run: BatchRun, in_flight: int, rows: int, folder: Path) -> f
     lengths = {"input_tokens": "20..20", "output_tokens": "8..8"}
     traffic = {"users": in_flight, "requests": rows, "warm_up": in_flight, **lengths}
     deployment = drivers.build_deployment(run.endpoint, traffic)
-    report, _ = validation_run.validate(deployment, logs=folder / "logs", runs=folder / "runs", driver="vllm-bench")
+    options = ValidationOptions(logs=folder / "logs", runs=folder / "runs", driver="vllm-bench")
+    report, _ = validation_run.validate(deployment, options)
     return round(report.throughput.requests_per_s, 1)
 
 

@@ -35,6 +35,7 @@ from llm_serving.targets.local import supervisor
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation import batch, run
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.batch_sample import SampleRows
 from llm_serving.workloads.batch.client import BatchClient
 from llm_serving.workloads.batch.deployment import BatchDeployment
@@ -92,7 +93,8 @@ def measure_driver(deployment: BatchDeployment, rows: SampleRows, in_flight: int
         }
     )
     serving = deployment.serving.model_copy(update={"traffic": traffic})
-    report, _ = run.validate(serving, logs=folder / "logs", runs=folder / "runs", folder=folder, driver=DRIVER)
+    options = ValidationOptions(logs=folder / "logs", runs=folder / "runs", folder=folder, driver=DRIVER)
+    report, _ = run.validate(serving, options)
     return report.throughput.output_tokens_per_s
 
 

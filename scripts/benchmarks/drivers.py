@@ -46,6 +46,7 @@ from llm_serving import console, program
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run, sample_statistics
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.drivers import registry
 from llm_serving.validation.report import Report
 from llm_serving.workloads.environment import Environment, Process
@@ -106,12 +107,9 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
         if "starved" in folder.name:
             stack.enter_context(_keep_core_busy())
         before = _read_children_cpu_s()
-        report, _ = run.validate(
-            build_deployment(url, traffic),
-            logs=folder / "logs",
-            runs=folder / "runs",
-            driver=None if name == OWN else name,
-        )
+        driver = None if name == OWN else name
+        options = ValidationOptions(logs=folder / "logs", runs=folder / "runs", driver=driver)
+        report, _ = run.validate(build_deployment(url, traffic), options)
         cpu_s = _read_children_cpu_s() - before
         with urllib.request.urlopen(f"{url}/known", timeout=30) as response:
             server_record = json.load(response)

@@ -55,6 +55,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, supervisor
 from llm_serving.targets.local.environment import SHORTCUTS_VARIABLE
 from llm_serving.validation import run
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving import baseline, blueprint
 
@@ -101,9 +102,10 @@ def measure_side(folder: Path, work: Path, users: list[int], requests: int) -> I
         for count in users:
             traffic = plan.deployment.traffic.model_copy(update={"users": count})
             deployment = plan.deployment.model_copy(update={"traffic": traffic})
-            report, _ = run.validate(
-                deployment, logs=plan.directory.logs, runs=work / "runs", folder=folder, requests=requests
+            options = ValidationOptions(
+                logs=plan.directory.logs, runs=work / "runs", folder=folder, requests=requests
             )
+            report, _ = run.validate(deployment, options)
             yield read_parts(report)
 
 

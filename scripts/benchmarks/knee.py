@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import shutil
@@ -38,11 +39,10 @@ LIGHT = 0.5
 """Load of the equal validations, as a share of the knee."""
 
 
-def measure_sweep(inputs: ValidationInputs, folder: Path, point_s: float) -> tuple[float, dict[str, Any]]:
+def measure_sweep(inputs: ValidationInputs, point_s: float) -> tuple[float, dict[str, Any]]:
     """Sweep; return the load that was kept, and what it took."""
     start = time.monotonic()
-    options, arguments = Options(axis="rate", point_s=point_s), inputs.build_arguments(folder)
-    result, _ = sweep.sweep(inputs.deployment, options, runs=inputs.reports, arguments=arguments)
+    result, _ = sweep.sweep(inputs.deployment, Options(axis="rate", point_s=point_s), inputs.options)
     sweep.require_kept(result)
     assert result.kept
     seconds = round(time.monotonic() - start, 1)
@@ -99,13 +99,13 @@ def main() -> None:
     point_s = quantities.parse("--point-time", args.point_time, Duration)
     target = registry.load_target(args.target)
     with target.open_validation(args.folder, args.fleet, None) as inputs, make_folder() as results:
-        knee_load, swept = measure_sweep(inputs, args.folder, point_s)
-        arguments = inputs.build_arguments(args.folder)
-        loader = Loader(inputs.deployment, "rate", point_s, results=results, arguments=arguments)
+        knee_load, swept = measure_sweep(inputs, point_s)
+        options = dataclasses.replace(inputs.options, runs=results)
+        loader = Loader(inputs.deployment, "rate", point_s, options)
         grid = measure_grid(loader, knee_load)
         load = knee.round_load(knee_load * LIGHT)
         point_s = max(point_s, comparison.MIN_REQUESTS / load)
-        loader = Loader(inputs.deployment, "rate", point_s, results=results, arguments=arguments)
+        loader = Loader(inputs.deployment, "rate", point_s, options)
         equal = measure_equal(loader, results, load, args.pairs)
     console.out.print_json(data={"sweep": swept, "grid": grid, "equal": equal})
 

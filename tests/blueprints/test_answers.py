@@ -27,6 +27,7 @@ from llm_serving.settings.units import Bounds
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import pictures
 from llm_serving.validation import run as validation
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.workloads.serving.checks.pictures import MARK_TOKENS
 from llm_serving.workloads.serving.traffic import Images
 
@@ -180,9 +181,8 @@ def test_an_answer_depends_on_the_pictures_of_its_question(client: openai.OpenAI
 
 
 def test_users_send_made_pictures(plan: DeploymentPlan, client: openai.OpenAI, tmp_path: Path) -> None:
-    report, _ = validation.validate(
-        plan.deployment, logs=plan.directory.logs, runs=tmp_path / "runs", folder=plan.folder
-    )
+    options = ValidationOptions(logs=plan.directory.logs, runs=tmp_path / "runs", folder=plan.folder)
+    report, _ = validation.validate(plan.deployment, options)
     assert (report.requests.total, report.requests.failed) == (10, 0)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import run
+from llm_serving.validation.base import ValidationOptions
 from tests import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,8 @@ def test_a_copy_of_the_pattern_answers_embeddings_through_the_router_and_validat
             assert [row["index"] for row in ranked["results"]] == [1, 0]
         with pytest.raises(urllib.error.HTTPError, match="404"):
             serving.request_completion(url, model="tiny-embed")
-        report, _ = run.validate(plan.deployment, logs=plan.directory.logs, runs=tmp_path / "runs", folder=folder)
+        options = ValidationOptions(logs=plan.directory.logs, runs=tmp_path / "runs", folder=folder)
+        report, _ = run.validate(plan.deployment, options)
     assert (report.requests.total, report.requests.failed) == (20, 0)
     assert report.tokens.input_exact == 1
     assert report.replicas[0].requests == round((report.throughput.inputs_per_s or 0) * report.duration_s)

@@ -26,6 +26,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, readiness, supervisor, weights
 from llm_serving.validation import run as validation
+from llm_serving.validation.base import ValidationOptions
 from tests import serving
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +120,8 @@ def test_what_the_model_thinks_comes_apart_from_its_answer(client: openai.OpenAI
 
 
 def test_the_patterns_load_is_answered_and_reported(plan: DeploymentPlan) -> None:
-    report, folder = validation.validate(
-        plan.deployment, logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
-    )
+    options = ValidationOptions(logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder)
+    report, folder = validation.validate(plan.deployment, options)
     assert (report.requests.total, report.requests.failed) == (300, 0)
     assert report.throughput.output_tokens_per_s > 0
     assert not [remark for remark in report.remarks if "answered no request" in remark]

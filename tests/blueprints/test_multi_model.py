@@ -19,6 +19,7 @@ from llm_serving.hub import make_tiny
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import adapters, supervisor
 from llm_serving.validation import run
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.workloads.environment import Process
 from tests import serving
 
@@ -127,9 +128,8 @@ def test_a_restarted_router_knows_all_names(multi_model_plan: DeploymentPlan) ->
 
 def test_a_validation_asks_all_names_in_turn(multi_model_plan: DeploymentPlan, tmp_path: Path) -> None:
     before = _count_requests(multi_model_plan)
-    report, folder = run.validate(
-        multi_model_plan.deployment, logs=multi_model_plan.directory.logs, runs=tmp_path / "runs", requests=30
-    )
+    options = ValidationOptions(logs=multi_model_plan.directory.logs, runs=tmp_path / "runs", requests=30)
+    report, folder = run.validate(multi_model_plan.deployment, options)
     assert (report.requests.total, report.requests.failed) == (30, 0)
     assert report.settings["models"] == ["small", "long", "tone"]
     requests = {role: count - before[role] for role, count in _count_requests(multi_model_plan).items()}

@@ -13,6 +13,7 @@ from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run
 from llm_serving.validation.answer import Sample
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
 from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving.blueprint import Disruption
@@ -86,6 +87,11 @@ class FinishedRun(NamedTuple):
         return [Sample.from_json(line) for line in (self.folder / "requests.jsonl").read_text().splitlines()]
 
 
+def build_options(root: Path, **options: Any) -> ValidationOptions:
+    """Return options whose logs and reports are below `root`."""
+    return ValidationOptions(logs=root / "logs", runs=root / "runs", **options)
+
+
 ServerValidator = Callable[..., FinishedRun]
 
 
@@ -101,7 +107,7 @@ def validate_server(
         root = tmp_path_factory.mktemp("validation")
         with known_server.run_server(behaviour) as url:
             deployment = make_deployment(url, traffic, slo)
-            finished = run.validate(deployment, logs=root / "logs", runs=root / "runs", **options)
+            finished = run.validate(deployment, build_options(root, **options))
             with urllib.request.urlopen(f"{url}/known", timeout=10) as page:
                 return FinishedRun(*finished, json.load(page))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation import batch, batch_page
-from llm_serving.validation.base import Validator
 from llm_serving.validation.batch_report import BatchReport, Moment, Reference
 from llm_serving.workloads.batch.blueprint import BatchSlo
 from llm_serving.workloads.batch.deployment import BatchDeployment
@@ -55,13 +53,6 @@ def test_rows_that_are_lost_doubled_or_misplaced_are_counted(
     counts = batch.count_rows(EXPECTED, output, errors)
     assert (counts.lost, counts.duplicated, counts.misplaced) == (lost, duplicated, misplaced)
     assert (counts.total, counts.completed, counts.failed) == (5, len(output), len(errors))
-
-
-def test_validate_takes_what_every_kind_is_given() -> None:
-    """A module is no subtype that mypy would compare."""
-    expected = dict(inspect.signature(Validator.validate).parameters)
-    del expected["self"]
-    assert list(inspect.signature(batch.validate).parameters) == list(expected)
 
 
 JOB = {"id": "batch_1", "status": "completed", "tokens": {"input": 30, "output": 300}, "endpoint_s": 3.0,

@@ -15,7 +15,7 @@ from llm_serving.validation import run
 from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
-from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator
+from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator, build_options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -78,7 +78,7 @@ class TestAServiceThatIsValidatedTwice:
     @pytest.fixture
     def validate_twice(self, make_deployment: DeploymentFactory, tmp_path: Path) -> Any:
         def _validate(deployment: Deployment) -> FinishedRun:
-            return FinishedRun(*run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs"), known={})
+            return FinishedRun(*run.validate(deployment, build_options(tmp_path)), known={})
 
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
             with known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:

@@ -24,7 +24,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
-from tests.validation.conftest import FinishedRun, ServerValidator
+from tests.validation.conftest import FinishedRun, ServerValidator, build_options
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -366,7 +366,7 @@ def test_the_time_limit_stops_sending_and_requests_in_flight_are_counted(validat
 
 
 def _check_refused(deploy: Callable[..., Deployment], root: Path, traffic: dict[str, Any], **options: Any) -> None:
-    run.validate(deploy("http://127.0.0.1:9", traffic), logs=root / "logs", runs=root / "runs", folder=root, **options)
+    run.validate(deploy("http://127.0.0.1:9", traffic), build_options(root, folder=root, **options))
 
 
 def test_an_unreachable_deployment_is_reported_and_leaves_no_report(

@@ -11,6 +11,7 @@ import pytest
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import report, run
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
@@ -27,7 +28,8 @@ def validation_report(running_plan: DeploymentPlan, tmp_path_factory: pytest.Tem
     """Sixty requests through the router, against limits of which one cannot hold."""
     slo = Slo.model_validate({"ttft_ms": {"p95": 60_000, "p50": 0.01}})
     deployment = running_plan.deployment.model_copy(update={"traffic": Traffic.model_validate(TRAFFIC), "slo": slo})
-    measured, folder = run.validate(deployment, logs=running_plan.directory.logs, runs=tmp_path_factory.mktemp("runs"))
+    options = ValidationOptions(logs=running_plan.directory.logs, runs=tmp_path_factory.mktemp("runs"))
+    measured, folder = run.validate(deployment, options)
     jsonschema.validate(json.loads((folder / "report.json").read_text()), report.build_schema())
     return measured
 
@@ -96,7 +98,8 @@ def test_a_users_own_prompts_and_the_completions_api_work_with_the_engine(
         }
     )  # fmt: skip
     deployment = running_plan.deployment.model_copy(update={"traffic": traffic, "slo": Slo()})
-    measured, _ = run.validate(deployment, logs=running_plan.directory.logs, runs=tmp_path / "runs", folder=tmp_path)
+    options = ValidationOptions(logs=running_plan.directory.logs, runs=tmp_path / "runs", folder=tmp_path)
+    measured, _ = run.validate(deployment, options)
     assert (measured.requests.total, measured.requests.failed) == (10, 0)
     # The same prompt at temperature 0: one answer, whichever replica gave it.
     assert len({answer.actual for answer in measured.answers}) == 1

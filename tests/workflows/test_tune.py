@@ -19,6 +19,7 @@ from llm_serving.targets import registry
 from llm_serving.targets.base import DeploymentStatus, ValidationInputs
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.target import LocalTarget
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.knee import Point
 from llm_serving.workflows import tune
 from scripts.benchmarks import known_server
@@ -65,7 +66,8 @@ class KnownTarget(LocalTarget):
         deployment = self.plan.deployment
         with known_server.run_server(Behaviour(0.1, 0.01, slots=deployment.tuning.sequences or 0)) as url:
             root = folder.parent
-            yield ValidationInputs(deployment.model_copy(update={"url": url}), root / "logs", root / "reports")
+            options = ValidationOptions(logs=root / "logs", runs=root / "reports", folder=folder)
+            yield ValidationInputs(deployment.model_copy(update={"url": url}), options)
 
     def read_status(self, folder: Path, *_: object) -> DeploymentStatus:
         rows = self.others if folder.name == "mine" else [{"name": "worker-0"}] if self.plan else []

@@ -18,7 +18,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.validation.base import LoadSource
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -67,24 +67,10 @@ class LoadOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class ValidationInputs:
-    """What a validation needs to know of a deployment."""
+    """A deployment that can be reached, and the options that reach it."""
 
     deployment: Deployment
-    logs: Path
-    """Folder of the processes' logs."""
-
-    reports: Path
-    """Folder of the reports, below it by the deployment's name."""
-
-    url: str | None = None
-    """The endpoint to load; None for the deployment's own."""
-
-    load_source: LoadSource | None = None
-    """From where; None for this machine, which the deployment runs on or is reached from."""
-
-    def build_arguments(self, folder: Path) -> dict[str, Any]:
-        """Return what several validations of the blueprint in `folder` have in common, as a validator takes it."""
-        return {"logs": self.logs, "folder": folder, "url": self.url, "load_source": self.load_source}
+    options: ValidationOptions
 
 
 class Target(Protocol):

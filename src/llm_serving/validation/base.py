@@ -46,22 +46,39 @@ class LoadSource:
     """Processes that can send the load, where `play` does."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValidationOptions:
+    """How a deployment is validated, whatever its kind."""
+
+    logs: Path
+    """Folder of the deployment's logs, PROCESS.log each; the load driver writes to logs/validation."""
+
+    runs: Path
+    """Folder of the reports: RUNS/NAME/TIME."""
+
+    folder: Path = Path()
+    """The blueprint's folder, to which `traffic.data` and `traffic.trace` are relative."""
+
+    url: str | None = None
+    """Another address of the deployment, such as a gateway's; None for its own."""
+
+    requests: int | None = None
+    """Counted requests, or rows that can run; None for the blueprint's."""
+
+    user_file: Path | None = None
+    """A Python file with another Locust user than the default."""
+
+    driver: str | None = None
+    """Name of a drop-in driver to send the load instead of Locust."""
+
+    load_source: LoadSource | None = None
+    """From where the load is sent; None for this machine, which the deployment runs on or is reached from."""
+
+
 class Validator(Protocol):
     """A module that a workload names in `VALIDATOR`. Its reports are pydantic models, the same as their report.json."""
 
-    def validate(
-        self,
-        deployment: Any,
-        *,
-        logs: Path,
-        runs: Path,
-        folder: Path | None = None,
-        url: str | None = None,
-        requests: int | None = None,
-        user_file: Path | None = None,
-        driver: str | None = None,
-        load_source: LoadSource | None = None,
-    ) -> tuple[Any, Path]:
+    def validate(self, deployment: Any, options: ValidationOptions) -> tuple[Any, Path]:
         """Run one validation; return the report and its folder, RUNS/NAME/TIME."""
 
     def render(self, report: Any, folder: Path) -> RenderableType:

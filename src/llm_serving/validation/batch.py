@@ -27,7 +27,7 @@ from rich.text import Text
 from llm_serving import console, processes
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import batch_page, batch_sample, batch_shares, run_folder
-from llm_serving.validation.base import LoadSource
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.batch_report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.validation.batch_sample import SampleRows
 from llm_serving.validation.gate import MissedObjective
@@ -48,37 +48,24 @@ _GRACE_S = 120.0
 """How long after its deadline the job may end before the validation gives up."""
 
 
-def validate(
-    deployment: BatchDeployment,
-    *,
-    logs: Path,
-    runs: Path,
-    folder: Path | None = None,  # noqa: ARG001 - the sample is made, not read
-    url: str | None = None,
-    requests: int | None = None,
-    user_file: Path | None = None,
-    driver: str | None = None,
-    load_source: LoadSource | None = None,  # noqa: ARG001 - the workers send the rows
-) -> tuple[BatchReport, Path]:
+def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[BatchReport, Path]:
     """Run the sample job; return the report and its folder, RUNS/NAME/TIME.
 
-    Args:
-        url: another address of the Batch API.
-        requests: rows that can run, instead of the blueprint's.
+    The sample is generated, and the workers send its rows: the options' folder and load source have no effect.
 
     Raises:
         InputError: an option is for load tests alone.
         Unavailable: the Batch API does not answer, or the job did not end.
     """
-    _check_options(deployment, {"--user": user_file, "--driver": driver})
-    work = logs.resolve() / "validation"
+    _check_options(deployment, {"--user": options.user_file, "--driver": options.driver})
+    work = options.logs.resolve() / "validation"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700, parents=True)
-    with processes.lock_file(logs / ".validation", f"another validation of {deployment.name} is running"):
+    with processes.lock_file(options.logs / ".validation", f"another validation of {deployment.name} is running"):
         started = datetime.datetime.now(datetime.UTC)
-        client = BatchClient((url or deployment.url).removesuffix("/v1"))
+        client = BatchClient((options.url or deployment.url).removesuffix("/v1"))
         sample = SampleRows.measure(deployment)
-        rows = sample.build(requests or deployment.sample.rows, secrets.token_hex(4))
+        rows = sample.build(options.requests or deployment.sample.rows, secrets.token_hex(4))
         (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
         job, moments, seconds = run_job(deployment, client, work)
         output, errors = _download(client, job, work)
@@ -90,7 +77,9 @@ def validate(
     report = build_report(
         deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, fair_share, teams
     )
-    return report, run_folder.publish(runs / deployment.name, started, lambda path: _write_run(report, work, path))
+    return report, run_folder.publish(
+        options.runs / deployment.name, started, lambda path: _write_run(report, work, path)
+    )
 
 
 def _check_options(deployment: BatchDeployment, load_test_options: Mapping[str, object]) -> None:

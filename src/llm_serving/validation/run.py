@@ -32,7 +32,7 @@ from llm_serving.validation import (
     weight_loading,
 )
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.base import LoadSource
+from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.driver_result import DriverResult, Progress
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.load_plan import LoadPlan
@@ -55,52 +55,32 @@ _START_TIMEOUT_S = 60.0
 """Time limit of Locust's start and end together."""
 
 
-def validate(
-    deployment: Deployment,
-    *,
-    logs: Path,
-    runs: Path,
-    folder: Path | None = None,
-    url: str | None = None,
-    requests: int | None = None,
-    user_file: Path | None = None,
-    driver: str | None = None,
-    load_source: LoadSource | None = None,
-) -> tuple[Report, Path]:
+def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report, Path]:
     """Send the deployment's traffic; return the report and its folder, RUNS/NAME/TIME.
 
     The folder has report.json, report.html, Locust's CSV and log, every request (requests.jsonl) and the plan.
-
-    Args:
-        logs: the deployment's logs, PROCESS.log each; the driver writes to logs/validation.
-        runs: the directory of all runs.
-        folder: the blueprint's folder, to which `traffic.data` is relative.
-        url: another address of the deployment, such as a gateway's.
-        requests: number of counted requests, instead of the blueprint's.
-        user_file: a Python file with another Locust user than the default.
-        driver: name of a drop-in driver to send the load instead of Locust.
-        load_source: from where the load is sent; this machine if None.
 
     Raises:
         InputError: the driver cannot send this load, the user file or the prompts are invalid, or an API key would be
             sent without TLS.
         Unavailable: the deployment does not respond, the driver cannot run, or another validation is running.
     """
-    deployment = _override(deployment, url, requests)
-    played = _read_trace(deployment.traffic, folder or Path.cwd())
+    folder, user_file, load_source = options.folder, options.user_file, options.load_source
+    deployment = _override(deployment, options.url, options.requests)
+    played = _read_trace(deployment.traffic, folder)
     if deployment.traffic.replays_times:
         deployment = _override(deployment, None, len(played.rows))
     api_key.build_headers(deployment.url)  # refuse before the driver starts
     if deployment.traffic.judge is not None:
         scoring.build_judge_headers(deployment.traffic.judge)
-    drop_in = registry.load_driver(driver) if driver else None
+    drop_in = registry.load_driver(options.driver) if options.driver else None
     if drop_in and user_file:
         raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: either --user or --driver.")
     if user_file is not None and not user_file.is_file():
         raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
-    work = logs.resolve() / "validation"
+    work = options.logs.resolve() / "validation"
     with _lock_driver(work, deployment.name):
-        driver_plan = _write_plan(deployment, folder or Path.cwd(), work, played.rows, load_source)
+        driver_plan = _write_plan(deployment, folder, work, played.rows, load_source)
         if drop_in:
             job.check(drop_in, driver_plan)
             result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
@@ -109,13 +89,13 @@ def validate(
             play(driver_plan, user_file or LOCUSTFILE)
             result, samples = collect(driver_plan)
         scoring.score(deployment.traffic, samples, work)
-        loading = _read_weight_loading(deployment, logs)
-        prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())
+        loading = _read_weight_loading(deployment, options.logs)
+        prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder)
         versions = _collect_versions(deployment)
         run_report = report_builder.build(
             deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source
         )
-        return run_report, run_folder.save(run_report, samples, work, runs / deployment.name)
+        return run_report, run_folder.save(run_report, samples, work, options.runs / deployment.name)
 
 
 def _override(deployment: Deployment, url: str | None, requests: int | None) -> Deployment:

@@ -7,12 +7,13 @@ longer, and does not keep the SLO if that shows nothing either.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from llm_serving import console
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation import knee, run, run_folder, sample_statistics, sweep_page
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.gate import LATENCIES
 from llm_serving.validation.knee import Axis, Knee, Point, Search
 from llm_serving.validation.report import Report
@@ -77,19 +79,20 @@ def has_limits(slo: Slo) -> bool:
     )
 
 
-def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Mapping[str, Any]) -> tuple[Sweep, Path]:
+def sweep(deployment: Deployment, options: Options, validation: ValidationOptions) -> tuple[Sweep, Path]:
     """Find the knee of a running deployment; return it and the folder with its page, RUNS/NAME/sweep-TIME.
 
     Args:
-        arguments: of every validation: how the deployment is reached, as `run.validate` takes them.
+        validation: of each load; its `runs` is the folder of the result.
 
     Raises:
         Unavailable: the deployment does not respond, or another validation is running.
     """
     started = datetime.datetime.now(datetime.UTC)
     axis = choose_axis(deployment.traffic, options)
-    with _collect_folder(runs / deployment.name, started) as collected:
-        loader = Loader(deployment, axis, options.point_s, results=collected, arguments=arguments)
+    runs = validation.runs / deployment.name
+    with _collect_folder(runs, started) as collected:
+        loader = Loader(deployment, axis, options.point_s, dataclasses.replace(validation, runs=collected))
         deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
         search = build_search(deployment.traffic, axis, options)
         bracket, points = knee.find_knee(loader.measure, search, lambda: time.monotonic() >= deadline)
@@ -111,7 +114,7 @@ def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Ma
         )
         (collected / measured_capacity.SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
-        destination = _choose_path(runs / deployment.name, started)
+        destination = _choose_path(runs, started)
         collected.rename(destination)
         return result, destination
 
@@ -150,18 +153,16 @@ def build_search(traffic: Traffic, axis: Axis, options: Options) -> Search:
 
 
 class Loader:
-    """Sends one load after the other to a deployment and keeps their reports."""
+    """Sends one load after the other to a deployment and keeps their reports in the options' `runs`."""
 
-    def __init__(
-        self, deployment: Deployment, axis: Axis, point_s: float, *, results: Path, arguments: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, deployment: Deployment, axis: Axis, point_s: float, options: ValidationOptions) -> None:
         # Least rates are objectives of one load: a lower load would miss them by itself.
         slo = deployment.slo.model_copy(update=dict.fromkeys(_LEAST_RATES))
         self.deployment = deployment.model_copy(update={"slo": slo})
         self.settings: dict[str, Any] = {}
         """The settings of the last report."""
         self._axis, self._point_s, self._rate = axis, point_s, 0.0
-        self._results, self._arguments = results, arguments
+        self._options = options
 
     def measure(self, load: float) -> Point:
         """Send one load; a second time, longer, if the first shows nothing."""
@@ -176,14 +177,15 @@ class Loader:
         start = time.monotonic()
         traffic = build_traffic(self.deployment, self._axis, load, self._point_s, self._rate, times)
         deployment = self.deployment.model_copy(update={"traffic": traffic})
-        report, saved = run.validate(deployment, runs=self._results, **self._arguments)
+        report, saved = run.validate(deployment, self._options)
         self.settings, self._rate = report.settings, report.throughput.requests_per_s / load
-        kept_folder = self._results / POINTS / f"{load:g}{f'-{times}x' if times > 1 else ''}"
+        results = self._options.runs
+        kept_folder = results / POINTS / f"{load:g}{f'-{times}x' if times > 1 else ''}"
         kept_folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(kept_folder, ignore_errors=True)  # of a run that was interrupted before it was written down
         saved.rename(kept_folder)
-        _remove_empty(self._results, saved.parent)
-        point = build_point(report, load, time.monotonic() - start, str(kept_folder.relative_to(self._results)))
+        _remove_empty(results, saved.parent)
+        point = build_point(report, load, time.monotonic() - start, str(kept_folder.relative_to(results)))
         return point, report
 
 

@@ -27,6 +27,7 @@ from llm_serving.targets.local import deploy, engine_env, engine_setups, environ
 from llm_serving.targets.local.engine_setups import EngineSetup as Programs
 from llm_serving.validation import run as validation
 from llm_serving.validation import terminal_summary
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
 
 STACKS = ("network", "storage")
@@ -88,9 +89,10 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
 
             plan = deploy.bring_up(plan, supervisord, create_storage)
             with console.step("Validate against the SLO") as step:
-                report, report_dir = validation.validate(
-                    plan.deployment, logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
+                options = ValidationOptions(
+                    logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
                 )
+                report, report_dir = validation.validate(plan.deployment, options)
                 step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
             with console.step("Stop everything"):
                 supervisord.shut_down()

@@ -7,6 +7,7 @@ in RUNS/NAME/tune-TIME. The state there is written after each load: the same com
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import hashlib
 import itertools
@@ -303,8 +304,7 @@ class _Session:
             opened.deployment,
             self.state.axis,
             self.job.options.point_s,
-            results=self.folder / str(trial.number),
-            arguments=opened.build_arguments(self.work),
+            dataclasses.replace(opened.options, runs=self.folder / str(trial.number)),
         )
 
     def _end_trial(self) -> None:

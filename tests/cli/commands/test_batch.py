@@ -29,7 +29,8 @@ class Target:
     def open_validation(self, folder: Path, fleet_file: Path, url: str | None) -> Iterator[Any]:
         self.asked.append((folder, fleet_file, url))
         self.is_open = True
-        yield SimpleNamespace(deployment=self.deployment, url="http://127.0.0.1:1234")
+        options = SimpleNamespace(url="http://127.0.0.1:1234")
+        yield SimpleNamespace(deployment=self.deployment, options=options)
         self.is_open = False
 
 

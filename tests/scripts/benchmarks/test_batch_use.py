@@ -42,7 +42,7 @@ def test_the_driver_sends_prompts_as_long_as_the_jobs(monkeypatch: pytest.Monkey
     rows = SampleRows(deployment)
     sent: list[Traffic] = []
 
-    def validate(serving: Deployment, **_: Any) -> Any:
+    def validate(serving: Deployment, _: object) -> Any:
         sent.append(serving.traffic)
         return SimpleNamespace(throughput=SimpleNamespace(output_tokens_per_s=1.0)), tmp_path
 

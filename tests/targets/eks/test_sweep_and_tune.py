@@ -116,11 +116,13 @@ def launched(cluster: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     @contextlib.contextmanager
     def open_server(self: EksTarget, *arguments: Any, **options: Any) -> Iterator[ValidationInputs]:
         with open_validation(self, *arguments, **options) as inputs:
-            source = inputs.load_source
+            source = inputs.options.load_source
             assert source and source.play, "the load comes from the Job"
             workers = [pod for pod in list_engines(cluster, inputs.deployment.name) if is_ready(pod)]
             with known_server.run_server(Behaviour(0.1, 0.01, slots=len(workers) or 1)) as url:
-                yield dataclasses.replace(inputs, url=url, load_source=dataclasses.replace(source, pages=()))
+                unread = dataclasses.replace(source, pages=())
+                options = dataclasses.replace(inputs.options, url=url, load_source=unread)
+                yield dataclasses.replace(inputs, options=options)
 
     monkeypatch.setattr(EksTarget, "launch_drivers", launch)
     monkeypatch.setattr(EksTarget, "open_validation", open_server)

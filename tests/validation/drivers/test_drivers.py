@@ -20,6 +20,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
+from tests.validation.conftest import build_options
 
 DATA = Path(__file__).with_name("data")
 NAMES = ["aiperf", "guidellm", "inference-perf", "vllm-bench"]
@@ -178,7 +179,7 @@ def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(
     slo = {"ttft_ms": {"p50": 5000}}
     with known_server.run_server(Behaviour(0.05, 0.01)) as url:
         deployment = make_deployment(url, traffic, slo)
-        report, folder = run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", driver="vllm-bench")
+        report, folder = run.validate(deployment, build_options(tmp_path, driver="vllm-bench"))
     assert report.requests.model_dump() == {"total": 20, "failed": 0, "by_error": {}, "planned": 20}
     assert report.metrics["ttft_ms"].p50 >= 50
     assert report.metrics["itl_ms"].count == 20 * 7

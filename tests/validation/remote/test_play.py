@@ -24,6 +24,7 @@ from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
+from tests.validation.conftest import build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
@@ -81,7 +82,7 @@ def list_objects(aws: AwsSession) -> list[Any]:
 def validate(tmp_path: Path, make_deployment: Callable[..., Deployment]) -> Callable[..., Any]:
     def _validate(url: str, source: LoadSource, slo: dict[str, Any] | None = None, **options: Any) -> Any:
         deployment = make_deployment(url, TRAFFIC, slo or {"ttft_ms": {"p50": 20_000}})
-        return run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source, **options)
+        return run.validate(deployment, build_options(tmp_path, load_source=source, **options))
 
     return _validate
 

@@ -182,7 +182,7 @@ def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[B
         deployment: Any = inputs.deployment
         if not isinstance(deployment, BatchDeployment):
             raise InputError(f"{folder}: now kind: {deployment.kind}: it has no jobs. Fix: a batch blueprint.")
-        yield deployment, BatchClient(inputs.url or deployment.url)
+        yield deployment, BatchClient(inputs.options.url or deployment.url)
 
 
 def _watch(client: BatchClient, job_id: str) -> None:

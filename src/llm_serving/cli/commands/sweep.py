@@ -63,8 +63,7 @@ def sweep(
     )
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
-        arguments = opened.build_arguments(folder)
-        result, saved = sweeps.sweep(opened.deployment, options, runs=opened.reports, arguments=arguments)
+        result, saved = sweeps.sweep(opened.deployment, options, opened.options)
     if as_json:
         print(result.model_dump_json(indent=2))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -96,14 +97,7 @@ def validate_blueprint(
         validator = base.load_validator(inputs.deployment.kind)
         report, report_dir = validator.validate(
             inputs.deployment,
-            logs=inputs.logs,
-            runs=inputs.reports,
-            folder=folder,
-            url=inputs.url,
-            requests=requests,
-            user_file=user,
-            driver=driver,
-            load_source=inputs.load_source,
+            dataclasses.replace(inputs.options, requests=requests, user_file=user, driver=driver),
         )
     if as_json:
         print(report.model_dump_json(indent=2))

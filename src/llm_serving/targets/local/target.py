@@ -16,6 +16,7 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, environment, logs, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.environment import Environment
@@ -122,7 +123,8 @@ class LocalTarget:
         deployment = self.require_deployment(folder)
         status.require_services(directory, deployment)
         deployment = workloads.get(deployment.kind).refresh(deployment, blueprint)
-        yield ValidationInputs(deployment, directory.logs, directory.reports, url)
+        options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
+        yield ValidationInputs(deployment, options)
 
     def destroy(
         self,

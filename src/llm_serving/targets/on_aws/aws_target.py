@@ -22,7 +22,7 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import adapters, load_drivers
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.validation.base import MetricsPage
+from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -138,20 +138,23 @@ class AwsTarget(abc.ABC):
         """
         plan = self._plan(folder, fleet_file, aws)
         deployment, directory = plan.deployment, plan.directory
-        inputs = functools.partial(ValidationInputs, deployment, directory.logs, directory.reports)
+        options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
         if not deployment.served_models:  # no load is sent: what runs there makes its own
             if origin is LoadOrigin.CLUSTER:
                 raise InputError("--load-from: now cluster: no load is sent to it. Fix: leave it out.")
             with contextlib.nullcontext(url) if url else self.open_tunnel(plan) as its_url:
-                yield inputs(its_url)
+                options = dataclasses.replace(options, url=its_url)
+                yield ValidationInputs(deployment, options)
         elif load_drivers.choose_origin(plan, origin, url) is LoadOrigin.CLUSTER:
             launch = functools.partial(self.launch_drivers, plan)
-            yield inputs(url, load_drivers.build_source(plan, launch, self.list_metrics_pages(plan)))
+            drivers = load_drivers.build_source(plan, launch, self.list_metrics_pages(plan))
+            yield ValidationInputs(deployment, dataclasses.replace(options, load_source=drivers))
         elif url:
-            yield inputs(url)
+            yield ValidationInputs(deployment, options)
         else:
             with self.open_tunnel(plan) as tunnel_url:
-                yield inputs(tunnel_url, load_drivers.TUNNEL)
+                options = dataclasses.replace(options, url=tunnel_url, load_source=load_drivers.TUNNEL)
+                yield ValidationInputs(deployment, options)
 
     @abc.abstractmethod
     def launch_drivers(
