@@ -21,7 +21,7 @@ from pathlib import Path
 from infra import stack_rules
 from infra.bindings import cdktf
 from infra.stacks import base
-from llm_serving.fleet import aws_limits, checks, loading
+from llm_serving.fleet import aws_limits, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
@@ -74,7 +74,8 @@ def _lock_provider(folder: Path) -> None:
 
 def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) -> None:
     if unknown := sorted(set(stack_names) - set(existing_names)):
-        raise InputError(f"there is no stack {checks.join_words(unknown)}. Fix: one of {', '.join(existing_names)}")
+        names = ", ".join(unknown)
+        raise InputError(f"stacks: now {names}: this fleet has no such stack. Fix: one of {', '.join(existing_names)}.")
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:

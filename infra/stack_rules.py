@@ -20,6 +20,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed
 
+RULES_FILE = "infra/stack_rules.py"
+
 Stack = Mapping[str, Any]
 Violations = Iterator[str]
 
@@ -72,8 +74,8 @@ def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> N
     if violations := list(find_violations(document.value, stacks)):
         violation_lines = "\n".join(f"  {line}" for line in violations)
         raise CheckFailed(
-            f"{document.path}: the stacks made from it break rules that every stack keeps. The mistake is in a "
-            f"construct, not in the file; do not apply them:\n{violation_lines}"
+            f"{document.path}: its stacks break rules of {RULES_FILE}. The bug is in a construct below infra/, not in "
+            f"this file; nothing was applied:\n{violation_lines}"
         )
 
 
@@ -104,7 +106,8 @@ def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def check_empty_structs(stack: Stack) -> Violations:
     """List that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
-    return (f"{path.lstrip('.')} is empty" for path in _find_empty_structs(stack, ""))
+    reason = "CDKTF writes a dict with snake_case keys as an empty struct. Fix: the struct's class, or camelCase keys"
+    return (f"{path.lstrip('.')}: now empty: {reason}." for path in _find_empty_structs(stack, ""))
 
 
 def _find_empty_structs(node: Any, path: str) -> Violations:
@@ -128,9 +131,10 @@ def check_wildcards(stack: Stack) -> Violations:
         delegation = address.startswith("aws_kms_key.") and str(principal).endswith(":root'}")
         actions = _ensure_list(statement["Action"])
         if any(action == "*" or action.endswith(":*") for action in actions) and not delegation:
-            yield f"{address} allows {actions}"
+            reason = "a wildcard allows every action of a service. Fix: the actions that its program calls"
+            yield f"{address}: now Action {actions}: {reason}."
         if principal in ("*", {"AWS": "*"}):
-            yield f"{address} allows everybody"
+            yield f"{address}: now Principal {principal}: it allows every AWS account. Fix: the caller alone."
 
 
 def check_broad_statements(stack: Stack) -> Violations:
@@ -143,7 +147,7 @@ def check_broad_statements(stack: Stack) -> Violations:
                 if not action.startswith(ACTIONS_WITHOUT_RESOURCE)
             )
             if broad_actions:
-                yield f"{address} allows {broad_actions} on every resource"
+                yield f"{address}: now Resource * for {broad_actions}: each takes a resource. Fix: its ARN."
 
 
 def check_open_ingress(stack: Stack) -> Violations:
@@ -155,18 +159,20 @@ def check_open_ingress(stack: Stack) -> Violations:
             continue
         sources = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
         if "0.0.0.0/0" in sources or "::/0" in sources:
-            yield f"{address} lets the internet in"
+            yield f"{address}: now open to any address: the internet could reach it. Fix: a security group as source."
 
 
 def check_launch_templates(stack: Stack) -> Violations:
     """Launch templates whose instances answer without a token, hand their role to containers, or write in the clear."""
     for address, settings in list_resources(stack, "aws_launch_template"):
         options = settings.get("metadata_options", {})
-        if options.get("http_tokens") != "required" or options.get("http_put_response_hop_limit") != 1:
-            yield f"{address} gives its role's keys to more than the machine itself"
+        tokens, hops = options.get("http_tokens"), options.get("http_put_response_hop_limit")
+        if (tokens, hops) != ("required", 1):
+            reason = "containers could read the credentials of the instance's role. Fix: required, and 1"
+            yield f"{address}: now http_tokens {tokens} and http_put_response_hop_limit {hops}: {reason}."
         volumes = [volume.get("ebs", {}) for volume in settings.get("block_device_mappings", [])]
         if not volumes or any(str(volume.get("encrypted")).lower() != "true" for volume in volumes):
-            yield f"{address} has a volume that is not encrypted"
+            yield f"{address}: now a volume in plain text: its snapshots would be too. Fix: encrypted = true."
 
 
 def check_efa_zones(stack: Stack) -> Violations:
@@ -183,12 +189,12 @@ def check_efa_zones(stack: Stack) -> Violations:
             if _has_efa(template_settings)
         )
         if efa and len(set(subnets)) != 1:
-            yield f"{address} has EFA and is in {len(set(subnets))} zones"
+            yield f"{address}: now {len(set(subnets))} zones: EFA works within one zone. Fix: one subnet."
 
 
 def check_efa_rules(stack: Stack) -> Violations:
     """EFA instances without a security group that allows all traffic within itself, in and out."""
-    for direction in ("ingress", "egress"):
+    for direction, phrase in (("ingress", "ingress from"), ("egress", "egress to")):
         self_referencing_groups = {
             rule["security_group_id"]
             for _, rule in list_resources(stack, f"aws_vpc_security_group_{direction}_rule")
@@ -199,7 +205,8 @@ def check_efa_rules(stack: Stack) -> Violations:
             if any(
                 self_referencing_groups.isdisjoint(interface.get("security_groups", [])) for interface in efa_interfaces
             ):
-                yield f"{address}: an EFA interface has no group with an {direction} rule for the group itself"
+                reason = "EFA needs all traffic within one security group. Fix: a rule -1 that references the group"
+                yield f"{address}: now an EFA interface without {phrase} its own group: {reason}."
 
 
 def check_provider_counts(stack: Stack) -> Violations:
@@ -207,15 +214,19 @@ def check_provider_counts(stack: Stack) -> Violations:
     for address, settings in list_resources(stack, "aws_ecs_cluster_capacity_providers"):
         count = len(settings.get("default_capacity_provider_strategy", []))
         if count > MAX_PROVIDERS:
-            yield f"{address} has {count} providers in its default strategy, and ECS takes {MAX_PROVIDERS}"
+            yield _describe_strategy(address, count)
     for address, settings in list_resources(stack, "aws_ecs_service"):
         count = len(settings.get("capacity_provider_strategy", []))
         if count > MAX_PROVIDERS:
-            yield f"{address} has a strategy of {count}, and ECS takes {MAX_PROVIDERS}"
+            yield _describe_strategy(address, count)
     for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items():
         for service in services:
             if len(service) > MAX_PROVIDERS:
-                yield f"output.strategies: {pool} has a strategy of {len(service)}, and ECS takes {MAX_PROVIDERS}"
+                yield _describe_strategy(f"output.strategies.{pool}", len(service))
+
+
+def _describe_strategy(address: str, count: int) -> str:
+    return f"{address}: now {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer zones in it."
 
 
 def check_subnet_ranges(stack: Stack) -> Violations:
@@ -223,12 +234,11 @@ def check_subnet_ranges(stack: Stack) -> Violations:
     subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
     for (first, subnet), (second, other_subnet) in combinations(subnets.items(), 2):
         if subnet.overlaps(other_subnet):
-            yield f"{first} and {second} overlap"
+            yield f"{first}: now {subnet}: it overlaps {second}, {other_subnet}. Fix: a range of its own."
     for _, vpc in list_resources(stack, "aws_vpc"):
-        outside = [
-            address for address, subnet in subnets.items() if not subnet.subnet_of(IPv4Network(vpc["cidr_block"]))
-        ]
-        yield from (f"{address} is outside the VPC" for address in outside)
+        for address, subnet in subnets.items():
+            if not subnet.subnet_of(IPv4Network(vpc["cidr_block"])):
+                yield f"{address}: now {subnet}: it is outside the VPC. Fix: a range within {vpc['cidr_block']}."
 
 
 def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
@@ -252,7 +262,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
                 )
             ]
         if actual != expected:
-            yield f"{address} asks for the interfaces {actual}, and the layout of its type is {expected}"
+            yield f"{address}: now interfaces {actual}: the instance type has another layout. Fix: {expected}."
 
 
 def check_tags(stack: Stack, fleet: Fleet) -> Violations:
@@ -260,13 +270,13 @@ def check_tags(stack: Stack, fleet: Fleet) -> Violations:
     expected = names.build_tags(fleet).items()
     for provider in stack["provider"]["aws"]:
         if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
-            yield "provider.aws does not tag with the fleet's tags"
+            yield "provider.aws: now default_tags without the fleet's tags. Fix: names.build_tags."
     for address, settings in list_resources(stack, "aws_autoscaling_group"):
         if not expected <= {tag["key"]: tag["value"] for tag in settings["tag"] if tag["propagate_at_launch"]}.items():
-            yield f"{address} does not hand the fleet's tags to its machines"
+            yield f"{address}: now tags that leave the fleet's off its instances. Fix: propagate_at_launch."
     for address, settings in _list_templates(stack):
         if any(not expected <= specification["tags"].items() for specification in settings["tag_specifications"]):
-            yield f"{address} does not tag what EC2 makes from it"
+            yield f"{address}: now tag_specifications without the fleet's tags. Fix: names.build_tags."
 
 
 def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
@@ -274,7 +284,7 @@ def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
     if fleet.alarms_to:
         for address, settings in list_resources(stack, "aws_cloudwatch_metric_alarm"):
             if not settings.get("alarm_actions"):
-                yield f"{address} calls nobody, and alarms_to is {fleet.alarms_to}"
+                yield f"{address}: now no alarm_actions: nobody would be notified. Fix: {fleet.alarms_to}."
 
 
 RULES: tuple[Callable[[Stack], Violations], ...] = (

@@ -187,6 +187,6 @@ def _read_model(service: str) -> dict[str, bytes]:
     # Not imported, which takes longer than all the rest of a synthesis.
     package = importlib.util.find_spec("botocore")
     if package is None or package.origin is None:
-        raise Unavailable("botocore is not installed. Fix: scripts/setup")
+        raise Unavailable("botocore is not installed. Fix: run scripts/setup.")
     newest = max((Path(package.origin).parent / "data" / service).iterdir())
     return {f"models/{service}/{newest.name}/{file.name}": file.read_bytes() for file in newest.glob("service-2.json*")}

@@ -52,8 +52,8 @@ def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> li
             stack = BatchStack(batch)
             if stack.NAME in stacks:
                 raise InputError(
-                    f"{file}: {batch.name} is rendered for another target too, and both have the stack {stack.NAME}. "
-                    f"Fix: delete the folder of the one that does not run, or give it another name."
+                    f"{file}: now {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of "
+                    "the target that does not run, or set another name."
                 )
             stacks[stack.NAME] = stack
     return list(stacks.values())

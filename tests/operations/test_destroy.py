@@ -76,7 +76,7 @@ def test_a_service_that_keeps_instances_is_named_with_the_fix(context: FleetCont
         destroy.require_no_dependents(build_plan(context, services=("mine-worker",)))
     assert str(error.value) == (
         "mine-worker still running on the cluster small, on its instances. "
-        "Fix: run `blueprint destroy DIR --target ecs` first"
+        "Fix: run `blueprint destroy DIR --target ecs` first."
     )
 
 

@@ -73,7 +73,7 @@ def test_the_environment_can_name_the_program(
 
 def test_a_named_program_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runner.BINARY_VARIABLE, "/nowhere/terraform")
-    with pytest.raises(InputError, match="TERRAFORM_BINARY_NAME names /nowhere/terraform, which is no program"):
+    with pytest.raises(InputError, match="TERRAFORM_BINARY_NAME: now /nowhere/terraform: this machine has no such program"):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 
@@ -142,7 +142,7 @@ def test_a_named_mirror_without_the_provider_is_refused(
 ) -> None:
     write_program(path_folder)
     monkeypatch.setenv(runner.MIRROR_VARIABLE, str(tmp_path))
-    expected = f"BLUEPRINT_PROVIDER_MIRROR names {tmp_path}, and registry.terraform.io/hashicorp/aws 5.100.0"
+    expected = f"BLUEPRINT_PROVIDER_MIRROR: now {tmp_path}: it has no registry.terraform.io/hashicorp/aws 5.100.0"
     with pytest.raises(InputError, match=expected):
         runner.find_terraform(tmp_path / "data", VERSION)
 

@@ -146,7 +146,8 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
         folders = synthesis.synthesize(document, data / _EMULATOR_OUT if aws.is_emulated else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
-        raise InputError(f"there is no stack {', '.join(unknown)}. Fix: one of {', '.join(folders)}")
+        names = ", ".join(unknown)
+        raise InputError(f"stacks: now {names}: this fleet has no such stack. Fix: one of {', '.join(folders)}.")
     program = stack_folder.find_terraform(folders, data, aws)
     context = FleetContext(document, data, folders, program, aws, account)
     initialize_stacks(context)

@@ -154,7 +154,7 @@ def require_no_dependents(plan: DestroyPlan) -> None:
         raise CheckFailed(
             f"{join_words(plan.services)} still running on the cluster "
             f"{names.format_cluster_name(plan.context.fleet)}, on its instances. "
-            "Fix: run `blueprint destroy DIR --target ecs` first"
+            "Fix: run `blueprint destroy DIR --target ecs` first."
         )
     if plan.orphan_stacks:
         raise CheckFailed(

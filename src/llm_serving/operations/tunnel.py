@@ -90,7 +90,7 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
         Unavailable: the port is taken, or the session did not start.
     """
     if not processes.is_free(tunnel.port):
-        raise Unavailable(f"port {tunnel.port} of this machine is taken. Fix: --port with a free one")
+        raise Unavailable(f"port {tunnel.port} of this machine is taken. Fix: --port with a free one.")
     file, log = data / _FILE, data / "tunnel.log"
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -100,7 +100,7 @@ def _find_program() -> str:
     if program := os.environ.get(BINARY_VARIABLE):
         if not shutil.which(program):
             raise InputError(
-                f"{BINARY_VARIABLE} names {program}, which is no program on this machine. Fix: its path, or unset it"
+                f"{BINARY_VARIABLE}: now {program}: this machine has no such program. Fix: its path, or unset it."
             )
         return program
     for name in ("terraform", "tofu"):
@@ -139,8 +139,8 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
     configured = os.environ.get(MIRROR_VARIABLE)
     if configured and not _has_provider(Path(configured).expanduser(), registry, version, platform):
         raise InputError(
-            f"{MIRROR_VARIABLE} names {configured}, and {registry}/hashicorp/aws {version} for {platform} is not in it"
-            ". Fix: the folder of a mirror that `terraform providers mirror` made, or unset it"
+            f"{MIRROR_VARIABLE}: now {configured}: it has no {registry}/hashicorp/aws {version} for {platform}. "
+            "Fix: the folder of a mirror that `terraform providers mirror` made, or unset it."
         )
     if user_config and not configured and "provider_installation" in user_config.read_text(errors="replace"):
         return {}, f"as {user_config} says"

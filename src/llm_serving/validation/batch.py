@@ -136,7 +136,7 @@ def run_job(deployment: BatchDeployment, client: BatchClient, work: Path) -> tup
             if job["status"] in FINAL_STATES:
                 return job, moments, time.monotonic() - start
             if time.monotonic() - start > limit_s:
-                raise Unavailable(f"{job['id']}: {step.note} after {limit_s:.0f} s. Fix: blueprint logs")
+                raise Unavailable(f"{job['id']}: {step.note} after {limit_s:.0f} s. Fix: blueprint logs.")
             time.sleep(_POLL_S)
 
 

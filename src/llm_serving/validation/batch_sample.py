@@ -38,7 +38,7 @@ def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
             usage = json.load(response)["usage"]
             return {name: int(usage[name]) for name in ("prompt_tokens", "completion_tokens")}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise Unavailable(f"{endpoint_url}: {error}") from None
+        raise Unavailable(f"{endpoint_url}{URL} returned no usage: {error}. Fix: endpoint in blueprint.yaml.") from None
 
 
 class SampleRows:

@@ -58,13 +58,14 @@ def measure(
             if urgent and all(job["status"] in FINAL_STATES for job in (*jobs.values(), urgent)):
                 break
             if seconds > limit_s:
-                raise Unavailable(f"the jobs of all teams: {step.note} after {limit_s:.0f} s. Fix: blueprint logs")
+                raise Unavailable(f"the jobs of all teams: {step.note} after {limit_s:.0f} s. Fix: blueprint logs.")
             if not urgent_id and total and done >= URGENT_AFTER * total:
                 submitted_s = time.monotonic() - start
                 urgent_id = _submit(client, urgent_file_id, urgent_team, "high", limit_s)
             time.sleep(_POLL_S)
     if first_row_s is None:
-        raise Unavailable(f"{urgent_id}: the urgent job ended as {urgent['status']} without a row. Fix: blueprint logs")
+        status = urgent["status"]
+        raise Unavailable(f"{urgent_id}: the urgent job ended as {status} without a row. Fix: blueprint logs.")
     rows = {team: int(job["request_counts"]["completed"]) for team, job in jobs.items()}
     return FairShare(
         teams=tuple(compute_shares(weights, rows, moments)),

@@ -246,7 +246,8 @@ def collect(driver_plan: LoadPlan) -> tuple[DriverResult, list[Sample]]:
     if errors := [result.error for result in finished if result.error]:
         raise Unavailable(errors[0])
     if len(finished) < driver_plan.processes:
-        raise Unavailable(f"Locust ended before the load. Log: {console.shorten_path(work / driver_result.LOG_FILE)}")
+        log = console.shorten_path(work / driver_result.LOG_FILE)
+        raise Unavailable(f"Locust ended before the load. Fix: correct what its log names, {log}.")
     return merge_results(driver_plan, finished), _merge_samples(driver_plan)
 
 

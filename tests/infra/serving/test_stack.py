@@ -108,7 +108,8 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == []
     del alarms["errors-alarm"]["alarm_actions"]
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == [
-        "aws_cloudwatch_metric_alarm.errors-alarm calls nobody, and alarms_to is arn:aws:sns:us-west-2:123456789012:on-call"
+        "aws_cloudwatch_metric_alarm.errors-alarm: now no alarm_actions: nobody would be notified. "
+        "Fix: arn:aws:sns:us-west-2:123456789012:on-call."
     ]
     assert list(stack_rules.check_alarm_actions(stack, fleet_value.model_copy(update={"alarms_to": None}))) == []
 

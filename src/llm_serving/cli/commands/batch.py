@@ -263,7 +263,7 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
     if job["status"] not in FINAL_STATES:
         counts = job["request_counts"]
         done = counts["completed"] + counts["failed"]
-        raise CheckFailed(f"{job['id']}: {job['status']}, {done} of {counts['total']} rows. Fix: wait for its end")
+        raise CheckFailed(f"{job['id']}: {job['status']}, {done} of {counts['total']} rows. Fix: wait for its end.")
     if not job["output_file_id"]:
         reason = job["errors"]["data"][0]["message"] if job["errors"] else "it ended before its rows ran"
         raise CheckFailed(f"{job['id']}: {job['status']}, without results: {reason}")

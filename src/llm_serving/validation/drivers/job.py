@@ -121,7 +121,8 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
             timeout_s=START_LIMIT_S + timeout_s,
         )
         if not job.result.is_file():
-            raise Unavailable(f"{driver.title} left no results. Log: {console.shorten_path(log)}")
+            fix = f"correct what its log names, {console.shorten_path(log)}"
+            raise Unavailable(f"{driver.title} wrote no results. Fix: {fix}.")
         samples = _complete(job, driver.read(job))
         step.note = f"{len(samples)} requests"
     time.sleep(SETTLE_S)
@@ -213,9 +214,10 @@ class Server:
         except urllib.error.HTTPError as error:
             if error.code in (400, 422):
                 return False
-            raise Unavailable(f"{self._url} returned {error.code} {error.reason}") from None
+            raise Unavailable(f"{self._url} returned {error.code} {error.reason}. Fix: blueprint logs.") from None
         except OSError as error:
-            raise Unavailable(f"{self._plan.url} is unreachable: {getattr(error, 'reason', error)}") from None
+            reason = getattr(error, "reason", error)
+            raise Unavailable(f"{self._plan.url} is unreachable: {reason}. Fix: blueprint status.") from None
         return True
 
     def count_tokens(self, content: Any) -> int:

@@ -61,7 +61,8 @@ class Mailbox:
         """
         body = self._read(f"archive-{shard}.tar.gz")
         if body is None:
-            raise Unavailable(f"s3://{self._bucket}/{self._name(f'archive-{shard}.tar.gz')} is gone")
+            uri = f"s3://{self._bucket}/{self._name(f'archive-{shard}.tar.gz')}"
+            raise Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
         return body
 
     def empty(self) -> None:
@@ -103,7 +104,7 @@ def open_mailbox(aws: AwsSession, bucket: str, prefix: str) -> Iterator[Mailbox]
             client.head_bucket(Bucket=bucket)
         except ClientError as error:
             if session.get_error_code(error) in ("404", "NoSuchBucket"):
-                raise Unavailable(f"the results bucket {bucket} does not exist. Fix: blueprint fleet apply") from None
+                raise Unavailable(f"the results bucket {bucket} does not exist. Fix: blueprint fleet apply.") from None
             raise
         mailbox = Mailbox(client, bucket, prefix)
         try:

@@ -100,7 +100,10 @@ class _Load:
         with console.step(f"Start {count} load driver{'s' if count > 1 else ''} beside the deployment") as step:
             while self._look(containers) < count:
                 if time.monotonic() > deadline:
-                    raise CheckFailed(f"the load drivers did not start within {limit_s / 60:.0f} min: {step.note}")
+                    raise CheckFailed(
+                        f"the load drivers did not start within {limit_s / 60:.0f} min: {step.note}. "
+                        "Fix: a larger size of their pool, or --load-from here."
+                    )
                 step.note = containers.describe()
                 time.sleep(POLL_S)
             step.note = containers.describe()
@@ -111,7 +114,10 @@ class _Load:
         with console.step("Run the load test") as step:
             while any(self._states[shard].exit_code is None for shard in _shards(self._plan)):
                 if time.monotonic() > deadline:
-                    raise CheckFailed(f"the load did not end in time: {step.note}")
+                    limit_s = self._plan.timeout_s + _END_S
+                    raise CheckFailed(
+                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: a lower traffic.time_limit."
+                    )
                 parts = [state.progress for state in self._states.values() if state.progress]
                 if parts:
                     whole = driver_result.merge_progress(parts, self._plan.traffic.requests)
@@ -132,9 +138,12 @@ class _Load:
                 self._states[shard] = state
         for shard, state in self._states.items():
             if state.exit_code:
-                raise CheckFailed(f"load driver {shard} failed with exit code {state.exit_code}:\n{state.log}")
+                raise CheckFailed(
+                    f"load driver {shard} failed with exit code {state.exit_code}. Fix: correct what its log names:\n"
+                    f"{state.log}"
+                )
         if failure:
-            raise CheckFailed(f"a load driver ended without a result: {failure}")
+            raise CheckFailed(f"a load driver ended without a result: {failure}. Fix: run it again.")
         if time.monotonic() - self._renewed_at > RENEW_S:
             self._mailbox.post_inputs(self._plan, self._files)
             self._renewed_at = time.monotonic()
