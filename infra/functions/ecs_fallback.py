@@ -35,7 +35,7 @@ import boto3
 from botocore.exceptions import ClientError
 
 MACHINE_TIMEOUT = datetime.timedelta(minutes=10)
-"""Seconds after which a task moves on if no instance has started, unless a failed launch moves it earlier.
+"""Time after which a task moves on if no instance has started, unless a failed launch moves it earlier.
 
 A new instance takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
 """
@@ -59,8 +59,6 @@ class Choice:
 
     arn: str
     desired_count: int
-    """Its desired count."""
-
     stuck_count: int
     """Tasks for which no instance comes."""
 

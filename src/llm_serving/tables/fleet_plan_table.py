@@ -148,8 +148,8 @@ def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
     for volume in plan.volumes:
         label = Text("permanently deleted  ", "bold red") if plan.with_data else Text("kept  ", "yellow")
         parts.append(Padding(label + Text(f"volume {volume.id}: {volume.summary}"), (0, 0, 0, 2)))
-    if kept := _describe_kept(plan):
-        parts.append(Text(f"Kept: {kept}. To delete it too: {format_with_data_command(plan.context)}", "yellow"))
+    if kept_data := _describe_kept(plan):
+        parts.append(Text(f"Kept: {kept_data}. To delete it too: {format_with_data_command(plan.context)}", "yellow"))
     return Group(*parts)
 
 
@@ -169,8 +169,8 @@ def render_destroy_summary(plan: DestroyPlan) -> RenderableType:
     if plan.with_data and plan.volumes:
         counts.append(f"volumes {len(plan.volumes)}")
     parts: list[RenderableType] = [Text(f"Destroyed: {', '.join(counts)}; no instances are running.")]
-    if kept := _describe_kept(plan):
-        parts.append(Text(f"Kept: {kept}. To delete it too: {format_with_data_command(plan.context)}"))
+    if kept_data := _describe_kept(plan):
+        parts.append(Text(f"Kept: {kept_data}. To delete it too: {format_with_data_command(plan.context)}"))
     if plan.context.fleet.state != "local":
         file = shlex.quote(console.shorten_path(plan.context.document.path))
         parts.append(Text(f"The state bucket is kept. To delete it: blueprint state remove --fleet {file}"))

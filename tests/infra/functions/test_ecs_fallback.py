@@ -65,12 +65,9 @@ def test_a_choice_without_machines_has_a_limited_number_of_tasks_waiting_and_pas
     assert ecs_fallback.compute_counts(third_has_machines) == [400, 50, 400]
 
 
-def _build_stuck_role(wanted: int, *others: int) -> list[Choice]:
-    """A role whose first choice has all of its tasks waiting, as have the given ones of the others."""
-    return [
-        Choice("first", wanted, wanted, 0, 0, wanted),
-        *(Choice("other", count, count, 0, 0, count) for count in others),
-    ]
+def _build_stuck_role(*desired_counts: int) -> list[Choice]:
+    """A role whose choices have all of their tasks waiting."""
+    return [Choice(f"choice-{number}", count, count, 0, 0, count) for number, count in enumerate(desired_counts)]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +90,10 @@ def test_choices_after_the_first_share_what_ecs_lets_wait(roles: list[list[Choic
         lambda roles: sum(role[0] for role in roles) <= 400
     )
 )
-def test_tasks_without_machines_stay_below_what_ecs_lets_wait(wanted: list[list[int]]) -> None:
-    roles = [_build_stuck_role(*role) for role in wanted]
+def test_tasks_without_machines_stay_below_what_ecs_lets_wait(
+    desired_counts: list[list[int]],
+) -> None:
+    roles = [_build_stuck_role(*counts) for counts in desired_counts]
     max_waiting = ecs_fallback.compute_max_waiting(roles)
     assert sum(sum(ecs_fallback.compute_counts(role, max_waiting)) for role in roles) <= 450
 
