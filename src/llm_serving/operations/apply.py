@@ -71,13 +71,22 @@ def delete_plans(context: FleetContext) -> None:
 
 
 def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    if not folders:
-        return
-    with console.step(f"Apply {', '.join(folders)} to {context.cloud_name}") as step:
+    if folders:
+        title = f"Apply {', '.join(folders)} to {context.cloud_name}"
+        run_terraform(context, folders, ("apply", "-input=false", plans.FILE), title)
+
+
+def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments: Sequence[str], title: str) -> None:
+    """Runs a command that changes the stacks in `folders`, as a step with their progress.
+
+    Raises:
+        CommandFailed: Terraform failed; the same command resumes.
+    """
+    with console.step(title) as step:
         runner.run(
             context.program,
             folders,
-            ("apply", "-input=false", plans.FILE),
+            arguments,
             timeout_s=LIMIT_S,
             grace_s=GRACE_S,
             on_progress=lambda note: setattr(step, "note", note),

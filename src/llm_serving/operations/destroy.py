@@ -18,18 +18,20 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, non_empty_stores
-from llm_serving.operations.apply import GRACE_S, LIMIT_S
+from llm_serving.operations.apply import run_terraform
 from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.terraform import runner, stack_folder
+from llm_serving.terraform import stack_folder
 from llm_serving.terraform.state import StackState
 
 STORAGE = "storage"
 """The stack of buckets and registries."""
 
 EKS, ECS = "eks", "ecs"
+
+_DESTROY = ("destroy", "-auto-approve", "-input=false")
 
 _INSTANCE_KINDS = ("aws_autoscaling_group", "aws_eks_node_group")
 """Kinds of resources that run the pools' instances."""
@@ -200,8 +202,7 @@ def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> No
     for name, folder in folders.items():
         target_options = [f"-target={address}" for address in _list_instance_addresses(folder)]
         if target_options:
-            with console.step(f"Destroy the instances of {name}") as step:
-                _run_destroy(context, {name: folder}, target_options, step)
+            run_terraform(context, {name: folder}, (*_DESTROY, *target_options), f"Destroy the instances of {name}")
 
 
 def _list_instance_addresses(folder: Path) -> list[str]:
@@ -216,19 +217,4 @@ def _list_instance_addresses(folder: Path) -> list[str]:
 
 def _destroy(context: FleetContext, folders: Mapping[str, Path]) -> None:
     if folders:
-        with console.step(f"Destroy {', '.join(folders)} in {context.cloud_name}") as step:
-            _run_destroy(context, folders, (), step)
-
-
-def _run_destroy(
-    context: FleetContext, folders: Mapping[str, Path], target_options: Sequence[str], step: console.Step
-) -> None:
-    runner.run(
-        context.program,
-        folders,
-        ("destroy", "-auto-approve", "-input=false", *target_options),
-        timeout_s=LIMIT_S,
-        grace_s=GRACE_S,
-        on_progress=lambda note: setattr(step, "note", note),
-    )
-    step.note = "done"
+        run_terraform(context, folders, _DESTROY, f"Destroy {', '.join(folders)} in {context.cloud_name}")
