@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +54,7 @@ from llm_serving.workloads.serving.deployment import Deployment, Role, ServedMod
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
+from scripts.benchmarks.load_driver import read_children_cpu_s
 
 OWN = "own"
 LIMIT_MS = 200.0
@@ -106,11 +106,11 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
             stack.enter_context(_stop_now_and_then(url))
         if "starved" in folder.name:
             stack.enter_context(_keep_core_busy())
-        before = _read_children_cpu_s()
+        before = read_children_cpu_s()
         driver = None if name == OWN else name
         options = ValidationOptions(logs=folder / "logs", runs=folder / "runs", driver=driver)
         report, _ = run.validate(build_deployment(url, traffic), options)
-        cpu_s = _read_children_cpu_s() - before
+        cpu_s = read_children_cpu_s() - before
         with urllib.request.urlopen(f"{url}/known", timeout=30) as response:
             server_record = json.load(response)
     answered = report.requests.total - report.requests.failed
@@ -155,11 +155,6 @@ def build_deployment(url: str, traffic: dict[str, Any]) -> Deployment:
         environment=Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"),
         emulated=("A server with known delays stands in for the engine.",),
     )
-
-
-def _read_children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 @contextlib.contextmanager

@@ -98,9 +98,9 @@ def measure(tool: Tool, load: LoadSpec, folder: Path) -> Measurement:
     with known_server.run_server(
         load.behaviour, log=folder / "server.log", core=1 if _has_two_cores() else None
     ) as url:
-        before, cpu_before = _fetch_known(url)["cpu_s"], _read_children_cpu_s()
+        before, cpu_before = _fetch_known(url)["cpu_s"], read_children_cpu_s()
         report = tool(url, load, folder)
-        cpu_s, server_facts = _read_children_cpu_s() - cpu_before, _fetch_known(url)
+        cpu_s, server_facts = read_children_cpu_s() - cpu_before, _fetch_known(url)
     if report.answered < load.requests * MIN_ANSWERED_SHARE:
         raise Unavailable(f"only {report.answered} of {load.requests} requests were answered")
     # Earlier requests are the tool's own probes and warm-up.
@@ -116,7 +116,7 @@ def _fetch_known(url: str) -> dict[str, Any]:
         return facts
 
 
-def _read_children_cpu_s() -> float:
+def read_children_cpu_s() -> float:
     """Return the CPU time of exited children and of their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -31,7 +31,7 @@ def test_the_kind_is_optional(tmp_path: Path) -> None:
     file.write_text(f"kind: serving\n{BLUEPRINT}")
     with_kind = inputs.read_blueprint(tmp_path)
     assert without_kind.value == with_kind.value
-    assert base.of(with_kind) is WORKLOAD
+    assert base.get_for(with_kind) is WORKLOAD
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:

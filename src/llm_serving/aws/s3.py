@@ -100,7 +100,7 @@ class Bucket:
             try:
                 response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
             except ClientError as error:
-                if _read_error_code(error) in (*_MISSING, "NoSuchKey"):
+                if session.get_error_code(error) in (*_MISSING, "NoSuchKey"):
                     return False
                 raise
         return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
@@ -125,7 +125,7 @@ class Bucket:
                     Bucket=self.location.bucket, Key=self.location.prefix + name, Range=byte_range
                 )
             except ClientError as error:
-                if _read_error_code(error) == "InvalidRange":  # it is empty, or ends before
+                if session.get_error_code(error) == "InvalidRange":  # it is empty, or ends before
                     return b""
                 raise
             return bytes(response["Body"].read())
@@ -241,7 +241,7 @@ def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator
 
 
 def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: str) -> NoReturn:
-    code = _read_error_code(error)
+    code = session.get_error_code(error)
     if code in _MISSING:
         raise Unavailable(
             f"{subject}: {endpoint_name} has no such bucket. Apply the storage stack, or write another."
@@ -281,7 +281,3 @@ def _split_file(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _compute_checksum(body: bytes) -> str:
     return base64.b64encode(hashlib.sha256(body).digest()).decode()
-
-
-def _read_error_code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))

@@ -63,7 +63,7 @@ def build_plan(
         InputError: the blueprint cannot work there, or its template is missing or wrong.
     """
     template = render.find_template(folder, environment.target)
-    deployment = workloads.of(blueprint).resolve(blueprint, fleet, environment)
+    deployment = workloads.get_for(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)
     session = aws or AwsSession.from_environment(fleet.value.region)
     return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)

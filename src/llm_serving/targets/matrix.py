@@ -91,7 +91,7 @@ def _set_engine(document: Document[Any], engine: str) -> Document[Any]:
 
 def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) -> Cell:
     folder, selected_target = document.path.parent, registry.load_target(target)
-    settings, workload = document.value, workloads.of(document)
+    settings, workload = document.value, workloads.get_for(document)
     engine, framework = getattr(settings, "engine", ""), getattr(settings, "framework", "")
     empty = Cell(folder.name, workload.KIND, target, fleet.path.stem, engine, framework, None, "")
     if refusal := workload.find_refusal(selected_target.conventions):

@@ -44,7 +44,7 @@ def plan(
     """
     selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
-    workload = workloads.of(blueprint)
+    workload = workloads.get_for(blueprint)
     selected_target.check_kind(workload.KIND)
     render.find_template(folder, target)
     directory = DeploymentDir(workloads.resolve_name(blueprint), (root or Path.cwd()).resolve())
@@ -82,7 +82,7 @@ def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
     """
     selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
-    workload = workloads.of(blueprint)
+    workload = workloads.get_for(blueprint)
     selected_target.check_kind(workload.KIND)
     render.find_template(folder, target)
     environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))

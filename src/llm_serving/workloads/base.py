@@ -183,7 +183,7 @@ def get(kind: str) -> Workload[Any, Any]:
     return workload
 
 
-def of(document: Document[Any]) -> Workload[Any, Any]:
+def get_for(document: Document[Any]) -> Workload[Any, Any]:
     """The workload that a blueprint is of."""
     return get(document.value.kind)
 

@@ -44,12 +44,12 @@ def check(
 
 def _build_payload(blueprint: Document[Any], deployment: BaseDeployment) -> dict[str, Any]:
     common = {key: getattr(deployment, key) for key in ("name", "kind", "target", "fleet")}
-    return {**common, **workloads.of(blueprint).build_summary(deployment)}
+    return {**common, **workloads.get_for(blueprint).build_summary(deployment)}
 
 
 def _print_summary(blueprint: Document[Any], fleet: Document[Fleet], deployment: BaseDeployment) -> None:
     """Print what the files resolve to, one line for each part."""
-    for part, text in (*_describe_fleet(fleet), *workloads.of(blueprint).describe(blueprint, deployment)):
+    for part, text in (*_describe_fleet(fleet), *workloads.get_for(blueprint).describe(blueprint, deployment)):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
 

@@ -40,7 +40,7 @@ class Mailbox:
             )
             self._client.put_object(
                 Bucket=self._bucket,
-                Key=self._name(f"input-{shard}.json"),
+                Key=self._build_key(f"input-{shard}.json"),
                 Body=driver_input.model_dump_json(exclude_none=True).encode(),
             )
 
@@ -61,7 +61,7 @@ class Mailbox:
         """
         body = self._read(f"archive-{shard}.tar.gz")
         if body is None:
-            uri = f"s3://{self._bucket}/{self._name(f'archive-{shard}.tar.gz')}"
+            uri = f"s3://{self._bucket}/{self._build_key(f'archive-{shard}.tar.gz')}"
             raise Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
         return body
 
@@ -76,17 +76,17 @@ class Mailbox:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return bytes(self._client.get_object(Bucket=self._bucket, Key=self._name(name))["Body"].read())
+            return bytes(self._client.get_object(Bucket=self._bucket, Key=self._build_key(name))["Body"].read())
         except ClientError as error:
             if session.get_error_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
 
     def _sign(self, method: str, name: str, life_s: int = URL_LIFE_S) -> str:
-        parameters = {"Bucket": self._bucket, "Key": self._name(name)}
+        parameters = {"Bucket": self._bucket, "Key": self._build_key(name)}
         return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
 
-    def _name(self, name: str) -> str:
+    def _build_key(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
 

@@ -76,12 +76,12 @@ class RemoteDrivers:
             mailbox.post_inputs(plan, files)
             # Containers read their input when they start, which may be after machines have.
             life_s = int(self.start_limit_s) + mailboxes.URL_LIFE_S
-            urls = [mailbox.sign_input(shard, life_s) for shard in _shards(plan)]
+            urls = [mailbox.sign_input(shard, life_s) for shard in range(plan.processes)]
             load = _Load(plan, files, mailbox)
             with self.launch(urls) as containers:
                 load.wait_for_start(containers, self.start_limit_s)
                 load.wait_for_end(containers)
-            for shard in _shards(plan):
+            for shard in range(plan.processes):
                 _unpack(mailbox.read_archive(shard), Path(plan.folder))
 
 
@@ -112,7 +112,7 @@ class _Load:
         """Wait until every container has sent its result, and show the progress."""
         deadline = time.monotonic() + self._plan.timeout_s + _END_S
         with console.step("Run the load test") as step:
-            while any(self._states[shard].exit_code is None for shard in _shards(self._plan)):
+            while any(self._states[shard].exit_code is None for shard in range(self._plan.processes)):
                 if time.monotonic() > deadline:
                     limit_s = self._plan.timeout_s + _END_S
                     raise CheckFailed(
@@ -133,7 +133,7 @@ class _Load:
         """
         # Asked first: what a container said before it ended is then among the states.
         failure = containers.find_failure()
-        for shard in _shards(self._plan):
+        for shard in range(self._plan.processes):
             if (state := self._mailbox.read_state(shard)) is not None:
                 self._states[shard] = state
         for shard, state in self._states.items():
@@ -148,10 +148,6 @@ class _Load:
             self._mailbox.post_inputs(self._plan, self._files)
             self._renewed_at = time.monotonic()
         return len(self._states)
-
-
-def _shards(plan: LoadPlan) -> range:
-    return range(plan.processes)
 
 
 def _unpack(body: bytes, work: Path) -> None:
