@@ -62,6 +62,10 @@ class Judgement(NamedTuple):
     """What the load does not show, a sentence each, with the load that would."""
 
 
+Findings = Iterator[MissedObjective | str]
+"""An objective that is missed, or a sentence of one that is not shown."""
+
+
 def judge(
     slo: Slo,
     distributions: Mapping[Metric, Distribution],
@@ -84,47 +88,49 @@ def judge(
         score: mean score of the expected answers.
         unmeasured: objectives that the driver does not measure, with what it has instead.
     """
-    judgement, unmeasured = Judgement([], []), unmeasured or {}
+    findings = [
+        *_judge_count(total),
+        *_judge_latencies(slo, distributions, failed, unmeasured or {}),
+        *_judge_errors(slo.errors, total, failed),
+        *_judge_throughput(slo, throughput),
+        *_judge_stall(slo.stall, stall_s, unmeasured or {}),
+        *_judge_score(slo.score, score),
+        *_judge_goodput(slo.goodput, goodput),
+    ]
+    missed = [finding for finding in findings if isinstance(finding, MissedObjective)]
+    return Judgement(missed, [finding for finding in findings if isinstance(finding, str)])
+
+
+def _judge_count(total: int) -> Findings:
     if total == 0:
-        judgement.missed.append(MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted"))
+        yield MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
+
+
+def _judge_latencies(
+    slo: Slo, distributions: Mapping[Metric, Distribution], failed: int, unmeasured: Mapping[str, str]
+) -> Findings:
     for metric in LATENCIES:
         limits = getattr(slo, metric).model_dump(exclude_none=True)
         for statistic, limit in limits.items():
-            if reason := unmeasured.get(f"{metric}.{statistic}"):
-                judgement.not_shown.append(f"{metric}.{statistic} within {limit:g} ms: not measured, {reason}")
-                continue
-            _judge_latency(judgement, f"{metric}.{statistic}", distributions[metric], limit, failed)
-    if total:
-        _judge_errors(judgement, slo.errors, total, failed)
-    judgement.missed.extend(_check_throughput(slo, throughput))
-    if slo.stall is not None and (reason := unmeasured.get("stall")):
-        judgement.not_shown.append(f"stall within {slo.stall:g} s: not measured, {reason}")
-    elif slo.stall is not None and stall_s > slo.stall:
-        reason = f"no token for {stall_s:.1f} s while requests were in flight; the limit is {slo.stall:g} s"
-        judgement.missed.append(MissedObjective(metric="stall", value=round(stall_s, 3), limit=slo.stall, why=reason))
-    if slo.score is not None and (score is None or score < slo.score):
-        outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
-        reason = f"{outcome}; the minimum is {slo.score * 100:g}%"
-        judgement.missed.append(MissedObjective(metric="score", value=score, limit=slo.score, why=reason))
-    if slo.goodput is not None and total:
-        _judge_goodput(judgement, slo.goodput, goodput)
-    return judgement
+            name = f"{metric}.{statistic}"
+            if reason := unmeasured.get(name):
+                yield f"{name} within {limit:g} ms: not measured, {reason}"
+            else:
+                yield from _judge_latency(name, distributions[metric], statistic, limit, failed)
 
 
-def _judge_latency(judgement: Judgement, name: str, distribution: Distribution, limit: float, failed: int) -> None:
-    statistic = name.partition(".")[2]
+def _judge_latency(name: str, distribution: Distribution, statistic: str, limit: float, failed: int) -> Findings:
     estimate = distribution.estimate(statistic)
     if estimate.value is None:
-        reason = f"no samples; the limit is {limit:g} ms"
-        judgement.missed.append(MissedObjective(metric=name, value=None, limit=limit, why=reason))
+        yield MissedObjective(metric=name, value=None, limit=limit, why=f"no samples; the limit is {limit:g} ms")
     elif math.isinf(estimate.value):
         reason = f"{failed} failed requests make it infinite; the limit is {limit:g} ms"
-        judgement.missed.append(MissedObjective(metric=name, value=None, limit=limit, why=reason))
+        yield MissedObjective(metric=name, value=None, limit=limit, why=reason)
     elif estimate.value > limit:
         reason = f"{estimate.value:.1f} ms; the limit is {limit:g} ms"
-        judgement.missed.append(MissedObjective(metric=name, value=estimate.value, limit=limit, why=reason))
+        yield MissedObjective(metric=name, value=estimate.value, limit=limit, why=reason)
     elif estimate.upper is None or estimate.upper > limit:
-        judgement.not_shown.append(_describe_need(name, distribution, statistic, estimate, limit))
+        yield _describe_need(name, distribution, statistic, estimate, limit)
 
 
 def _describe_need(name: str, distribution: Distribution, statistic: str, estimate: Estimate, limit: float) -> str:
@@ -153,43 +159,56 @@ def _round_up(count: int) -> int:
     return math.ceil(count / step) * step
 
 
-def _judge_errors(judgement: Judgement, limit: float, total: int, failed: int) -> None:
+def _judge_errors(limit: float, total: int, failed: int) -> Findings:
+    if not total:
+        return
     share = failed / total
     _, upper = sample_statistics.compute_share_bounds(failed, total)
     if share > limit:
         reason = f"{failed} of {total} requests failed ({share:.2%}); the limit is {limit * 100:g}%"
-        judgement.missed.append(MissedObjective(metric="errors", value=share, limit=limit, why=reason))
+        yield MissedObjective(metric="errors", value=share, limit=limit, why=reason)
     elif limit and upper > limit:
-        judgement.not_shown.append(
-            f"errors within {limit * 100:g}%: {share:.2%}, and with {CONFIDENCE:.0%} confidence at most {upper:.2%}; "
-            + _describe_requests(sample_statistics.compute_share_samples(limit, share), total)
-        )
+        need = _describe_requests(sample_statistics.compute_share_samples(limit, share), total)
+        bound = f"{share:.2%}, and with {CONFIDENCE:.0%} confidence at most {upper:.2%}"
+        yield f"errors within {limit * 100:g}%: {bound}; {need}"
 
 
-def _check_throughput(slo: Slo, throughput: Mapping[str, float]) -> Iterator[MissedObjective]:
-    for name, minimum in (
-        ("output_tokens_per_s", slo.output_tokens_per_s),
-        ("requests_per_s", slo.requests_per_s),
-        ("inputs_per_s", slo.inputs_per_s),
-    ):
+def _judge_throughput(slo: Slo, throughput: Mapping[str, float]) -> Findings:
+    for name in ("output_tokens_per_s", "requests_per_s", "inputs_per_s"):
+        minimum = getattr(slo, name)
         if minimum is not None and throughput[name] < minimum:
             reason = f"{throughput[name]:.2f}/s; the minimum is {minimum:g}/s"
             yield MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason)
 
 
-def _judge_goodput(judgement: Judgement, minimum: float, goodput: Goodput) -> None:
-    share = goodput.share or 0.0
+def _judge_stall(limit: float | None, stall_s: float, unmeasured: Mapping[str, str]) -> Findings:
+    if limit is not None and (reason := unmeasured.get("stall")):
+        yield f"stall within {limit:g} s: not measured, {reason}"
+    elif limit is not None and stall_s > limit:
+        reason = f"no token for {stall_s:.1f} s while requests were in flight; the limit is {limit:g} s"
+        yield MissedObjective(metric="stall", value=round(stall_s, 3), limit=limit, why=reason)
+
+
+def _judge_score(minimum: float | None, score: float | None) -> Findings:
+    if minimum is not None and (score is None or score < minimum):
+        outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
+        reason = f"{outcome}; the minimum is {minimum * 100:g}%"
+        yield MissedObjective(metric="score", value=score, limit=minimum, why=reason)
+
+
+def _judge_goodput(minimum: float | None, goodput: Goodput) -> Findings:
+    share = goodput.share
+    if minimum is None or share is None:
+        return
     lower, _ = sample_statistics.compute_share_bounds(goodput.good, goodput.total)
     if share < minimum:
-        reason = f"{goodput.good} of {goodput.total} requests meet every limit ({share:.2%}); the minimum is "
-        judgement.missed.append(
-            MissedObjective(metric="goodput", value=share, limit=minimum, why=f"{reason}{minimum * 100:g}%")
-        )
+        reason = f"{goodput.good} of {goodput.total} requests meet every limit ({share:.2%})"
+        reason = f"{reason}; the minimum is {minimum * 100:g}%"
+        yield MissedObjective(metric="goodput", value=share, limit=minimum, why=reason)
     elif lower < minimum:
-        judgement.not_shown.append(
-            f"goodput of {minimum * 100:g}%: {share:.2%}, and with {CONFIDENCE:.0%} confidence at least {lower:.2%}; "
-            + _describe_requests(sample_statistics.compute_share_samples(1 - minimum, 1 - share), goodput.total)
-        )
+        need = _describe_requests(sample_statistics.compute_share_samples(1 - minimum, 1 - share), goodput.total)
+        bound = f"{share:.2%}, and with {CONFIDENCE:.0%} confidence at least {lower:.2%}"
+        yield f"goodput of {minimum * 100:g}%: {bound}; {need}"
 
 
 def count_goodput(slo: Slo, samples: Sequence[Sample], duration_s: float) -> Goodput:
