@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Engine
@@ -27,7 +27,7 @@ from llm_serving.validation.base import LoadSource
 from llm_serving.validation.distribution import Distribution, Estimate
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.drivers.base import Driver
-from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, KvTransfers
+from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
 from llm_serving.validation.gate import MissedObjective
 from llm_serving.validation.report import (
     Bound,
@@ -92,23 +92,13 @@ def build(
         source: from where the load was sent; this machine if None.
     """
     answered = [sample for sample in samples if sample.error is None]
-    measured = list_metrics(deployment)
-    latencies = collect_latencies(answered)
-    metrics = {metric: sample_statistics.summarize_latency(latencies[metric]) for metric in measured}
-    throughput = _compute_throughput(answered, result.duration_s, pooled=deployment.is_pooled)
-    engine = engines.load_engines()[deployment.engine]
-    before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
-    roles = _list_replica_roles(deployment, source)
-    answering = {name for name, role in roles.items() if role in {role.name for role in deployment.answering_roles}}
-    unanswered = engine.finish_reasons.unanswered
-    counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
-    replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
-    answering_replicas = [replica for replica in replicas if replica.name in answering]
-    tokens = _count_tokens(answered)
-    overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
-    stall_s = soundness.find_longest_stall(samples, deployment.traffic.deadline)
     unmeasured = driver.unmeasured if driver else {}
-    metrics = {metric: _drop_unmeasured(metric, latency, unmeasured) for metric, latency in metrics.items()}
+    metrics = _summarize_metrics(deployment, answered, unmeasured)
+    throughput = _compute_throughput(answered, result.duration_s, pooled=deployment.is_pooled)
+    readings = _read_engines(deployment, result, source)
+    tokens = _count_tokens(answered)
+    overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
+    stall_s = soundness.find_longest_stall(samples, deployment.traffic.deadline)
     return Report(
         **_judge(deployment, result, samples, throughput, overlap, stall_s, unmeasured),
         not_measured=dict(unmeasured),
@@ -121,7 +111,7 @@ def build(
         throughput=throughput,
         by_input=_group_by_input(answered) if deployment.is_pooled else [],
         steady=_compute_steady(samples),
-        replicas=replicas,
+        replicas=readings.replicas,
         routers=_count_router_requests(deployment, result, source),
         weights=weights,
         settings=_collect_settings(deployment) | ({"driver": driver.name} if driver else {}),
@@ -133,15 +123,15 @@ def build(
         duration_s=round(result.duration_s, 3),
         tokens=tokens,
         shared=overlap,
-        kv_transfers=_summarize_transfers(deployment, engine, metrics, before, after, answering),
-        agreement=_compare_metrics(deployment, metrics, before, after, answering),
+        kv_transfers=_summarize_transfers(deployment, readings, metrics),
+        agreement=_compare_metrics(deployment, readings, metrics),
         expected=_compare_expected(deployment.traffic, samples),
         answers=_select_shown(samples),
         remarks=[
             *([source.described] if source and source.is_limit else []),
             *notes,
             *(driver.notes if driver else ()),
-            *report_remarks.build(deployment, result, samples, tokens, overlap, answering_replicas),
+            *report_remarks.build(deployment, result, samples, tokens, overlap, readings.answering_replicas),
         ],
         method=[
             *([source.described] if source and not source.is_limit else []),
@@ -149,6 +139,51 @@ def build(
             *(POOLED_METHOD if deployment.is_pooled else METHOD),
         ],
     )
+
+
+class _EngineReadings(NamedTuple):
+    """The engines' metrics before the load and after it, by replica."""
+
+    engine: Engine
+    before: Mapping[str, EngineMetrics]
+    after: Mapping[str, EngineMetrics]
+    replicas: list[Replica]
+    """With the requests that each counts; none where the engine counts none."""
+
+    answering: AbstractSet[str]
+    """Names of the replicas whose answers clients get: with prefill and decode apart, decode's."""
+
+    @property
+    def answering_replicas(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.name in self.answering]
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompts' tokens that were found in caches."""
+        return engine_metrics.compute_cached_share(self.before, self.after)
+
+
+def _read_engines(deployment: Deployment, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
+    engine = engines.load_engines()[deployment.engine]
+    before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
+    roles = _list_replica_roles(deployment, source)
+    unanswered = engine.finish_reasons.unanswered
+    counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
+    replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
+    answering_roles = {role.name for role in deployment.answering_roles}
+    answering = {name for name, role in roles.items() if role in answering_roles}
+    return _EngineReadings(engine, before, after, replicas, answering)
+
+
+def _summarize_metrics(
+    deployment: Deployment, answered: Sequence[Sample], unmeasured: Mapping[str, str]
+) -> dict[Metric, Latency]:
+    """Latencies of answered requests, without the statistics that the driver does not measure."""
+    latencies = collect_latencies(answered)
+    return {
+        metric: _drop_unmeasured(metric, sample_statistics.summarize_latency(latencies[metric]), unmeasured)
+        for metric in list_metrics(deployment)
+    }
 
 
 def _judge(
@@ -288,24 +323,18 @@ def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_d
 
 
 def _summarize_transfers(
-    deployment: Deployment,
-    engine: Engine,
-    metrics: Mapping[Metric, Latency],
-    before: Mapping[str, EngineMetrics],
-    after: Mapping[str, EngineMetrics],
-    answering: AbstractSet[str],
+    deployment: Deployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
 ) -> KvTransfers | None:
-    if deployment.answering_roles == deployment.engine_roles or "transfer-time" not in engine.metrics or not after:
+    before, after = readings.before, readings.after
+    counts_transfers = bool(after) and "transfer-time" in readings.engine.metrics
+    if deployment.answering_roles == deployment.engine_roles or not counts_transfers:
         return None
-    return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, after.keys() - answering)
+    prefilling = after.keys() - readings.answering
+    return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, prefilling)
 
 
 def _compare_metrics(
-    deployment: Deployment,
-    metrics: Mapping[Metric, Latency],
-    before: Mapping[str, EngineMetrics],
-    after: Mapping[str, EngineMetrics],
-    answering: AbstractSet[str],
+    deployment: Deployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
 ) -> list[Agreement]:
     """Compare the client's numbers with those of the engines that answer it.
 
@@ -315,7 +344,8 @@ def _compare_metrics(
         return []  # the engine's times are of single texts
     sees_all = deployment.answering_roles == deployment.engine_roles
     comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
-    return engine_metrics.compare(comparable, before, {name: after[name] for name in after.keys() & answering})
+    after = {name: page for name, page in readings.after.items() if name in readings.answering}
+    return engine_metrics.compare(comparable, readings.before, after)
 
 
 def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
