@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation import batch, batch_page
+from llm_serving.validation.batch import Measurement
 from llm_serving.validation.batch_report import BatchReport, Moment, Reference
 from llm_serving.workloads.batch.blueprint import BatchSlo
 from llm_serving.workloads.batch.deployment import BatchDeployment
@@ -66,10 +68,11 @@ def build_report(deployment: BatchDeployment, **changes: Any) -> BatchReport:
         for seconds, done, tokens in ((0, 0, 0), (1, 0, 0), (2, 1, 100), (4, 3, 300), (9, 3, 300))
     ]
     arguments: dict[str, Any] = {
+        "started": datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC),
         "job": JOB, "rows": [(custom_id, b"") for custom_id in EXPECTED], "output": GOOD, "errors": BAD,
         "moments": moments, "seconds": 9.0, "references": (), "fair_share": None, "teams": [team], **changes,
     }  # fmt: skip
-    return batch.build_report(deployment, "2026-11-23T00:00:00+00:00", **arguments)
+    return batch.build_report(deployment, Measurement(**arguments))
 
 
 def test_a_job_within_its_limits_passes(deployment: BatchDeployment) -> None:

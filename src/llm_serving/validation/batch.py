@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -62,24 +62,55 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700, parents=True)
     with processes.lock_file(options.logs / ".validation", f"another validation of {deployment.name} is running"):
-        started = datetime.datetime.now(datetime.UTC)
         client = BatchClient((options.url or deployment.url).removesuffix("/v1"))
-        sample = SampleRows.measure(deployment)
-        rows = sample.build(options.requests or deployment.sample.rows, secrets.token_hex(4))
-        (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
-        job, moments, seconds = run_job(deployment, client, work)
-        output, errors = _download(client, job, work)
-        references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
-        fair_share = None
-        if len(deployment.teams) > 1:
-            fair_share = _measure_shares(deployment, sample, client, work, job, moments)
-        teams = client.list_teams()
-    report = build_report(
-        deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, fair_share, teams
-    )
-    return report, run_folder.publish(
-        options.runs / deployment.name, started, lambda path: _write_run(report, work, path)
-    )
+        measured = _measure(deployment, client, work, options.requests or deployment.sample.rows)
+    report = build_report(deployment, measured)
+    runs = options.runs / deployment.name
+    return report, run_folder.publish(runs, measured.started, lambda path: _write_run(report, work, path))
+
+
+class Measurement(NamedTuple):
+    """What a validation found out."""
+
+    started: datetime.datetime
+    job: Mapping[str, Any]
+    """The sample job at its end."""
+
+    rows: Sequence[tuple[str | None, bytes]]
+    """Id and line of each row of the job; None for each that cannot run."""
+
+    output: Sequence[Any]
+    """Lines of the results file."""
+
+    errors: Sequence[Any]
+    """Lines of the errors file."""
+
+    moments: Sequence[Moment]
+    seconds: float
+    """From the upload to the end of the job."""
+
+    references: Sequence[Reference]
+    """Rates of the endpoint alone; none without `slo.endpoint_use`."""
+
+    fair_share: FairShare | None
+    """None with one team."""
+
+    teams: Sequence[Mapping[str, Any]]
+
+
+def _measure(deployment: BatchDeployment, client: BatchClient, work: Path, row_count: int) -> Measurement:
+    started = datetime.datetime.now(datetime.UTC)
+    sample = SampleRows.measure(deployment)
+    rows = sample.build(row_count, secrets.token_hex(4))
+    (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
+    job, moments, seconds = run_job(deployment, client, work)
+    output, errors = _download(client, job, work)
+    references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
+    fair_share = None
+    if len(deployment.teams) > 1:
+        fair_share = _measure_shares(deployment, sample, client, work, job, moments)
+    teams = client.list_teams()
+    return Measurement(started, job, rows, output, errors, moments, seconds, references, fair_share, teams)
 
 
 def _check_options(deployment: BatchDeployment, load_test_options: Mapping[str, object]) -> None:
@@ -210,46 +241,34 @@ def _measure_rate(url: str, bodies: Sequence[bytes], concurrency: int) -> float:
         return sum(pool.map(send_until_end, range(concurrency))) / (time.monotonic() - start)
 
 
-def build_report(
-    deployment: BatchDeployment,
-    started_at: str,
-    job: Mapping[str, Any],
-    rows: Sequence[tuple[str | None, bytes]],
-    output: Sequence[Any],
-    errors: Sequence[Any],
-    moments: Sequence[Moment],
-    seconds: float,
-    references: Sequence[Reference],
-    fair_share: FairShare | None,
-    teams: Sequence[Mapping[str, Any]],
-) -> BatchReport:
+def build_report(deployment: BatchDeployment, measured: Measurement) -> BatchReport:
     """Count the rows, and hold the job against its SLO."""
-    counts = count_rows([custom_id for custom_id, _ in rows], output, errors)
-    rate = compute_rate(moments)
-    best = max((reference.output_tokens_per_s for reference in references), default=0.0)
+    job = measured.job
+    counts = count_rows([custom_id for custom_id, _ in measured.rows], measured.output, measured.errors)
+    rate = compute_rate(measured.moments)
+    best = max((reference.output_tokens_per_s for reference in measured.references), default=0.0)
     use = rate / best if best else None
-    runnable = sum(1 for custom_id, _ in rows if custom_id)
-    missed = tuple(_judge(deployment, job, counts, runnable, seconds, use, fair_share))
+    missed = tuple(_judge(deployment, measured, counts, use))
     return BatchReport(
         name=deployment.name,
         verdict="fail" if missed else "pass",
         missed=missed,
-        started_at=started_at,
+        started_at=measured.started.isoformat(),
         job=job["id"],
         state=job["status"],
         rows=counts,
-        seconds=round(seconds, 3),
+        seconds=round(measured.seconds, 3),
         input_tokens=job["tokens"]["input"],
         output_tokens=job["tokens"]["output"],
         output_tokens_per_s=round(rate, 2),
         endpoint_s=job["endpoint_s"],
         cost_usd=job["cost_usd"],
-        teams=tuple(_build_team_use(team) for team in teams),
+        teams=tuple(_build_team_use(team) for team in measured.teams),
         endpoint_use=None if use is None else round(use, 4),
-        references=tuple(references),
-        fair_share=fair_share,
-        moments=tuple(moments),
-        error_kinds=dict(Counter(line["error"]["code"] for line in errors)),
+        references=tuple(measured.references),
+        fair_share=measured.fair_share,
+        moments=tuple(measured.moments),
+        error_kinds=dict(Counter(line["error"]["code"] for line in measured.errors)),
         settings=_build_settings(deployment),
         versions={"blueprint": importlib.metadata.version("llm-serving-blueprints")},
         emulated=deployment.emulated,
@@ -317,21 +336,16 @@ def compute_rate(moments: Sequence[Moment]) -> float:
 
 
 def _judge(
-    deployment: BatchDeployment,
-    job: Mapping[str, Any],
-    counts: RowCounts,
-    runnable: int,
-    seconds: float,
-    use: float | None,
-    fair_share: FairShare | None,
+    deployment: BatchDeployment, measured: Measurement, counts: RowCounts, use: float | None
 ) -> Iterator[MissedObjective]:
-    slo = deployment.slo
+    slo, job, seconds, fair_share = deployment.slo, measured.job, measured.seconds, measured.fair_share
     if job["status"] != "completed":
         yield MissedObjective(metric="state", value=None, limit=0, why=f"the job is {job['status']}, not completed")
     for name in ("lost", "duplicated"):
         value = getattr(counts, name)
         if value:
             yield MissedObjective(metric=f"rows.{name}", value=value, limit=0, why=f"{value} rows are {name}")
+    runnable = sum(custom_id is not None for custom_id, _ in measured.rows)
     share = counts.misplaced / max(1, runnable)
     if share > slo.failed_rows:
         reason = f"{counts.misplaced} of {runnable} rows that could run failed; the limit is {slo.failed_rows:.1%}"
