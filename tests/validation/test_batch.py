@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation import batch, batch_page
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.validation import batch, batch_page, run_folder
 from llm_serving.validation.batch import Measurement
 from llm_serving.validation.batch_report import BatchReport, Moment, Reference
 from llm_serving.workloads.batch.blueprint import BatchSlo
 from llm_serving.workloads.batch.deployment import BatchDeployment
+from tests.validation.conftest import build_options
 from tests.validation.test_batch_shares import build_fair_share
 from tests.workloads.batch.test_blueprint import MINIMAL, resolve
 
@@ -73,6 +74,16 @@ def build_report(deployment: BatchDeployment, **changes: Any) -> BatchReport:
         "moments": moments, "seconds": 9.0, "references": (), "fair_share": None, "teams": [team], **changes,
     }  # fmt: skip
     return batch.build_report(deployment, Measurement(**arguments))
+
+
+def test_a_second_validation_is_refused_and_leaves_the_files_of_the_first(
+    deployment: BatchDeployment, tmp_path: Path
+) -> None:
+    with run_folder.lock_work(tmp_path / "logs", "mine") as work:
+        (work / "input.jsonl").touch()
+        with pytest.raises(Unavailable, match=r"another validation of mine is running\. Fix: wait until it ends\."):
+            batch.validate(deployment, build_options(tmp_path))
+        assert (work / "input.jsonl").is_file()
 
 
 def test_a_job_within_its_limits_passes(deployment: BatchDeployment) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import driver_result, load_plan, report, run, time_series
+from llm_serving.validation import driver_result, load_plan, report, run, run_folder, time_series
 from llm_serving.validation.driver_result import Progress
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
@@ -391,7 +391,7 @@ def test_a_second_validation_at_the_same_time_is_refused(
     make_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     with (
-        run._lock_driver(tmp_path / "logs" / "validation", "known"),
+        run_folder.lock_work(tmp_path / "logs", "known"),
         pytest.raises(Unavailable, match=r"another validation of known is running\. Fix: wait until it ends"),
     ):
         _check_refused(make_deployment, tmp_path, TRAFFIC)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llm_serving import console, processes
+from llm_serving import console
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import batch_page, batch_sample, batch_shares, run_folder
 from llm_serving.validation.base import ValidationOptions
@@ -55,18 +55,15 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
 
     Raises:
         InputError: an option is for load tests alone.
-        Unavailable: the Batch API does not answer, or the job did not end.
+        Unavailable: the Batch API does not answer, the job did not end, or another validation is running.
     """
     _check_options(deployment, {"--user": options.user_file, "--driver": options.driver})
-    work = options.logs.resolve() / "validation"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(mode=0o700, parents=True)
-    with processes.lock_file(options.logs / ".validation", f"another validation of {deployment.name} is running"):
+    runs = options.runs / deployment.name
+    with run_folder.lock_work(options.logs, deployment.name) as work:
         client = BatchClient((options.url or deployment.url).removesuffix("/v1"))
         measured = _measure(deployment, client, work, options.requests or deployment.sample.rows)
-    report = build_report(deployment, measured)
-    runs = options.runs / deployment.name
-    return report, run_folder.publish(runs, measured.started, lambda path: _write_run(report, work, path))
+        report = build_report(deployment, measured)
+        return report, run_folder.publish(runs, measured.started, lambda path: _write_run(report, work, path))
 
 
 class Measurement(NamedTuple):
@@ -368,4 +365,5 @@ def _write_run(report: BatchReport, work: Path, folder: Path) -> None:
     (folder / run_folder.REPORT_FILE).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     (folder / run_folder.PAGE_FILE).write_text(batch_page.render(report), encoding="utf-8")
     for path in work.iterdir():
-        shutil.copy(path, folder)
+        if not path.name.startswith("."):
+            shutil.copy(path, folder)

@@ -9,11 +9,11 @@ import math
 import os
 import secrets
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from llm_serving import console, processes
+from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.console import Command
 from llm_serving.hub import source
@@ -78,8 +78,7 @@ def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report
         raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: either --user or --driver.")
     if user_file is not None and not user_file.is_file():
         raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
-    work = options.logs.resolve() / "validation"
-    with _lock_driver(work, deployment.name):
+    with run_folder.lock_work(options.logs, deployment.name) as work:
         driver_plan = _write_plan(deployment, folder, work, played.rows, load_source)
         if drop_in:
             job.check(drop_in, driver_plan)
@@ -135,18 +134,6 @@ def require_slo(run_report: Report) -> None:
     if run_report.not_shown:
         message = "\n".join(f"  {reason}" for reason in run_report.not_shown)
         raise CheckFailed(f"this load does not show that {run_report.name} meets its SLO:\n{message}")
-
-
-@contextlib.contextmanager
-def _lock_driver(work: Path, name: str) -> Iterator[None]:
-    """Lock and empty the driver's output directory: two loads at once would measure each other."""
-    work.mkdir(parents=True, exist_ok=True)
-    work.chmod(0o700)  # prompts and answers
-    with processes.lock_file(work / ".lock", f"another validation of {name} is running"):
-        for path in work.iterdir():
-            if path.name != ".lock":
-                path.unlink()
-        yield
 
 
 def _write_plan(

@@ -6,12 +6,14 @@ it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from llm_serving import processes
 from llm_serving.validation import driver_result, html_report
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.report import Report
@@ -21,6 +23,25 @@ REPORT_FILE, PAGE_FILE = measured_prompts.REPORT, "report.html"
 
 LATEST = "latest"
 """Link to the newest run of all deployments."""
+
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def lock_work(logs: Path, name: str) -> Iterator[Path]:
+    """Lock and empty the folder of a validation's files below `logs`: two loads at once would measure each other.
+
+    Raises:
+        Unavailable: another validation of the deployment `name` is running; its files stay.
+    """
+    work = logs.resolve() / "validation"
+    work.mkdir(parents=True, exist_ok=True)
+    work.chmod(0o700)  # prompts and answers
+    with processes.lock_file(work / _LOCK, f"another validation of {name} is running"):
+        for path in work.iterdir():
+            if path.name != _LOCK:
+                path.unlink()
+        yield work
 
 
 def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
