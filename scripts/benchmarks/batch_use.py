@@ -104,7 +104,7 @@ def measure_job(deployment: BatchDeployment, rows: SampleRows, folder: Path) -> 
     rows.write(deployment.sample.rows, folder / "input.jsonl")
     job, moments, _ = batch.run_job(deployment, client, folder)
     if job["request_counts"]["completed"] != deployment.sample.rows:
-        raise CheckFailed(f"{job['id']}: {job['request_counts']}: not every row has an answer. Fix: blueprint logs")
+        raise CheckFailed(f"{job['id']}: {job['request_counts']}: not every row has an answer. Fix: blueprint logs.")
     return batch.compute_rate(moments), max(moment.in_flight for moment in moments)
 
 

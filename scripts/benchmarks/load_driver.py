@@ -153,7 +153,7 @@ def run_blueprint(url: str, load: LoadSpec, folder: Path) -> ToolReport:
 def run_vllm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
     """Run vLLM's own benchmark client."""
     if not (ENGINE / "vllm").exists():
-        raise Unavailable("the engine's environment does not exist. Fix: ./install.sh")
+        raise Unavailable("the engine's environment does not exist. Fix: ./install.sh.")
     model = make_tiny.make("tiny", folder.parent / "tiny")
     command = [
         str(ENGINE / "vllm"), "bench", "serve", "--backend", "openai-chat", "--base-url", url,

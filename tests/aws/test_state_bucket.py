@@ -139,16 +139,20 @@ def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aw
         (
             "fleets/demo/network.tfstate",
             {"resources": [{"type": "aws_vpc"}, {"type": "aws_subnet"}]},
-            "s3://my-state/fleets/demo/network.tfstate still holds 2 resources. "
-            "Destroy its stack first, or they are orphaned.",
+            "s3://my-state/fleets/demo/network.tfstate: still 2 resources, which would be orphaned. "
+            "Fix: destroy its stack first.",
         ),
         (
             "fleets/demo/network.tfstate.tflock",
             {},
             "s3://my-state/fleets/demo/network.tfstate.tflock: Terraform is running, or was interrupted. "
-            "Wait, or run `terraform force-unlock` in its stack.",
+            "Fix: wait, or run `terraform force-unlock` in its stack.",
         ),
-        ("notes.txt", {}, "s3://my-state: 1 objects are not Terraform states, notes.txt among them"),
+        (
+            "notes.txt",
+            {},
+            "s3://my-state: 1 objects are not Terraform states, notes.txt among them. Fix: move them to another bucket.",
+        ),
     ],
 )
 def test_it_is_not_removed_while_something_is_in_it(aws: AwsSession, key: str, body: Any, text: str) -> None:

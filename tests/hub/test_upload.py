@@ -295,7 +295,7 @@ def test_config_json_is_uploaded_last(bucket: s3.Bucket, folder: Path, monkeypat
 
 @pytest.mark.terraform
 def test_a_missing_bucket_is_one_line(aws: str, folder: Path) -> None:
-    with pytest.raises(Unavailable, match=rf"s3://not-there: {aws} has no such bucket\. Apply the storage stack"):
+    with pytest.raises(Unavailable, match=rf"s3://not-there: {aws} has no such bucket\. Fix: apply the stack storage"):
         upload.upload(folder, "s3://not-there/models/m")
 
 
@@ -335,7 +335,7 @@ def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypat
     _set_credentials(monkeypatch)
     with (
         _run_denying_s3() as endpoint,
-        pytest.raises(s3.AccessDenied, match=r"denies s3:ListBucket \(403\)\. Use an identity"),
+        pytest.raises(s3.AccessDenied, match=r"denies s3:ListBucket \(403\)\. Fix: an identity"),
     ):
         upload.upload(folder, "s3://denied/m", endpoint=endpoint)
     with (

@@ -68,7 +68,7 @@ def test_a_provider_that_a_service_uses_is_not_deleted(tmp_path: Path, monkeypat
     assert str(error.value) == (
         f"{tmp_path}/fleet.yaml: the plan deletes capacity providers that services on ECS still use: mine-worker uses "
         "cp-moved-general-g6-a-od. Nothing was changed. Fix: run `blueprint deploy DIR --target ecs` with this fleet "
-        "file first, which moves the tasks; then run this again"
+        "file first, which moves the tasks; then run this again."
     )
 
 

@@ -39,8 +39,8 @@ def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Re
     with pytest.raises(Unavailable) as error:
         platform.require_tools(cluster.TOOLS)
     assert str(error.value) == (
-        "not on this machine's PATH: helm and aws. Install helm (https://helm.sh/docs/intro/install), "
-        "aws (https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html)"
+        "not on this machine's PATH: helm and aws. Fix: install helm (https://helm.sh/docs/intro/install), "
+        "aws (https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html)."
     )
 
 

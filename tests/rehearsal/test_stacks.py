@@ -127,7 +127,7 @@ def network(
         with (
             pytest.raises(
                 Unavailable,
-                match=r"the embedded AWS at http://127\.0\.0\.1:\d+ does not answer\. Run the command again",
+                match=r"the embedded AWS at http://127\.0\.0\.1:\d+ does not answer\. Fix: run the command again",
             ),
             kill_server_when(is_logged(log, "aws_vpc.vpc: Creation complete"), endpoint),
         ):

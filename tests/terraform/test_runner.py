@@ -51,7 +51,7 @@ def write_mirror(folder: Path, version: str = VERSION, registry: str = "registry
 
 def test_without_terraform_it_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(
-        Unavailable, match=r"no terraform or tofu on this machine's PATH\. Install Terraform \(https://"
+        Unavailable, match=r"no terraform or tofu on this machine's PATH\. Fix: install Terraform \(https://"
     ):
         runner.find_terraform(tmp_path / "data", VERSION)
 
@@ -79,7 +79,7 @@ def test_a_named_program_that_does_not_exist_is_refused(tmp_path: Path, monkeypa
 
 def test_a_version_without_a_lock_file_in_s3_is_refused(tmp_path: Path, path_folder: Path) -> None:
     write_program(path_folder, version="1.9.8")
-    with pytest.raises(Unavailable, match=r"terraform is version 1\.9\.8, and the stacks need 1\.10 or later"):
+    with pytest.raises(Unavailable, match=r"terraform: now 1\.9\.8: the stacks need 1\.10 or later"):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 

@@ -90,7 +90,8 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         ),
         (
             ["--target", "ecs", "--blueprint", "nowhere"],
-            "--blueprint: now 'nowhere': it is neither a blueprint's folder nor a pattern's name.",
+            "--blueprint: now 'nowhere': it is neither a blueprint's folder nor a pattern's name. "
+            "Fix: a name that `blueprint list` shows.",
         ),
         (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),
     ],
@@ -130,7 +131,7 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
 def test_expired_credentials_are_one_line_with_the_fix(
     expired_credentials: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = "the AWS credentials have expired. Fix: sign in again (`aws sso login`)"
+    message = "the AWS credentials have expired. Fix: sign in again (`aws sso login`)."
     assert get_error(capsys, "--target", "ecs", "--yes") == (3, message)
     assert main.run(["fleet", "plan"]) == 3
     assert capsys.readouterr().err.strip().splitlines()[-1] == message
@@ -162,5 +163,5 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
         aws._require_tools(options, is_emulated=False)
     aws._require_tools(options, is_emulated=True)
-    with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Install Node\.js"):
+    with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Fix: install Node\.js"):
         aws._require_tools(by_cdktf, is_emulated=True)

@@ -152,7 +152,7 @@ class Bucket:
             else:
                 self._upload_parts(path, key, sha256, on_bytes)
         if not self.has_object(name, path.stat().st_size, sha256):
-            raise Unavailable(f"{self.location}{name}: what S3 holds is not what was sent. Run the same command again.")
+            raise Unavailable(f"{self.location}{name}: S3 holds other bytes than were sent. Fix: run it again.")
 
     def _upload_whole(self, path: Path, key: str, sha256: str, on_bytes: OnBytes) -> None:
         body = path.read_bytes()
@@ -244,12 +244,12 @@ def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: st
     code = session.get_error_code(error)
     if code in _MISSING:
         raise Unavailable(
-            f"{subject}: {endpoint_name} has no such bucket. Apply the storage stack, or write another."
+            f"{subject}: {endpoint_name} has no such bucket. Fix: apply the stack storage, or another bucket."
         ) from None
     if code in _DENIED:
         raise AccessDenied(
             f"{subject}: {endpoint_name} denies {action} ({code}). "
-            "Use an identity that may read and write the bucket and use its KMS key."
+            "Fix: an identity that may read and write the bucket and use its KMS key."
         ) from None
     raise Unavailable(f"{subject}: {endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
 

@@ -235,11 +235,11 @@ def translate_errors(hint: str = "") -> Iterator[None]:
         yield
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError):
         raise Unavailable(
-            f"no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE{hint}"
+            f"no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE{hint}."
         ) from None
     except exceptions.ClientError as error:
         if get_error_code(error) in EXPIRED_CODES:
-            raise Unavailable("the AWS credentials have expired. Fix: sign in again (`aws sso login`)") from None
+            raise Unavailable("the AWS credentials have expired. Fix: sign in again (`aws sso login`).") from None
         raise Unavailable(f"AWS refused {error.operation_name}: {format_error(error)}") from None
     except get_error_types() as error:  # no route, no name, no answer in time, no such profile
         raise Unavailable(f"AWS could not be asked: {' '.join(str(error).split())}") from None

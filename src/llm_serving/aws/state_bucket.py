@@ -266,18 +266,19 @@ def _require_no_resources(s3: Any, bucket: str) -> None:
     if locks:
         raise CheckFailed(
             f"s3://{bucket}/{locks[0]}: Terraform is running, or was interrupted. "
-            "Wait, or run `terraform force-unlock` in its stack."
+            "Fix: wait, or run `terraform force-unlock` in its stack."
         )
     other_names = [name for name in names if not name.endswith(_STATE_SUFFIX)]
     if other_names:
         raise CheckFailed(
-            f"s3://{bucket}: {len(other_names)} objects are not Terraform states, {other_names[0]} among them"
+            f"s3://{bucket}: {len(other_names)} objects are not Terraform states, {other_names[0]} among them. "
+            "Fix: move them to another bucket."
         )
     for name in names:
         count = len(json.loads(s3.get_object(Bucket=bucket, Key=name)["Body"].read()).get("resources", ()))
         if count:
             raise CheckFailed(
-                f"s3://{bucket}/{name} still holds {count} resources. Destroy its stack first, or they are orphaned."
+                f"s3://{bucket}/{name}: still {count} resources, which would be orphaned. Fix: destroy its stack first."
             )
 
 

@@ -54,7 +54,7 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
     missing = [name for name in tools if not shutil.which(name)]
     if missing:
         hints = ", ".join(f"{name} ({tools[name]})" for name in missing)
-        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Install {hints}")
+        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Fix: install {hints}.")
 
 
 def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path, fleet_file: Path) -> list[Command]:

@@ -114,7 +114,7 @@ def _require_approved(
     if unapproved:
         raise CheckFailed(
             f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was "
-            "applied. Review it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
+            "applied. Fix: review it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
         )
 
 

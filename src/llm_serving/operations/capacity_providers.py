@@ -47,7 +47,7 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
         raise CheckFailed(
             f"{context.document.path}: the plan deletes capacity providers that services on ECS still use: "
             f"{join_words(users)}. Nothing was changed. Fix: run `blueprint deploy DIR --target ecs` with this fleet "
-            "file first, which moves the tasks; then run this again"
+            "file first, which moves the tasks; then run this again."
         )
 
 

@@ -162,7 +162,7 @@ def require_no_dependents(plan: DestroyPlan) -> None:
         raise CheckFailed(
             f"the state also holds {join_words(plan.orphan_stacks)}: not defined in {plan.context.document.path} and "
             "would be orphaned. Fix: `blueprint destroy` for a blueprint's stack; for a cluster's, add its "
-            "orchestrator back to the file"
+            "orchestrator back to the file."
         )
 
 

@@ -189,7 +189,7 @@ def _explain_failure(endpoint: str) -> Iterator[None]:
 
 def _require_emulator(endpoint: str) -> None:
     if not emulator.is_reachable(endpoint):
-        raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Run the command again: it resumes")
+        raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Fix: run the command again; it resumes.")
 
 
 def _format_counts(stream: Sequence[Event]) -> str:

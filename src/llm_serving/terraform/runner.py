@@ -42,8 +42,8 @@ _GO_ENV = {} if "GOGC" in os.environ else {"GOGC": "400"}
 plan and destroy of 49 resources. Most of the work is reading the provider's 1,500 schemas."""
 
 _INSTALL_HINT = (
-    "Install Terraform (https://developer.hashicorp.com/terraform/install) or OpenTofu "
-    f"(https://opentofu.org/docs/intro/install), or name the program in {BINARY_VARIABLE}"
+    "Fix: install Terraform (https://developer.hashicorp.com/terraform/install) or OpenTofu "
+    f"(https://opentofu.org/docs/intro/install), or name the program in {BINARY_VARIABLE}."
 )
 
 
@@ -89,7 +89,7 @@ def find_terraform(data: Path, provider_version: str) -> Terraform:
     kind, version, platform = _read_version(program)
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         minimum = ".".join(map(str, MIN_VERSION))
-        raise Unavailable(f"{program} is version {version}, and the stacks need {minimum} or later. {_INSTALL_HINT}")
+        raise Unavailable(f"{program}: now {version}: the stacks need {minimum} or later. {_INSTALL_HINT}")
     environment, provider_from = _resolve_provider(data, kind, provider_version, platform)
     return Terraform(
         program, kind, version, platform, {**_GO_ENV, **_build_neutral_env(), **environment}, provider_from

@@ -127,7 +127,8 @@ def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None
     """The blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
     folder = Path(source) if source and Path(source).is_dir() else _PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
-        raise InputError(f"--blueprint: now {source!r}: it is neither a blueprint's folder nor a pattern's name.")
+        reason = "it is neither a blueprint's folder nor a pattern's name"
+        raise InputError(f"--blueprint: now {source!r}: {reason}. Fix: a name that `blueprint list` shows.")
     try:
         planning.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:
@@ -186,7 +187,7 @@ def run(
 def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
     """Looks for the programs of later steps before anything is paid for."""
     if request.cdktf and not shutil.which("npx"):
-        raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Install Node.js 20 or later")
+        raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20 or later.")
     tools = load_aws_target(request.target).tools
     if tools and not is_emulated:
         add_ons.require_tools(tools)

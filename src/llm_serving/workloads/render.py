@@ -40,7 +40,7 @@ def find_template(folder: Path, target: str) -> Path:
         raise InputError(f"{folder}: no template for the target {target} ({target}.*{SUFFIX}); {alternatives}.")
     if len(matches) > 1:
         names = " and ".join(path.name for path in matches)
-        raise InputError(f"{folder}: {names} are both templates for the target {target}. Keep one.")
+        raise InputError(f"{folder}: {names} are both templates for the target {target}. Fix: keep one.")
     return matches[0]
 
 

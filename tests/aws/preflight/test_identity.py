@@ -134,7 +134,7 @@ def test_refused_credentials_are_one_line(stubbed_aws: Any) -> None:
     stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
     with pytest.raises(Unavailable) as error:
         identity.fetch_identity(stubbed_aws)
-    assert str(error.value) == "the AWS credentials have expired. Fix: sign in again (`aws sso login`)"
+    assert str(error.value) == "the AWS credentials have expired. Fix: sign in again (`aws sso login`)."
     stub.add_client_error("get_caller_identity", "InvalidClientTokenId", "The security token is invalid")
     with pytest.raises(Unavailable) as error:
         identity.fetch_identity(stubbed_aws)

@@ -72,7 +72,7 @@ def test_without_credentials_one_line_shows_the_fix_and_the_file_is_unchanged(tm
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == (
         "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE, "
-        "or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
+        "or use the embedded AWS's copy of EC2's data: `--endpoint embedded`."
     )
     assert "Traceback" not in result.stderr
     assert file.read_text() == "{}"

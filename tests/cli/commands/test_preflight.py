@@ -61,7 +61,7 @@ def test_without_credentials_it_is_one_line_and_3(tmp_path: Path) -> None:
     result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path))
     assert (result.returncode, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
-        "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE"
+        "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE."
     )
     assert "Traceback" not in result.stderr
 

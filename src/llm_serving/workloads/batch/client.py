@@ -169,7 +169,7 @@ class BatchClient:
             raise InputError(f"{f'{field}: ' if field else ''}{reason}. Fix: {fix}.") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
             reason = str(getattr(error, "reason", error))
-            raise Unavailable(f"the Batch API at {self._url} is away: {reason}. Fix: blueprint status") from None
+            raise Unavailable(f"the Batch API at {self._url} is away: {reason}. Fix: blueprint status.") from None
 
 
 def _build_source(file_id: str, uri: str) -> dict[str, str]:
