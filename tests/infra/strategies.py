@@ -1,7 +1,7 @@
 """Hypothesis strategies for fleets that are right: every part of `fleet.yaml` in every combination that is not refused.
 
 `fleets()` draws what the settings take and what the region offers; a fleet may still be too large for its addresses or
-limits. `rentable()` draws those alone that `feasibility.check` passes, for tests that synthesize.
+limits. `rentable()` draws those alone that `checks.find_mistakes` passes, for tests that synthesize.
 """
 
 from __future__ import annotations

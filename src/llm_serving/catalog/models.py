@@ -403,19 +403,6 @@ def build_quantized(repository: str, quantization: str) -> Model:
     )
 
 
-def parse_config(
-    name: str, config: Mapping[str, Any], *, source: str, hub_id: str | None = None, weight_bytes: int | None = None
-) -> Model:
-    """A model from its config.json; the size of its weights follows from the architecture where it is not given.
-
-    Raises:
-        ModelError: a number is missing, or its kind is not known.
-    """
-    return _build_model(
-        name, architecture.parse(config, source), _detect_task(config), config, source, "", hub_id, weight_bytes
-    )
-
-
 def _build_from_row(name: str, row: _Row) -> Model:
     arch = architecture.parse(row.config, f"{FILE.name}: {name}")
     hub_id = None if row.config.get(RANDOM_KEY) else name

@@ -108,7 +108,7 @@ def compute(fleet: Fleet, catalogue: Catalogue) -> Capacity:
     """All that the fleet meets.
 
     Raises:
-        InputError: a type that the catalog does not have; `feasibility.check` says so with its line.
+        InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
     machine_groups = resolve_all(fleet, catalogue)
     machines = sum(pool.size.max for pool in fleet.pools.values())

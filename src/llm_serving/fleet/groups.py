@@ -172,7 +172,7 @@ def resolve_all(fleet: Fleet, catalogue: Catalogue) -> tuple[Group, ...]:
     """All groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
-        InputError: a type that the catalog does not have; `feasibility.check` says so with its line.
+        InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
     return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalogue))
 
@@ -224,8 +224,8 @@ def format_provider_name_of(fleet: str, group: str) -> str:
 
 def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:
     """Types that may share a group, with one way to buy them, in the pool's order of preference."""
-    single_type = pool.efa or pool.warm or select_kind(fleet, pool) == "node-group"
-    families = dict.fromkeys(name if single_type else name.split(".")[0] for name in pool.types)
+    is_single = _needs_single_type(fleet, pool)
+    families = dict.fromkeys(name if is_single else name.split(".")[0] for name in pool.types)
     for family in families:
         types = tuple(name for name in pool.types if family in (name, name.split(".")[0]))
         for purchase in pool.buy:

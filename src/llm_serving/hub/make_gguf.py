@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from llm_serving.catalog import models
 from llm_serving.catalog.gguf import FILE
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 FORMAT = "gguf"
 
 Quantization = Literal["BF16", "Q8_0", "Q4_0"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """Types of the matrices, by llama.cpp's names. BF16 has the numbers of the safetensors unchanged."""
 
 _MARKER = ".made"

@@ -50,7 +50,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
     """Run the whole workflow once and stop what it started.
 
     Raises:
-        BlueprintError: a step failed; nothing is left running. A missed SLO is no error here: see `validation.gate`.
+        BlueprintError: a step failed; nothing is left running. A missed SLO is no error here: see `validation.run.require_slo`.
     """
     with console.record_steps() as steps, processes.handle_interrupts():
         with console.step(

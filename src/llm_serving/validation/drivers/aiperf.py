@@ -17,8 +17,6 @@ from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
 from llm_serving.workloads.serving.traffic import Traffic
 
-_EXPORT = "profile_export.jsonl"
-
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
     if traffic.max_concurrency:

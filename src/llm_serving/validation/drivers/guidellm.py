@@ -13,8 +13,6 @@ from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.drivers.base import PERCENTILES_OF_GAPS, Driver, Job, build_failure
 from llm_serving.workloads.serving.traffic import Traffic
 
-_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
     if traffic.burstiness != 1:
