@@ -38,7 +38,7 @@ def test_the_use_is_the_median_jobs_share_of_the_drivers_best(monkeypatch: pytes
 def test_the_driver_sends_prompts_as_long_as_the_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sample = "{model: m, rows: 20, input_tokens: 20..40, output_tokens: 8}"
     deployment = resolve(tmp_path / "mine", MINIMAL.replace("{model: m}", sample))
-    deployment = deployment.model_copy(update={"serving": build_deployment("http://127.0.0.1:8000", {})})
+    deployment = deployment.model_copy(update={"serving": build_deployment("http://127.0.0.1:8000", {"users": 1})})
     rows = SampleRows(deployment)
     sent: list[Traffic] = []
 
