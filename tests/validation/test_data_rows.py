@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not UTF-8 text"):
         data_rows.read_rows(file, CHAT)
+
+
+def test_conversations_without_a_question_and_its_answer_are_left_out(tmp_path: Path) -> None:
+    question, answer = {"from": "human", "value": "2 + 2 ="}, {"from": "gpt", "value": "4"}
+    odd = [[question], [question, None], [question, {"from": "gpt"}], [answer, question], [question, "4"]]
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps([{"conversations": messages} for messages in [*odd, [question, answer]]]))
+    assert [row.recorded_answer for row in data_rows.read_rows(file, CHAT)] == ["4"]
 
 
 def test_a_row_s_own_length_and_that_of_a_recorded_answer_are_exact() -> None:

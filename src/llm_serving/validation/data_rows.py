@@ -155,11 +155,14 @@ def _parse_conversations(conversations: list[Any]) -> Iterator[DataRow]:
         messages = conversation.get("conversations") if isinstance(conversation, dict) else None
         if not isinstance(messages, list) or len(messages) < 2:
             continue
-        question, answer = messages[:2]
-        if (
-            question.get("from") in _HUMAN
-            and answer.get("from") in _ASSISTANT
-            and question["value"]
-            and answer["value"]
-        ):
-            yield DataRow(({"role": "user", "content": question["value"]},), recorded_answer=answer["value"])
+        question, answer = _get_text(messages[0], _HUMAN), _get_text(messages[1], _ASSISTANT)
+        if question and answer:
+            yield DataRow(({"role": "user", "content": question},), recorded_answer=answer)
+
+
+def _get_text(message: Any, senders: tuple[str, ...]) -> str:
+    """The text of a message from one of the senders; "" of any other, as of what is no message."""
+    if not isinstance(message, dict) or message.get("from") not in senders:
+        return ""
+    text = message.get("value")
+    return text if isinstance(text, str) else ""
