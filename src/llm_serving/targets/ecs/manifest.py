@@ -365,41 +365,42 @@ def format_driver_group_name(fleet: Fleet, deployment: str) -> str:
 
 
 def _find_mistakes(document: Document[Any], fleet: Document[Fleet]) -> Iterator[Mistake]:
-    deployment, fleet_settings, rows = document.value, fleet.value, instances.load()
+    deployment, fleet_settings = document.value, fleet.value
     if deployment.fleet != fleet_settings.name:
         yield document.build_mistake(
             ["fleet"], deployment.fleet, f"{fleet.path} is {fleet_settings.name}", f"fleet: {fleet_settings.name}"
         )
         return
     for index, service in enumerate(deployment.services):
-        if service.pool is None or not isinstance(service, Service):
-            continue
-        key_path: list[str | int] = ["services", index]
-        pool_groups = (
-            groups.resolve_pool(fleet_settings, service.pool, rows) if service.pool in fleet_settings.pools else ()
-        )
-        if not [group for group in pool_groups if group.orchestrator == "ecs"]:
-            ecs_pools = [
-                name for name, pool in fleet_settings.pools.items() if fleet_settings.get_orchestrator(pool) == "ecs"
-            ]
-            reason = f"the fleet {fleet_settings.name} has no such pool on ECS"
-            yield document.build_mistake(
-                [*key_path, "pool"], service.pool, reason, f"one of {', '.join(ecs_pools) or 'another fleet'}"
-            )
-            continue
-        types = {name for group in pool_groups for name in group.types}
-        for number, name in enumerate(service.types):
-            if name not in types:
-                reason = f"no instance of the pool {service.pool} is one"
-                yield document.build_mistake(
-                    [*key_path, "types", number], name, reason, f"one of {', '.join(sorted(types))}"
-                )
-        candidates = [rows[name] for name in (types.intersection(service.types) or types)]
-        max_gpus = max(row.accelerators.count if row.accelerators else 0 for row in candidates)
-        if service.gpus > max_gpus:
-            reason = f"an instance of the pool {service.pool} has {max_gpus} at the most"
-            yield document.build_mistake([*key_path, "gpus"], service.gpus, reason, f"{max_gpus} or less")
-        max_efa = max(group.efa for group in pool_groups)
-        if sum(device.startswith(EFA_DEVICE) for device in service.devices) > max_efa:
-            reason = f"an instance of the pool {service.pool} has {max_efa} EFA interfaces"
-            yield document.build_mistake([*key_path, "devices"], len(service.devices), reason, f"{max_efa} of them")
+        if isinstance(service, Service) and service.pool is not None:
+            yield from _check_service(document, fleet_settings, index, service, service.pool)
+
+
+def _check_service(
+    document: Document[Any], fleet: Fleet, index: int, service: Service, pool_name: str
+) -> Iterator[Mistake]:
+    """What the pool of a service does not have."""
+    key_path: list[str | int] = ["services", index]
+    rows = instances.load()
+    pool_groups = groups.resolve_pool(fleet, pool_name, rows) if pool_name in fleet.pools else ()
+    if not any(group.orchestrator == "ecs" for group in pool_groups):
+        ecs_pools = [name for name, pool in fleet.pools.items() if fleet.get_orchestrator(pool) == "ecs"]
+        reason = f"the fleet {fleet.name} has no such pool on ECS"
+        fix = f"one of {', '.join(ecs_pools) or 'another fleet'}"
+        yield document.build_mistake([*key_path, "pool"], pool_name, reason, fix)
+        return
+    types = {name for group in pool_groups for name in group.types}
+    for number, name in enumerate(service.types):
+        if name not in types:
+            reason = f"no instance of the pool {pool_name} is one"
+            fix = f"one of {', '.join(sorted(types))}"
+            yield document.build_mistake([*key_path, "types", number], name, reason, fix)
+    candidates = [rows[name] for name in (types.intersection(service.types) or types)]
+    max_gpus = max(row.accelerators.count if row.accelerators else 0 for row in candidates)
+    if service.gpus > max_gpus:
+        reason = f"an instance of the pool {pool_name} has {max_gpus} at the most"
+        yield document.build_mistake([*key_path, "gpus"], service.gpus, reason, f"{max_gpus} or less")
+    max_efa = max(group.efa for group in pool_groups)
+    if sum(device.startswith(EFA_DEVICE) for device in service.devices) > max_efa:
+        reason = f"an instance of the pool {pool_name} has {max_efa} EFA interfaces"
+        yield document.build_mistake([*key_path, "devices"], len(service.devices), reason, f"{max_efa} of them")
