@@ -13,6 +13,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context, image_pins
 from llm_serving.settings.document import Document
 from llm_serving.targets import registry
+from llm_serving.targets.base import Target
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan, build_plan
 from llm_serving.workloads import base as workloads
@@ -42,11 +43,7 @@ def plan(
         InputError: a file is wrong, the blueprint cannot work, or it has no template for `target`.
         Unavailable: `port` is taken.
     """
-    selected_target = registry.load_target(target)
-    blueprint, fleet = inputs.read(folder, fleet_file)
-    workload = workloads.get_for(blueprint)
-    selected_target.check_kind(workload.KIND)
-    render.find_template(folder, target)
+    selected_target, blueprint, fleet = _read_inputs(folder, fleet_file, target)
     directory = DeploymentDir(workloads.resolve_name(blueprint), (root or Path.cwd()).resolve())
     aws = aws or context.open_session(fleet.value.region)
     if selected_target.needs_aws and account is None:
@@ -55,7 +52,7 @@ def plan(
         directory, blueprint.value, fleet.value, account=account, port=port
     )
     environment = environment.model_copy(update={"image_digests": image_pins.read(fleet_file)})
-    environment = workload.read_measurements(blueprint, environment, directory.root)
+    environment = workloads.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
     resolved_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         directory.save_ports(environment.ports)
@@ -80,15 +77,20 @@ def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
     Raises:
         InputError: with everything that cannot work.
     """
+    selected_target, blueprint, fleet = _read_inputs(folder, fleet_file, target)
+    directory = DeploymentDir(workloads.resolve_name(blueprint), Path.cwd())
+    environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
+    environment = workloads.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
+    return build_plan(folder, blueprint, fleet, directory, environment)
+
+
+def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, Document[Any], Document[Fleet]]:
+    """Read both files, and refuse what the target cannot run before anything is asked or chosen."""
     selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
-    workload = workloads.get_for(blueprint)
-    selected_target.check_kind(workload.KIND)
+    selected_target.check_kind(workloads.get_for(blueprint).KIND)
     render.find_template(folder, target)
-    environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
-    environment = workload.read_measurements(blueprint, environment, Path.cwd())
-    directory = DeploymentDir(workloads.resolve_name(blueprint), Path.cwd())
-    return build_plan(folder, blueprint, fleet, directory, environment)
+    return selected_target, blueprint, fleet
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
