@@ -462,8 +462,8 @@ def _compare_expected(traffic: Traffic, samples: Sequence[Sample]) -> ExpectedAn
 
 
 def _is_expected(sample: Sample) -> bool | None:
-    """Return whether the answer is the expected one except for white space; None if none was given."""
-    return None if sample.expected is None else sample.text.split() == sample.expected.split()
+    """Return whether the answer is the expected one; None if none was given."""
+    return None if sample.expected is None else scoring.is_same(sample.text, sample.expected)
 
 
 def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:

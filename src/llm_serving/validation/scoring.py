@@ -82,7 +82,8 @@ def compute_mean(samples: Sequence[Sample]) -> float | None:
     return round(fmean(fmean(scores) for scores in by_prompt.values()), 4) if by_prompt else None
 
 
-def _is_same(text: str, expected: str) -> bool:
+def is_same(text: str, expected: str) -> bool:
+    """Return whether an answer is the expected one except for white space."""
     return text.split() == expected.split()
 
 
@@ -99,7 +100,7 @@ def _fits_schema(text: str, expected: str) -> bool:
 
 
 _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
-    "exact": _is_same,
+    "exact": is_same,
     "contains": _contains,
     "json_schema": _fits_schema,
 }
