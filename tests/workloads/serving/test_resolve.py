@@ -335,3 +335,15 @@ def test_a_folder_with_an_invalid_name_needs_an_explicit_name(tmp_path: Path) ->
         f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name is used, and is not a valid name. "
         "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."
     )
+
+
+def test_the_context_of_each_model_is_checked_also_where_two_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "blueprint.yaml").write_text(
+        "name: mine\npattern: multi-model\nroles:\n  models:\n    one: {model: tiny, pool: small}\n"
+        "    two: {model: tiny, pool: small, context: 900k}\ntraffic: {users: 2}\nslo: {}\n"
+    )
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    documents = load(tmp_path / "blueprint.yaml", Blueprint), load(tmp_path / "fleet.yaml", Fleet)
+    message = r"blueprint\.yaml:6:46: roles\.models\.two\.context: now \d+: tiny takes up to \d+ tokens a request\. Fix: "
+    with pytest.raises(InputError, match=message):
+        resolve.resolve(*documents, _build_environment())

@@ -202,23 +202,16 @@ def _place_roles(
 ) -> tuple[list[PlacedRole], list[Mistake]]:
     """Each engine role with its nodes, and everything that forbids one."""
     settings, placed_roles, mistakes = blueprint.value, [], []
-    checked_models: dict[tuple[str, str], tuple[Model | None, list[Mistake]]] = {}
     for name, role in settings.roles.engine_roles.items():
         key_path, model_settings = settings.find_key_path(name), settings.select_model_settings(role)
-        model_name = model_settings.model or ""
-        model_key = model_name, model_settings.memory
-        is_new = model_key not in checked_models
-        model, model_mistakes = checked_models.setdefault(
-            model_key,
-            _resolve_model(
-                blueprint,
-                settings.find_model_key_path(key_path, role, "model"),
-                model_name,
-                model_settings.context,
-                unchecked=model_settings.memory == "unchecked",
-            ),
+        model, model_mistakes = _resolve_model(
+            blueprint,
+            settings.find_model_key_path(key_path, role, "model"),
+            model_settings.model or "",
+            model_settings.context,
+            unchecked=model_settings.memory == "unchecked",
         )
-        mistakes += model_mistakes if is_new else []
+        mistakes += [mistake for mistake in model_mistakes if mistake not in mistakes]  # roles may share a model
         mistakes += _check_revision(blueprint, key_path, role, model)
         if environment.conventions.real_accelerators:
             pool_mistakes = list(engine_limits.check_pool(blueprint, fleet, key_path, role))
