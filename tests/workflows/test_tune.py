@@ -188,6 +188,66 @@ def test_a_time_limit_ends_it_with_the_best_so_far(
     assert state["trials"][-1]["state"] == "not tried"
 
 
+class PassingTime:
+    """A clock on which a minute passes between any two looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 60
+        return self.now
+
+
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
+    """Each configuration costs 60 USD/h, a dollar a minute; the clock is returned."""
+    clock = PassingTime()
+    monkeypatch.setattr(tune, "price_deployment", lambda _: (60.0, "as if on AWS"))
+    monkeypatch.setattr(tune, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("loader", "priced")
+def test_a_spend_limit_ends_it_with_the_best_so_far(target: KnownTarget, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--over", "tuning.sequences=1,2,4,8,16", "--time-limit", "10h", "--json"]
+    assert _tune(*command, "--spend-limit", "10") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["stopped"] == "the spend limit of 10 USD was reached"
+    assert not state["finished"] and state["best"] and state["trials"][-1]["state"] == "not tried"
+    assert 10 <= state["usd"] < 20, "what was deployed then had cost little more"
+    assert target.plan is None, "nothing is left"
+    # The same command counts what was spent before: it deploys nothing.
+    deployed = len(target.deployed)
+    assert _tune(*command, "--spend-limit", "10") == 0
+    assert json.loads(capsys.readouterr().out)["usd"] == state["usd"] and len(target.deployed) == deployed
+    # Negative control: with more to spend it goes on to the end.
+    assert _tune(*command, "--spend-limit", "1000") == 0
+    assert json.loads(capsys.readouterr().out)["finished"]
+
+
+@pytest.mark.usefixtures("loader")
+def test_what_is_tried_costs_until_it_is_gone(
+    target: KnownTarget,
+    priced: PassingTime,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def measure_cost(removal_s: float) -> float:
+        def destroy(*_: object, **__: object) -> bool:
+            priced.now += removal_s
+            target.plan = None
+            return True
+
+        monkeypatch.setattr(target, "destroy", destroy)
+        assert _tune("--over", "tuning.sequences=1", "--time-limit", "10h", "--json") == 0
+        cost: float = json.loads(capsys.readouterr().out)["usd"]
+        return cost
+
+    quick = measure_cost(0)
+    assert measure_cost(600) == pytest.approx(quick + 10), "ten minutes at a dollar a minute"
+
+
 @pytest.mark.usefixtures("loader")
 def test_a_configuration_that_does_not_start_is_passed_over(
     target: KnownTarget, capsys: pytest.CaptureFixture[str]

@@ -265,9 +265,10 @@ class _Session:
             self.state.best = best.number if best else None
             try:
                 with processes.ignore_signals():  # a second one would leave what runs
-                    self._end_trial()
+                    self.opened.close()
                     self._destroy()
             finally:
+                self._end_trial()  # until it is gone, it costs
                 self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
                 self._save()
 
