@@ -5,7 +5,8 @@ and A. Donner, "Construction of confidence limits about effect measures", 2008),
 numbers of a comparison: equal services differ anywhere in at most one of twenty.
 
 What a machine does differently from run to run is in the intervals only where both sides have repeats. Of single runs
-the margin is for it, and no change counts where the driver waited for a core: then other programs had the machine.
+the margin is for it, and no change counts where the driver waited for a core: then other programs had the machine. Nor
+does one count of runs with few requests: in their few seconds they saw one moment of the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llm_serving.validation.sample_statistics import CONFIDENCE, Interval
 from llm_serving.validation.validation_run import BATCHES, ERRORS, GOODPUT, MORE_IS_BETTER, ValidationRun
 
 MIN_REQUESTS = 10 * BATCHES
-"""Requests of a run that is compared."""
+"""Requests of a single run that is compared: fewer take seconds, which are one moment of the machine."""
 
 MARGIN = 0.05
 """Change that matters, as a share of the baseline."""
@@ -94,10 +95,15 @@ def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN)
 
 
 def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:
-    """Why what differs may be the machine's doing: single runs while other programs had it."""
+    """Why what differs may be the machine's doing: single runs that are short, or while other programs had it."""
     if baseline.repeats and run.repeats:
         return
     for entry in (baseline, run):
+        if not entry.repeats and len(entry.samples) < MIN_REQUESTS:
+            yield (
+                f"{entry.title}: {len(entry.samples)} requests: the moment may be what differs; needs {MIN_REQUESTS}, "
+                "or --runs 5 of blueprints"
+            )
         if entry.waiting_share > MAX_WAITING:
             yield (
                 f"{entry.title}: the load driver waited for a core for {entry.waiting_share:.0%} of the time: the "
@@ -139,8 +145,6 @@ def _list_notes(baseline: ValidationRun, run: ValidationRun) -> list[str]:
     """What speaks against a comparison: settings that differ, and what each report says against its own load."""
     notes = [f"{run.title}: another {text}" for text in _compare_settings(baseline, run, LOAD_SETTINGS)]
     for entry in (baseline, *baseline.repeats, run, *run.repeats):
-        if len(entry.samples) < MIN_REQUESTS:
-            notes.append(f"{entry.title}: {len(entry.samples)} requests; a comparison takes {MIN_REQUESTS}")
         notes += [f"{entry.title}: {reason}" for reason in entry.report.get("not_shown", ())]
     return notes
 
