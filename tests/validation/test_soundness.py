@@ -84,6 +84,16 @@ def test_a_starved_driver_has_no_verdict() -> None:
     assert soundness.find_driver_doubts(Slo(), _watch_lag(120), samples) == []
 
 
+def test_a_driver_that_leaves_answers_unread_has_no_verdict() -> None:
+    """The kernel had the bytes for 150 ms before the driver read them, of most answers."""
+    late, few = (
+        [Sample(number, 0.0, unread_ms=150.0 * (number < count)) for number in range(100)] for count in (60, 5)
+    )
+    [doubt] = soundness.find_driver_doubts(SLO, DriverResult(processes=[ProcessWatch()]), late)
+    assert doubt.reason.startswith("the load driver was starved: it acted up to 150 ms late")
+    assert soundness.find_driver_doubts(SLO, DriverResult(processes=[ProcessWatch()]), few) == []
+
+
 def test_a_driver_that_is_never_idle_has_no_verdict() -> None:
     def find(cpu: float, queue: float | None) -> list[soundness.DriverDoubt]:
         watched = DriverResult(processes=[ProcessWatch(), ProcessWatch(cpu_share=cpu, queue_share=queue)])
