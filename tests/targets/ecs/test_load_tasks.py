@@ -7,6 +7,7 @@ process on the image's own files.
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,9 +69,20 @@ def plan(aws: AwsSession, tmp_path: Path) -> DeploymentPlan:
 
 
 def describe_tasks(aws: AwsSession) -> list[dict[str, Any]]:
+    """All tasks. Their desired status is what was asked for; moto calls each one's last status STOPPED at once."""
     ecs = aws.client("ecs")
     arns = [arn for status in ("RUNNING", "STOPPED") for arn in ecs.list_tasks(cluster="fabric", desiredStatus=status)["taskArns"]]  # fmt: skip
     return list(ecs.describe_tasks(cluster="fabric", tasks=arns)["tasks"]) if arns else []
+
+
+@contextlib.contextmanager
+def run_tasks(plan: DeploymentPlan, standing_in: ProcessContainers, urls: Sequence[str]) -> Iterator[ProcessContainers]:
+    """Start the tasks, and run what their containers would run."""
+    with load_tasks.run(plan, urls):
+        tasks = [task for task in describe_tasks(plan.aws) if task["desiredStatus"] == "RUNNING"]
+        arguments = [word for task in tasks for word in task["overrides"]["containerOverrides"][0]["command"]]
+        with standing_in.launch(arguments) as started:
+            yield started
 
 
 def test_the_tasks_send_one_load_and_are_stopped(
@@ -82,14 +94,13 @@ def test_the_tasks_send_one_load_and_are_stopped(
 
     @contextlib.contextmanager
     def launch(urls: Sequence[str]) -> Iterator[ProcessContainers]:
-        with load_tasks.run(plan, urls):
+        with run_tasks(plan, standing_in, urls) as started:
             tasks = describe_tasks(aws)
+            assert {(task["launchType"], task["desiredStatus"]) for task in tasks} == {("FARGATE", "RUNNING")}
+            assert len(tasks) == len(urls) == 2
             definition = aws.client("ecs").describe_task_definition(taskDefinition=tasks[0]["taskDefinitionArn"])
             definitions.append(definition["taskDefinition"])
-            arguments = [word for task in tasks for word in task["overrides"]["containerOverrides"][0]["command"]]
-            assert {task["launchType"] for task in tasks} == {"FARGATE"} and len(arguments) == 2
-            with standing_in.launch(arguments) as started:
-                yield started
+            yield started
 
     drivers = RemoteDrivers(aws, BUCKET, launch, 60)
     source = LoadSource("From tasks.", play=drivers.play, max_processes=4)
@@ -99,7 +110,7 @@ def test_the_tasks_send_one_load_and_are_stopped(
         report, _ = run.validate(deployment, build_options(tmp_path, load_source=source))
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown
-    assert {task["lastStatus"] for task in describe_tasks(aws)} == {"STOPPED"}
+    assert {task["desiredStatus"] for task in describe_tasks(aws)} == {"STOPPED"}
     [definition] = definitions
     listed = aws.client("ecs").list_task_definitions(familyPrefix=definition["family"], status="ACTIVE")
     assert listed["taskDefinitionArns"] == []
@@ -148,7 +159,9 @@ def scripted() -> Iterator[tuple[Any, Stubber]]:
         yield client, stub
 
 
-def test_tasks_and_their_definition_are_removed(scripted: tuple[Any, Stubber]) -> None:
+def test_tasks_and_their_definition_are_removed(
+    scripted: tuple[Any, Stubber], capsys: pytest.CaptureFixture[str]
+) -> None:
     client, stub = scripted
     for task in ("a", "b"):
         stub.add_response("stop_task", {}, {"cluster": "fabric", "task": task, "reason": "the load ended"})
@@ -156,6 +169,46 @@ def test_tasks_and_their_definition_are_removed(scripted: tuple[Any, Stubber]) -
     stub.add_response("delete_task_definitions", {}, {"taskDefinitions": ["load:1"]})
     load_tasks._remove(client, "fabric", ["a", "b"], "load:1")
     stub.assert_no_pending_responses()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_not_removed_is_named_with_its_command_and_the_rest_is_removed(
+    scripted: tuple[Any, Stubber], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, stub = scripted
+    request = {"cluster": "fabric", "reason": "the load ended"}
+    stub.add_client_error("stop_task", "ThrottlingException", "Rate exceeded", expected_params={**request, "task": "a"})
+    stub.add_response("stop_task", {}, {**request, "task": "b"})
+    stub.add_response("deregister_task_definition", {}, {"taskDefinition": "load:1"})
+    failure = {"arn": "load:1", "reason": "it is in use"}
+    stub.add_response("delete_task_definitions", {"failures": [failure]}, {"taskDefinitions": ["load:1"]})
+    load_tasks._remove(client, "fabric", ["a", "b"], "load:1")
+    stub.assert_no_pending_responses()
+    refusal = "An error occurred (ThrottlingException) when calling the StopTask operation: Rate exceeded"
+    assert capsys.readouterr().err.splitlines() == [
+        f"Part of the load's tasks was not removed: {refusal}",
+        "Fix: aws ecs stop-task --cluster fabric --task a --region us-east-1",
+        "Part of the load's tasks was not removed: it is in use",
+        "Fix: aws ecs delete-task-definitions --task-definitions load:1 --region us-east-1",
+    ]
+
+
+def test_an_interruption_of_the_removal_leaves_no_task() -> None:
+    calls: list[str] = []
+
+    class Client:
+        def __getattr__(self, name: str) -> Any:
+            def call(**request: Any) -> dict[str, Any]:
+                signal.raise_signal(signal.SIGINT)
+                calls.append(f"{name} {request.get('task', '')}".strip())
+                return {}
+
+            return call
+
+    with pytest.raises(KeyboardInterrupt):
+        Client().stop_task(task="a")  # the negative control
+    load_tasks._remove(Client(), "fabric", ["a", "b"], "load:1")
+    assert calls == ["stop_task a", "stop_task b", "deregister_task_definition", "delete_task_definitions"]
 
 
 def test_a_task_that_stopped_early_is_named_with_ecs_reasons(scripted: tuple[Any, Stubber]) -> None:
@@ -192,7 +245,7 @@ def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
     with pytest.raises(CheckFailed, match="RESOURCE:FARGATE"), load_tasks.run(plan, ["http://x/0", "http://x/1"]):
         raise AssertionError("not all drivers run")
     [task] = [task for task in describe_tasks(aws) if task["taskArn"] not in before]
-    assert task["lastStatus"] == "STOPPED"
+    assert task["desiredStatus"] == "STOPPED"
 
 
 def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(

@@ -7,11 +7,12 @@ has no role of its own. The serving stack has its security group, which routers 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.aws import session
 from llm_serving.aws.preflight import identity
 from llm_serving.catalog import own_image
@@ -55,13 +56,35 @@ def run(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[LoadTasks]:
 
 
 def _remove(client: Any, cluster: str, tasks: Sequence[str], definition: str) -> None:
+    """Stop the tasks and delete their definition: each, whatever becomes of the others; name what is left."""
+    stop = functools.partial(client.stop_task, cluster=cluster, reason="the load ended")
+    steps: list[tuple[Callable[[], dict[str, Any]], list[str]]] = [
+        (functools.partial(stop, task=task), ["stop-task", "--cluster", cluster, "--task", task]) for task in tasks
+    ]
+    steps += [
+        (
+            functools.partial(client.deregister_task_definition, taskDefinition=definition),
+            ["deregister-task-definition", "--task-definition", definition],
+        ),
+        (
+            functools.partial(client.delete_task_definitions, taskDefinitions=[definition]),
+            ["delete-task-definitions", "--task-definitions", definition],
+        ),
+    ]
+    with processes.ignore_signals():  # a second one would leave tasks that cost
+        for call, arguments in steps:
+            if reason := _find_refusal(call):
+                command = console.quote_command(["aws", "ecs", *arguments, "--region", client.meta.region_name])
+                console.err.print(f"Part of the load's tasks was not removed: {reason}\nFix: {command}", markup=False)
+
+
+def _find_refusal(call: Callable[[], dict[str, Any]]) -> str | None:
+    """Return why a call did not do its work, also where ECS says so in an answer without an error."""
     try:
-        for task in tasks:
-            client.stop_task(cluster=cluster, task=task, reason="the load ended")
-        client.deregister_task_definition(taskDefinition=definition)
-        client.delete_task_definitions(taskDefinitions=[definition])
+        failures = call().get("failures") or []
     except session.get_error_types() as error:
-        console.err.print(f"[yellow]{definition} and its tasks were not all removed[/yellow]: {error}", markup=True)
+        return str(error)
+    return ", ".join(failure.get("reason", "no reason") for failure in failures) or None
 
 
 class LoadTasks:
