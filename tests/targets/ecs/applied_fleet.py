@@ -42,6 +42,7 @@ def _create_resources(endpoint: str, fleet: Fleet) -> None:
 
     ec2 = make_client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
     ec2.create_tags(Resources=[vpc], Tags=_format_tags(names.build_vpc_tags(fleet)))
     for number, zone in enumerate(fleet.zones):
         subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=zone)

@@ -10,7 +10,7 @@ import pytest
 from llm_serving.operations import context
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
-from llm_serving.targets.ecs import stack
+from llm_serving.targets.ecs import load_tasks, stack
 from tests.infra.serving.conftest import FLEET, SHAPES, write_blueprint
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
 
@@ -33,6 +33,8 @@ def test_a_deployment_is_created_updated_and_destroyed(fleet: AppliedFleet, tmp_
         assert stack.deploy(deployment_plan, messages.append) is True
     [changes] = messages
     assert "created: aws_ecs_service.worker-0" in changes
+    network = load_tasks._find_network(deployment_plan)["awsvpcConfiguration"]
+    assert (len(network["securityGroups"]), len(network["subnets"])) == (1, 2), "where the drivers of a load run"
     client = emulator.create_client("ecs", endpoint, REGION)
     arns = client.list_services(cluster="fabric")["serviceArns"]
     assert sorted(arn.rpartition("/")[2] for arn in arns) == [

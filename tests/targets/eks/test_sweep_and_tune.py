@@ -7,7 +7,6 @@ many requests at once as pods of the deployment are ready.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,38 +17,23 @@ import pytest
 
 from llm_serving import processes, program
 from llm_serving.cli import main
-from llm_serving.fleet import aws_limits
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.base import ValidationInputs
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
 from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws import images
-from llm_serving.validation.knee import Point
-from llm_serving.validation.remote import play as remote_play
 from llm_serving.workflows import tune
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
 from tests.targets.eks import test_load_job as jobs
+from tests.targets.on_aws import measured_replicas
+from tests.targets.on_aws.measured_replicas import ReplicaLoader
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
-from tests.validation.test_knee import build_point
 
 ROOT = Path(__file__).resolve().parents[3]
-BLUEPRINT = """\
-pattern: aggregated
-model: tiny
-context: 1k
-roles:
-  worker: {pool: general, replicas: 2}
-traffic: {arrivals: 4/s, process: constant, input_tokens: 16, output_tokens: 8, warm_up: 1}
-slo:
-  ttft_ms: {p50: 400}
-"""
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -57,13 +41,8 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of an AWS with the fleet's bucket for results."""
-    fleet = load_fleet(ROOT / "fleet.yaml").value
     with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as endpoint:
-        bucket = aws_limits.build_bucket_name(fleet.name, "results", emulator.ACCOUNT, fleet.region)
-        location = {"LocationConstraint": fleet.region}
-        emulator.create_client("s3", endpoint, fleet.region).create_bucket(
-            Bucket=bucket, CreateBucketConfiguration=location
-        )
+        measured_replicas.create_results_bucket(endpoint, load_fleet(ROOT / "fleet.yaml").value)
         yield endpoint
 
 
@@ -73,9 +52,8 @@ def cluster(
 ) -> Iterator[ControlPlane]:
     """The cluster of fleet.yaml, which the working directory's blueprint `mine` can be deployed to."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "blueprints" / "aggregated", tmp_path / "mine")
+    measured_replicas.write_blueprint(tmp_path)
     shutil.copy(ROOT / "fleet.yaml", tmp_path)
-    Path("mine/blueprint.yaml").write_text(BLUEPRINT)
     for name, value in {
         **control_plane.environment,
         "AWS_ENDPOINT_URL": aws,
@@ -84,8 +62,6 @@ def cluster(
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(release, "_POLL_INTERVAL_S", 0.4)
-    monkeypatch.setattr(remote_play, "POLL_S", 0.2)
-    monkeypatch.setattr(remote_play, "LEAD_S", 1.0)
     monkeypatch.setattr(images, "require_images", lambda *_: None)
     nodes = [
         machines.build_plain("plain"),
@@ -111,27 +87,18 @@ def launched(cluster: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             pods.extend(pod["metadata"]["name"] for pod in jobs.list_pods(cluster))
             yield started
 
-    open_validation = EksTarget.open_validation
-
-    @contextlib.contextmanager
-    def open_server(self: EksTarget, *arguments: Any, **options: Any) -> Iterator[ValidationInputs]:
-        with open_validation(self, *arguments, **options) as inputs:
-            source = inputs.options.load_source
-            assert source and source.play, "the load comes from the Job"
-            workers = [pod for pod in list_engines(cluster, inputs.deployment.name) if is_ready(pod)]
-            with known_server.run_server(Behaviour(0.1, 0.01, slots=len(workers) or 1)) as url:
-                unread = dataclasses.replace(source, pages=())
-                options = dataclasses.replace(inputs.options, url=url, load_source=unread)
-                yield dataclasses.replace(inputs, options=options)
-
     monkeypatch.setattr(EksTarget, "launch_drivers", launch)
-    monkeypatch.setattr(EksTarget, "open_validation", open_server)
+    measured_replicas.serve_known_answers(monkeypatch, EksTarget, lambda name: count_ready(cluster, name))
     return pods
 
 
 def list_engines(cluster: ControlPlane, name: str) -> list[dict[str, Any]]:
     selector = f"--selector=app.kubernetes.io/instance={name},inference/kind=engine"
     return list(cluster.read("pods", *jobs.NAMESPACE, selector))
+
+
+def count_ready(cluster: ControlPlane, name: str) -> int:
+    return sum(map(is_ready, list_engines(cluster, name)))
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
@@ -146,42 +113,21 @@ def is_ready(pod: dict[str, Any]) -> bool:
 def test_each_load_of_a_sweep_is_a_job_of_its_own(
     cluster: ControlPlane, launched: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--from", "4", "--to", "8", "--precision", "100", "--point-time", "3s", "--json"]
-    code = main.run(["sweep", "mine", "--target", "eks", *arguments])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    result = json.loads(captured.out)
-    assert (result["kept"]["load"], result["missed"]["load"]) == (4, 8), "one request at once is 5.9/s"
+    result = measured_replicas.sweep("eks", capsys)
     assert len({pod.rpartition("-load-")[2][:8] for pod in launched}) == len(result["points"])
     processes.wait_until(lambda: jobs.list_belongings(cluster) == "", "the end of all Jobs", 90)
-
-
-class PodLoader:
-    """Sends nothing: each pod of an engine that is ready keeps 4 requests a second."""
-
-    def __init__(self, cluster: ControlPlane) -> None:
-        self.cluster, self.seen, self.interrupted = cluster, list[int](), False
-
-    def __call__(self, *_: object, **__: object) -> PodLoader:
-        return self
-
-    def measure(self, load: float) -> Point:
-        self.seen.append(sum(map(is_ready, list_engines(self.cluster, "mine-tune"))))
-        if self.interrupted:
-            raise KeyboardInterrupt
-        return build_point(load, "pass" if load <= 4 * self.seen[-1] else "fail")
 
 
 def test_configurations_replace_one_another_in_the_cluster_and_an_interruption_leaves_none(
     cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loader = PodLoader(cluster)
+    loader = ReplicaLoader(lambda name: count_ready(cluster, name))
     monkeypatch.setattr(tune, "Loader", loader)
     command = ["tune", "mine", "--target", "eks", "--over", "roles.worker.replicas=2,1", "--yes", "--json"]
-    loader.interrupted = True
+    loader.interrupted_at = 2
     assert main.run(command) == program.INTERRUPTED
     assert loader.seen == [2] and list_engines(cluster, "mine-tune") == []
-    loader.interrupted = False
+    loader.interrupted_at = 0
     assert main.run(command) == 0, capsys.readouterr().err
     state = json.loads(capsys.readouterr().out)
     assert [trial["state"] for trial in state["trials"]] == ["kept", "dropped"]
@@ -193,7 +139,7 @@ def test_configurations_replace_one_another_in_the_cluster_and_an_interruption_l
 def test_what_cannot_be_removed_is_named_with_the_command_that_removes_it(
     cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tune, "Loader", PodLoader(cluster))
+    monkeypatch.setattr(tune, "Loader", ReplicaLoader(lambda name: count_ready(cluster, name)))
     remove = release.destroy
 
     def fail(_: DeploymentPlan) -> bool:
@@ -202,9 +148,8 @@ def test_what_cannot_be_removed_is_named_with_the_command_that_removes_it(
     monkeypatch.setattr(release, "destroy", fail)
     command = ["tune", "mine", "--target", "eks", "--over", "roles.worker.replicas=1", "--yes"]
     assert main.run(command) == 1
-    [error, fix] = capsys.readouterr().err.splitlines()[-2:]
-    assert error.endswith("mine-tune may still run, and cost: helm uninstall mine-tune: the cluster does not answer")
+    fix = measured_replicas.read_fix(capsys.readouterr().err, "helm uninstall mine-tune: the cluster does not answer")
     assert len(list_engines(cluster, "mine-tune")) == 1
     monkeypatch.setattr(release, "destroy", remove)
-    assert main.run([*fix.removeprefix("Fix: blueprint ").split(), "--yes"]) == 0
+    assert main.run(fix) == 0
     assert list_engines(cluster, "mine-tune") == []
