@@ -10,6 +10,7 @@ import pytest
 
 from llm_serving.cli import main
 from llm_serving.fleet import loading
+from llm_serving.workloads.serving.traffic import Slo
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -31,6 +32,13 @@ def _parse(line: str) -> int:
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_every_command_of_a_page_parses(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _parse(line) == 0, (page, capsys.readouterr().err)
+
+
+def test_every_objective_has_a_row_on_the_page_of_validations() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/validation.md").read_text("utf-8"), re.MULTILINE)
+    written = {name for row in rows for name in re.findall(r"`(\w+): ", row)}
+    missing = Slo.model_fields.keys() - written
+    assert missing == {"itl_ms", "e2e_ms"}, "those are named in the row of ttft_ms"
 
 
 def test_an_unknown_option_or_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) -> None:
