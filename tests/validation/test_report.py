@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.engine_metrics import KvTransfers
 from llm_serving.validation.report import Report, WeightLoading
-from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks.known_server import ServerRecord
+from tests.validation.conftest import build_deployment
 
 CONTRACT = {
-    "verdict", "missed", "requests", "metrics", "throughput", "replicas", "weights", "settings", "versions", "emulated",
+    "verdict", "missed", "not_shown", "goodput", "bounds", "requests", "metrics", "throughput", "cost", "replicas", "weights",
+    "settings", "versions", "emulated",
 }  # fmt: skip
 
 
@@ -39,23 +39,24 @@ def _build_page(count: int) -> str:
     return known_metrics.render_metrics()
 
 
-@pytest.fixture
-def build_report(make_deployment: Callable[..., Deployment]) -> Any:
-    def _build(
-        samples: list[Sample], slo: dict[str, Any] | None = None, source: LoadSource | None = None, **outcome: Any
-    ) -> Report:
-        answered_count = sum(sample.error is None for sample in samples)
-        defaults = {
-            "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 10.0, "planned": len(samples),
-            "metrics_before": {"worker-0": _build_page(5)}, "metrics_after": {"worker-0": _build_page(5 + answered_count)},
-            "versions": {"locust": "2"}, "kernel_times": True,
-        }  # fmt: skip
-        deployment = make_deployment("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
-        weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
-        result = DriverResult(**{**defaults, **outcome})
-        return report_builder.build(deployment, result, samples, weights, {"vllm": "0.32.0"}, source=source)
+def make_report(
+    samples: list[Sample], slo: dict[str, Any] | None = None, source: LoadSource | None = None, **outcome: Any
+) -> Report:
+    answered_count = sum(sample.error is None for sample in samples)
+    defaults = {
+        "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 10.0, "planned": len(samples),
+        "metrics_before": {"worker-0": _build_page(5)}, "metrics_after": {"worker-0": _build_page(5 + answered_count)},
+        "versions": {"locust": "2"}, "kernel_times": True,
+    }  # fmt: skip
+    deployment = build_deployment("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
+    weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
+    result = DriverResult(**{**defaults, **outcome})
+    return report_builder.build(deployment, result, samples, weights, {"vllm": "0.32.0"}, source=source)
 
-    return _build
+
+@pytest.fixture
+def build_report() -> Any:
+    return make_report
 
 
 def test_a_load_through_a_tunnel_says_so(build_report: Any) -> None:
@@ -88,7 +89,10 @@ def test_the_report_has_every_key_of_the_contract(build_report: Any) -> None:
     data = json.loads(built.model_dump_json())
     assert data.keys() >= CONTRACT
     assert data["verdict"] == "pass"
-    assert data["missed"] == []
+    assert data["missed"] == data["not_shown"] == []
+    assert data["goodput"] == {"share": 1.0, "requests_per_s": 6.0}
+    assert data["bounds"]["ttft_ms"]["p95"] == {"value": 50.0, "upper": 50.0, "infinite": False}
+    assert data["cost"] is None, "this machine has no price"
     assert data["requests"] == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
     assert data["metrics"].keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
     assert data["metrics"]["itl_ms"].keys() >= {"p50", "p90", "p95", "p99", "mean"}
