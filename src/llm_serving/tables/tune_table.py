@@ -34,10 +34,10 @@ def _render_trials(state: Tuning) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("#", justify="right")
     for key in state.trials[0].settings:
-        table.add_column(key.rpartition(".")[2])
+        table.add_column(key.rpartition(".")[2], overflow="fold")
     priced = any(trial.usd_h is not None for trial in state.trials)
-    for heading in (UNITS[state.axis], *(("USD/h", "USD/1,000") if priced else ()), "TTFT p95", "ITL p95"):
-        table.add_column(heading, justify="right")
+    for heading in (UNITS[state.axis], *(("USD/h", "USD per 1,000") if priced else ()), "TTFT p95", "ITL p95"):
+        table.add_column(heading, justify="right", overflow="fold")
     table.add_column("", no_wrap=True)
     for trial in state.trials:
         is_best = trial.number == state.best
