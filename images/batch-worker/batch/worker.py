@@ -179,8 +179,7 @@ class Worker:
         log.info("stopping: %d rows in flight", len(self._requests))
         for task in tasks:
             task.cancel()
-        if self._requests:
-            await asyncio.wait(self._requests, timeout=DRAIN_S)
+        await self._drain()
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
@@ -190,6 +189,16 @@ class Worker:
         await self._endpoint.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         log.info("stopped: everything is handed back")
+
+    async def _drain(self) -> None:
+        """Wait for rows in flight, save those that finish, and keep their chunks, which others would take otherwise."""
+        end = time.monotonic() + DRAIN_S
+        while self._requests and (left_s := end - time.monotonic()) > 0:
+            await asyncio.wait(self._requests, timeout=min(left_s, self._settings.takeover_s / 4))
+            if self._requests:
+                for result in await asyncio.gather(self._keep_messages(), self._commit_all(), return_exceptions=True):
+                    if isinstance(result, Exception):
+                        log.warning("stopping: %s: %s", type(result).__name__, result)
 
     async def _wait_for_queues(self) -> Queues | None:
         while not self._stopping.is_set():
@@ -254,10 +263,18 @@ class Worker:
 
     async def _receive(self, queue: str) -> Message | None:
         try:
-            message: Message | None = await self._call(self._mailbox.receive, queue, self._settings.queue_wait_s)
+            message: Message | None = await self._call(self._take, queue)
         except (BotoCoreError, ClientError) as error:
             log.warning("receive: %s", error)
             await asyncio.sleep(QUEUE_INTERVAL_S)
+            return None
+        return message
+
+    def _take(self, queue: str) -> Message | None:
+        """Receive a message; in a thread, which may end after the worker has handed back what it held."""
+        message = self._mailbox.receive(queue, self._settings.queue_wait_s)
+        if message and self._stopping.is_set():
+            self._mailbox.hand_back(message)
             return None
         if message:
             self._held.add(message)
