@@ -34,6 +34,9 @@ _MERGE_BYTES = 32 * 2**20
 MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 """Maximum invalid rows of a chunk, and duplicate ids of a job: a job with more fails before they fill the memory."""
 
+CHANGED_FILE = "changed_file", "the input was overwritten after the job was submitted"
+"""Code and message of a job whose input has another ETag."""
+
 _READERS, _GROUP = 8, 64
 """How many objects of a job's chunks are read, and held, at a time."""
 
@@ -74,7 +77,7 @@ class Steps:
         return self.fail(job_id, message.get("error"))
 
     def plan(self, job_id: str) -> dict[str, Any]:
-        """Split the input into ranges, or unpack it into chunks; writes chunks.json."""
+        """Split the input into ranges, or unpack it into chunks; writes chunks.json, once for a job."""
         job = self._read_job(job_id)
         source = job["input"]
         store = Store(source["bucket"], self._store.client)
@@ -82,7 +85,10 @@ class Steps:
         if head is None:
             raise Permanent("missing_file", f"there is no s3://{source['bucket']}/{source['key']}")
         if source.get("etag") and head["etag"] != source["etag"]:
-            raise Permanent("changed_file", "the input was overwritten after the job was submitted")
+            raise Permanent(*CHANGED_FILE)
+        # Results belong to these ranges. Other settings, as of a later deploy, would draw others.
+        if planned := self._store.read_json(self._keys.get_chunks_key(job_id)):
+            return {"chunks": len(planned.value)}
         size = head["bytes"]
         if size == 0:
             raise Permanent("empty_file", "the input is empty")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from batch import layout, rows
+from batch import layout, rows, worker
 from batch import steps as steps_module
 from batch import store as store_module
 from batch.chunk import ChunkState
@@ -322,6 +323,55 @@ def test_an_input_that_was_overwritten_is_refused(store: Store, steps: Steps, wr
     store.write(job["input"]["key"], b"other")
     with pytest.raises(Permanent, match="overwritten after the job was submitted"):
         steps.plan(job["id"])
+
+
+def test_an_input_that_is_overwritten_while_it_runs_fails_the_job_at_once(
+    store: Store, steps: Steps, write_input: Any
+) -> None:
+    job = write_input(b"\n".join(build_rows(3)))
+    prepare(steps, job)
+    store.write(job["input"]["key"], b"other")
+    with pytest.raises(ClientError) as failure:
+        steps.scan(job["id"], 0)
+    assert worker._classify(failure.value) == (*steps_module.CHANGED_FILE, True)
+
+
+def test_a_job_keeps_its_chunks_when_a_later_deploy_would_draw_others(
+    store: Store, steps: Steps, batch_settings: Any, write_input: Any
+) -> None:
+    lines = [row + b" " * 20_000 for row in build_rows(40)]
+    job = write_input(b"\n".join(lines))
+    chunks = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunks[0], "w")
+    answer(state)
+    state.commit(state.collect())
+    state.finish()
+    later = Steps(store, replace(batch_settings, workers=1, chunk_bytes=2**20), now=lambda: 200.0)
+    assert prepare(later, job) == chunks
+    for chunk in chunks[1:]:
+        state = ChunkState.open(store, KEYS, job, chunk, "w")
+        answer(state)
+        state.commit(state.collect())
+        state.finish()
+    assert later.merge(job["id"])["completed"] == 40
+    output, _ = read_results(store, job["id"])
+    assert [line["custom_id"] for line in output] == [f"row-{number}" for number in range(40)]
+    fresh = write_input(b"\n".join(lines) + b"\n")
+    assert later.plan(fresh["id"])["chunks"] < len(chunks)  # the control: a new job has the later deploy's chunks
+
+
+def test_a_row_that_is_too_long_fails_alone(store: Store, batch_settings: Any, write_input: Any) -> None:
+    steps = Steps(store, replace(batch_settings, chunk_bytes=2**21), now=lambda: 100.0)
+    good = build_rows(2)
+    job = write_input(b"\n".join([good[0], b"x" * (rows.MAX_ROW_BYTES + 1), good[1]]))
+    for chunk in prepare(steps, job):
+        state = ChunkState.open(store, KEYS, job, chunk, "w")
+        answer(state)
+        state.commit(state.collect())
+        state.finish()
+    assert steps.merge(job["id"]) == {"state": layout.COMPLETED, "total": 3, "completed": 2, "failed": 1}
+    _, (error,) = read_results(store, job["id"])
+    assert (error["error"]["code"], error["error"]["line"]) == ("row_too_long", 2)
 
 
 def test_a_compressed_input_becomes_chunks(store: Store, steps: Steps, write_input: Any) -> None:
