@@ -2,8 +2,8 @@
 
 Clients of OpenAI work unchanged (https://platform.openai.com/docs/api-reference/batch, read 2026-11). What OpenAI has
 no field for is in `metadata`: `team`, `priority` and `deadline` (seconds) of a batch, and in calls of our own:
-`GET /workers` (latest reports of the workers), `GET /teams` (usage of each team), `POST /v1/batches/count`
-and `POST /v1/batches/ID/retry`.
+`GET /workers` (latest reports of the workers), `GET /teams` (usage of each team), `POST /v1/batches/count`,
+`POST /v1/batches/ID/retry` and `POST /v1/batches/ID/resume`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class BatchApi:
                 web.get("/v1/batches/{id}", self.show_batch),
                 web.post("/v1/batches/{id}/cancel", self.cancel_batch),
                 web.post("/v1/batches/{id}/retry", self.retry_batch),
+                web.post("/v1/batches/{id}/resume", self.resume_batch),
             ]
         )
         app.cleanup_ctx.append(self._run_background)
@@ -261,6 +262,14 @@ class BatchApi:
         again = str((await _read_json(request)).get("again") or "")
         retry = await asyncio.to_thread(self._jobs.retry_errors, job, self._files.start_upload(), again)
         return await self._show(retry)
+
+    async def resume_batch(self, request: web.Request) -> web.Response:
+        """Continue a batch that failed; not part of OpenAI's API."""
+        job_id = request.match_info["id"]
+        job = await asyncio.to_thread(self._jobs.resume, job_id)
+        if job is None:
+            raise _build_not_found("batch", job_id)
+        return await self._show(job)
 
     def _read_job(self, job_id: str) -> Job:
         job = self._jobs.read(job_id)

@@ -222,6 +222,34 @@ class Jobs:
             ),
         )
 
+    def resume(self, job_id: str) -> Job | None:
+        """Continue a failed job once its cause is gone: saved rows keep their results. None if there is no such job.
+
+        Raises:
+            BadSubmission: it has not failed.
+        """
+        job = self.read(job_id)
+        if job is None:
+            return None
+        if job["state"] != layout.FAILED:
+            raise BadSubmission("id", f"{job_id} has not failed: it is {job['state']}")
+        if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
+            self._allow_attempts(job_id)
+        resumed: Job = self._store.change_json(self._keys.get_job_key(job_id), layout.reopen)
+        self._ended.discard(job_id)
+        self.ensure_execution(resumed)  # if the failed one still reports its end, `reconcile` starts the next
+        return resumed
+
+    def _allow_attempts(self, job_id: str) -> None:
+        """Let workers take the chunks of a job as often as those of a new job."""
+
+        def reset(entry: Mapping[str, Any]) -> None:
+            change = lambda head: {**head, "fruitless": 0} if head["fruitless"] else None  # noqa: E731
+            self._store.change_json(entry["key"], change)
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            list(pool.map(reset, self._store.list_objects(self._keys.get_heads_prefix(job_id))))
+
     def retry_errors(self, job: Job, upload: Upload, again: str = "") -> Job:
         """Create a job from the failed rows of a job that can run; `upload` becomes its input.
 

@@ -71,6 +71,9 @@ COUNTS = ("completed", "failed", "input_tokens", "output_tokens", "endpoint_s")
 """What is counted of each part: rows, tokens, and the endpoint's time, in seconds. `failures` has those of `failed` by
 code."""
 
+GIVEN_UP_CODE = "chunk_given_up"
+"""Code of a job with a chunk that ended many workers in a row."""
+
 EXPIRED_CODE = "batch_expired"
 """Code of rows that ran out of time, as OpenAI names it."""
 
@@ -348,6 +351,15 @@ def advance(job: Job, new_state: str, now: float) -> Job | None:
         return None
     changes: dict[str, Any] = {"state": new_state, f"{new_state}_at": now}
     return Job(**{**job, **changes})  # type: ignore[typeddict-item]
+
+
+def reopen(job: Job) -> Job | None:
+    """Return a failed job as it was before its first step, or cancelled since; None for any other job."""
+    if job["state"] != FAILED:
+        return None
+    state = CANCELLING if job["cancelling_at"] else VALIDATING
+    times = dict.fromkeys(("in_progress_at", "finalizing_at", "failed_at"))
+    return Job(**{**job, **times, "state": state, "errors": []})  # type: ignore[typeddict-item]
 
 
 def count_rows(heads: Iterable[Head]) -> dict[str, Any]:

@@ -76,6 +76,9 @@ class OpenChunk:
     job: Job
     in_flight: int = 0
     is_lost: bool = False
+    is_abandoned: bool = False
+    """Whether its job failed: it ends without its remaining rows, which run if the job is resumed."""
+
     unsaved: Results | None = None
     """Results that are not in S3 yet."""
 
@@ -326,7 +329,7 @@ class Worker:
         state, job = chunk
         if state.head["fruitless"] >= MAX_FRUITLESS:
             text = f"chunk {index} ended {MAX_FRUITLESS} workers in a row"
-            await self._fail_step(message, Permanent("chunk_given_up", text))
+            await self._fail_step(message, Permanent(layout.GIVEN_UP_CODE, text))
             return
         log.info("run %s chunk %d: %d rows left, epoch %d", job_id, index, len(state.pending), state.head["epoch"])
         opened = OpenChunk(state, message, job)
@@ -373,8 +376,9 @@ class Worker:
                 await self._save(chunk)
                 if not is_complete:
                     return
-                await self._call(chunk.state.finish)
-                if self._cache:
+                if not chunk.is_abandoned:
+                    await self._call(chunk.state.finish)
+                if self._cache and not chunk.is_abandoned:
                     await self._call(self._cache.publish, chunk.job, chunk.state.index)
                 counts = layout.count_rows([chunk.state.head])
                 await self._call(self._mailbox.succeed, chunk.message, counts)
@@ -408,7 +412,10 @@ class Worker:
 
     def _apply_job(self, chunk: OpenChunk, job: Job) -> None:
         chunk.job = job
-        if job["state"] in (layout.CANCELLING, layout.CANCELLED, layout.FAILED):
+        if job["state"] == layout.FAILED or chunk.is_abandoned:
+            chunk.is_abandoned = True
+            chunk.state.pending.clear()
+        elif job["state"] in (layout.CANCELLING, layout.CANCELLED):
             chunk.state.fail_rest("batch_cancelled", "the batch was cancelled before this row ran")
         elif self._clock() > job["deadline_at"]:
             chunk.state.fail_rest(*EXPIRED)

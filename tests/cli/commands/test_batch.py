@@ -90,6 +90,27 @@ def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: p
     ]
 
 
+def test_a_failed_job_without_results_says_how_to_go_on_and_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(BatchDeployment.model_construct(kind="batch", url=""))
+    error = {"code": "AccessDenied", "message": "PutObject is denied", "line": None}
+    failed = {**build_job("failed", 0), "output_file_id": None, "errors": {"data": [error]}}
+    resumed: list[str] = []
+    monkeypatch.setattr(registry, "load_target", lambda _: target)
+    monkeypatch.setattr(batch.BatchClient, "read", lambda *_: failed)
+    result = CliRunner().invoke(batch.app, ["results", "mine", "batch_1"])
+    assert str(result.exception) == (
+        "batch_1: failed, without results: PutObject is denied. Fix: remove the cause, then blueprint batch resume"
+    )
+
+    def resume(_: Any, batch_id: str) -> dict[str, Any]:
+        resumed.append(batch_id)
+        return build_job("validating", 0)
+
+    monkeypatch.setattr(batch.BatchClient, "resume", resume)
+    result = CliRunner().invoke(batch.app, ["resume", "mine", "batch_1", "--json"])
+    assert (json.loads(result.stdout), resumed) == ({"id": "batch_1", "state": "validating"}, ["batch_1"])
+
+
 @pytest.mark.parametrize("words", [["mine", "--watch"], ["mine", "batch_1", "--watch", "--json"]])
 def test_what_cannot_be_watched_is_refused(words: list[str]) -> None:
     result = CliRunner().invoke(batch.app, ["status", *words])

@@ -21,6 +21,19 @@ if str(IMAGE) not in sys.path:
     sys.path.insert(0, str(IMAGE))
 
 
+class StateMachine:
+    """Notes the executions that are started; all have ended."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start_execution(self, *, name: str, **_: Any) -> None:
+        self.started.append(name)
+
+    def describe_execution(self, **_: Any) -> dict[str, str]:
+        return {"status": "FAILED"}
+
+
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of an embedded AWS with an empty bucket."""
@@ -91,6 +104,21 @@ def batch_settings() -> Any:
         region=REGION,
         is_emulated=True,
     )
+
+
+@pytest.fixture
+def state_machine() -> StateMachine:
+    return StateMachine()
+
+
+@pytest.fixture
+def jobs(store: Any, batch_settings: Any, state_machine: StateMachine) -> Any:
+    """The jobs of a deployment whose executions run nowhere."""
+    from batch.jobs import Jobs
+    from batch.resources import Queues
+
+    queues = Queues("control", {("default", "normal"): "run"})
+    return Jobs(store, batch_settings, state_machine, "arn:aws:states:us-west-2:1:stateMachine:mine", queues)
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -210,6 +210,35 @@ def test_a_file_in_an_inbox_becomes_a_job_of_the_team(run: BatchRun, client: ope
     assert ended.request_counts.completed == 2
 
 
+def test_a_parquet_file_beside_a_damaged_template_is_a_job_that_fails_with_the_reason(
+    run: BatchRun, client: openai.OpenAI
+) -> None:
+    inbox = "batch/mine/inbox/search"
+    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/template.json", Body=b"{broken")
+    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/rows.parquet", Body=build_parquet())
+
+    def find() -> list[Any]:
+        return [batch for batch in client.batches.list() if inbox in batch.input_file_id]
+
+    processes.wait_until(lambda: bool(find()), "the job of the inbox", 60, 0.3)
+    ended = wait_for_end(client, find()[0].id)
+    assert (ended.status, ended.errors.data[0].code) == ("failed", "bad_template")
+
+
+def test_a_failed_batch_is_resumed_and_no_other(url: str, client: openai.OpenAI) -> None:
+    file = client.files.create(file=("refused.jsonl", CONTENT), purpose="batch")
+    metadata = {"bad_rows": "refuse"}
+    options: Any = {"endpoint": ENDPOINT, "completion_window": "24h", "metadata": metadata}
+    batch = client.batches.create(input_file_id=file.id, **options)
+    assert wait_for_end(client, batch.id).status == "failed"
+    resumed = BatchClient(url).resume(batch.id)
+    assert (resumed["status"], resumed["failed_at"]) == ("validating", None)
+    again = wait_for_end(client, batch.id)  # its cause is still there
+    assert (again.status, again.errors.data[0].code) == ("failed", "bad_rows")
+    with pytest.raises(InputError, match="No such batch: batch_0"):
+        BatchClient(url).resume("batch_0")
+
+
 def test_events_of_s3_and_eventbridge_name_the_same_object() -> None:
     notification = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2Fc"}}}]}
     event = {"detail": {"bucket": {"name": "b"}, "object": {"key": "a b/c"}}}

@@ -170,6 +170,16 @@ def retry_errors(
     _print_submitted(job, folder, target, as_json)
 
 
+@app.command()
+def resume(
+    folder: Folder, job_id: JobId, fleet: Fleet = FLEET, target: Target = TARGET, as_json: AsJson = False
+) -> None:
+    """Continue a failed job once its cause is gone. Finished rows keep their results, and its deadline stays."""
+    with _open_deployment(folder, fleet, target) as (_, client):
+        job = client.resume(job_id)
+    _print_submitted(job, folder, target, as_json)
+
+
 @contextlib.contextmanager
 def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[BatchDeployment, BatchClient]]:
     """Open a batch deployment's API: on AWS by a tunnel to one of its tasks, which closes after the block.
@@ -266,7 +276,8 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
         raise CheckFailed(f"{job['id']}: {job['status']}, {done} of {counts['total']} rows. Fix: wait for its end.")
     if not job["output_file_id"]:
         reason = job["errors"]["data"][0]["message"] if job["errors"] else "it ended before its rows ran"
-        raise CheckFailed(f"{job['id']}: {job['status']}, without results: {reason}")
+        fix = ". Fix: remove the cause, then blueprint batch resume" if job["status"] == "failed" else ""
+        raise CheckFailed(f"{job['id']}: {job['status']}, without results: {reason}{fix}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, file_id in (("output.jsonl", job["output_file_id"]), ("errors.jsonl", job["error_file_id"])):
         with console.step(f"Download {name}") as step:

@@ -106,6 +106,10 @@ class BatchClient:
         """Cancel a batch."""
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/cancel", {})
 
+    def resume(self, batch_id: str) -> dict[str, Any]:
+        """Continue a batch that failed, from its saved rows."""
+        return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/resume", {})
+
     def retry(self, batch_id: str, again: str = "") -> dict[str, Any]:
         """Create a batch from the failed rows of a finished batch that can run."""
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/retry", {"again": again})
