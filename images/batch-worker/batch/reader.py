@@ -49,15 +49,26 @@ def read_range_lines(
     """
     # One byte earlier: if it ends a line, the next line belongs to this range.
     first = max(0, start - 1)
-    for line in read_lines(_read_on(read, first, end, size), first, skip_first=start > 0, max_bytes=max_bytes):
+    blocks = _read_on(read, first, end, size, is_inside=start > 0)
+    for line in read_lines(blocks, first, skip_first=start > 0, max_bytes=max_bytes):
         if line.offset >= end:
             return
         yield line
 
 
-def _read_on(read: ReadRange, first: int, end: int, size: int) -> Iterator[bytes]:
-    yield from read(first, end)
-    while end < size:
+def _read_on(read: ReadRange, first: int, end: int, size: int, *, is_inside: bool) -> Iterator[bytes]:
+    """Read a range and the rest of its last line.
+
+    Args:
+        is_inside: whether it may begin inside a line. If that line does not end in the range, no line begins there, and
+            the rest stays unread: otherwise each range of a long line would read all of it.
+    """
+    has_line, position = not is_inside, first
+    for block in read(first, end):
+        has_line = has_line or block.find(b"\n", 0, end - 1 - position) >= 0
+        position += len(block)
+        yield block
+    while end < size and has_line:
         following = min(size, end + _READ_ON_BYTES)
         yield from read(end, following)
         end = following

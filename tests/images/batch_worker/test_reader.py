@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 import zstandard
@@ -62,6 +63,29 @@ def test_chunks_end_at_the_ends_of_lines_and_lose_nothing(pieces: list[bytes], c
     chunks = [b"".join(blocks) for blocks in reader.split_blocks(source, lambda _: chunk_bytes)]
     assert b"".join(chunks) == b"".join(source)
     assert all(chunk.endswith(b"\n") and len(chunk) >= min(chunk_bytes, len(chunk)) for chunk in chunks[:-1])
+
+
+def test_ranges_of_a_line_of_200_mb_read_it_about_twice_and_not_once_for_each() -> None:
+    before, after, length, step = b'{"a": 1}\n', b'\n{"b": 2}', 200 * 2**20, 16 * 2**20
+    size = len(before) + length + len(after)
+    bytes_read = 0
+
+    def read(start: int, end: int) -> Iterator[bytes]:
+        nonlocal bytes_read
+        for position in range(start, end, 2**20):
+            block_end = min(end, position + 2**20)
+            bytes_read += block_end - position
+            inside = b"x" * (min(block_end, len(before) + length) - max(position, len(before)))
+            yield before[position:block_end] + inside + after[max(0, position - len(before) - length) : max(
+                0, block_end - len(before) - length)]  # fmt: skip
+
+    lines = [
+        (line.offset, line.content)
+        for start in range(0, size, step)
+        for line in reader.read_range_lines(read, start, min(size, start + step), size)
+    ]
+    assert lines == [(0, before[:-1]), (len(before), None), (size - len(after) + 1, after[1:])]
+    assert bytes_read < 2.2 * size
 
 
 def test_memory_is_flat_while_a_file_is_unpacked() -> None:
