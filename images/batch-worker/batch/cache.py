@@ -118,7 +118,10 @@ def build_value(job: Job, result: dict[str, Any]) -> bytes:
         "batch": job["id"],
         "at": job["created_at"],
     }
-    return json.dumps(value, ensure_ascii=False).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows and UTF-8 does not
+        return json.dumps(value).encode()
 
 
 def _group(lines: Iterator[bytes]) -> Iterator[list[bytes]]:

@@ -235,16 +235,30 @@ def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
     usage = body.get("usage") or {} if isinstance(body, dict) else {}
     return {
         "job": job_id,
-        "custom_id": result["custom_id"],
-        "answer": None if error else read_answer(body),
-        "model": body.get("model") if isinstance(body, dict) else None,
-        "input_tokens": usage.get("prompt_tokens"),
-        "output_tokens": usage.get("completion_tokens"),
+        "custom_id": _to_text(result["custom_id"]),
+        "answer": None if error else _to_text(read_answer(body)),
+        "model": _to_text(body.get("model")) if isinstance(body, dict) else None,
+        "input_tokens": _to_count(usage, "prompt_tokens"),
+        "output_tokens": _to_count(usage, "completion_tokens"),
         "error_code": error.get("code"),
-        "error_message": error.get("message"),
+        "error_message": _to_text(error.get("message")),
         "line": error.get("line"),
-        "response": json.dumps(body, ensure_ascii=False) if response else None,
+        "response": _to_text(body) if response else None,
     }
+
+
+def _to_text(value: Any) -> str | None:
+    """Return a text that Parquet takes: other values as JSON, and halves of surrogate pairs replaced."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="replace").decode()
+
+
+def _to_count(usage: Any, name: str) -> int | None:
+    """Return a number of tokens; None for what an endpoint says instead of one."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < 2**63 else None
 
 
 def read_answer(body: Any) -> Any:

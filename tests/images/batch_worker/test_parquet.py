@@ -147,6 +147,23 @@ def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
     ]  # fmt: skip
 
 
+def test_an_answer_that_parquet_cannot_hold_as_it_is_fails_no_job() -> None:
+    usage = {"prompt_tokens": "many", "completion_tokens": 10**30}
+    content = [{"type": "text", "text": "\ud83d"}]
+    body = {"model": 7, "choices": [{"message": {"content": content}}], "usage": usage}
+    lines = [
+        rows.format_output("a", 200, json.dumps(body).encode()),
+        rows.format_error("\ud800", "code", "half \ud800"),
+    ]
+    sink = io.BytesIO()
+    sink.close = lambda: None  # type: ignore[method-assign]
+    parquet.write_results("batch_1", lines, lambda _: sink)
+    answered, failed = pq.read_table(io.BytesIO(sink.getvalue())).to_pylist()
+    assert (answered["model"], answered["input_tokens"], answered["output_tokens"]) == ("7", None, None)
+    assert json.loads(answered["answer"]) == [{"type": "text", "text": "?"}]
+    assert (failed["custom_id"], failed["error_message"]) == ("?", "half ?")
+
+
 def test_many_results_are_several_files(monkeypatch: Any) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS", 10)
     monkeypatch.setattr(parquet, "FILE_ROWS", 20)

@@ -213,7 +213,17 @@ def test_a_row_that_the_model_cannot_take_fails_at_once_in_the_engines_words(sta
 
 
 @pytest.mark.parametrize(
-    ("url", "body"), [(CHAT, {"status": "ok"}), (CHAT, {"choices": None}), (CHAT, []), (EMBEDDINGS, {"choices": []})]
+    ("url", "body"),
+    [
+        (CHAT, {"status": "ok"}),
+        (CHAT, {"choices": None}),
+        (CHAT, {"choices": []}),
+        (CHAT, {"choices": [None]}),
+        (CHAT, {"choices": [{"message": "text"}]}),
+        (CHAT, []),
+        (EMBEDDINGS, {"choices": [{"text": "x"}]}),
+        (EMBEDDINGS, {"data": ["text"]}),
+    ],
 )
 def test_200_without_an_answer_is_none(url: str, body: Any) -> None:
     outcome, endpoint, _ = run(lambda _: build_answer(200, body), url=url, attempts=2)

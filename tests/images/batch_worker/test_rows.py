@@ -86,6 +86,7 @@ def test_a_line_that_is_too_long_is_reported_and_not_held() -> None:
         (build_row(custom_id=None), "missing_custom_id"),
         (build_row(custom_id=7), "missing_custom_id"),
         (build_row(custom_id="x" * 600), "invalid_custom_id"),
+        (build_row(custom_id="\ud800"), "invalid_custom_id"),
         (build_row(method="GET"), "invalid_method"),
         (build_row(url="/v1/images"), "invalid_url"),
         (build_row(url="/v1/embeddings"), "mismatched_url"),
