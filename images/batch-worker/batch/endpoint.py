@@ -16,8 +16,8 @@ import aiohttp
 from batch.concurrency import EngineLoad
 from batch.secrets import ApiKey
 
-UNAUTHORIZED = 401
-"""Statuses of an endpoint that refuses the key."""
+UNAUTHORIZED, NOT_FOUND = 401, 404
+"""Statuses of an endpoint that refuses the key, and of one without the model."""
 
 BUSY_STATUSES = (429, 503)
 """Statuses of an overloaded endpoint: the row waits, and its attempt does not count."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from batch import long_inputs, rows
 from batch.chunk import PendingRow
-from batch.endpoint import BUSY_STATUSES, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
+from batch.endpoint import BUSY_STATUSES, NOT_FOUND, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
 from batch.layout import EXPIRED_CODE, Job
 from batch.settings import WorkerSettings
 
@@ -65,10 +65,13 @@ class RowRunner:
     def __init__(self, endpoint: Endpoint, own: WorkerSettings, clock: Callable[[], float]) -> None:
         self._endpoint, self._own, self._clock = endpoint, own, clock
         self.refusals = 0
-        """Number of answers 429 and 503 since the worker started."""
+        """Number of answers 429 and 503, and 404 of a model that is gone, since the worker started."""
 
         self.is_suspect = False
         """Whether the endpoint was down, failed or refused the key: send nothing before it answers again."""
+
+        self._answered: set[tuple[str, str]] = set()
+        """Paths and models that have answered a row."""
 
     async def run(self, pending: PendingRow, job: Job) -> Outcome:
         """Send a row until it has a result or its attempts are used up; returns the result."""
@@ -149,13 +152,15 @@ class RowRunner:
             _RowFailed: its attempts are used up, or its job's time is over.
         """
         attempts = waits = 0
+        asked = request.url, str(body.get("model"))
         while True:
             answer: Answer | None = None
             failure: _RowFailed | None = None
             try:
                 answer = await self._endpoint.send(request.url, body)
-                failure = self._judge(answer, request.url)
-                if failure is None and answer.status not in BUSY_STATUSES:
+                if self._is_away(answer, asked):
+                    self.refusals += 1
+                elif (failure := self._judge(answer, request.url)) is None:
                     return answer
             except EndpointAway:
                 self.is_suspect = True
@@ -170,18 +175,22 @@ class RowRunner:
             waits += 1
             await asyncio.sleep(_compute_backoff(waits, answer))
 
+    def _is_away(self, answer: Answer, asked: tuple[str, str]) -> bool:
+        """Return whether the row must wait: the endpoint is overloaded, or its model answered before and is gone."""
+        if answer.status == 200:
+            self._answered.add(asked)
+        return answer.status in BUSY_STATUSES or (answer.status == NOT_FOUND and asked in self._answered)
+
     def _judge(self, answer: Answer, url: str) -> _RowFailed | None:
         """Describe an answer that is worth a retry; None for any other answer."""
-        if answer.status in BUSY_STATUSES:
-            self.refusals += 1
-        elif answer.status >= 500:
+        if answer.status >= 500:
             self.is_suspect = True
             return _RowFailed("server_error", _describe_answer(answer), answer)
-        elif answer.status == UNAUTHORIZED:
+        if answer.status == UNAUTHORIZED:
             # A refused key is not the row's fault: with the next key it may be answered.
             self.is_suspect = True
             return _RowFailed("request_refused", _describe_answer(answer), answer)
-        elif answer.status == 200 and not _is_whole(answer.body, url):
+        if answer.status == 200 and not _is_whole(answer.body, url):
             return _RowFailed("invalid_answer", _describe_answer(answer), answer)
         return None
 

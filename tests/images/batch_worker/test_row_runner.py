@@ -212,6 +212,19 @@ def test_a_row_that_the_model_cannot_take_fails_at_once_in_the_engines_words(sta
     assert (line["response"]["status_code"], line["response"]["body"]) == (status, body)
 
 
+def test_a_model_that_goes_away_half_way_is_waited_for_and_an_unknown_one_is_not() -> None:
+    answers = [build_answer(404, {"error": {"message": "The model `m` does not exist."}})] * 3
+    outcome, endpoint, runner = run(lambda body: answers.pop() if answers else answer_with_its_ends(body), attempts=1)
+    assert (outcome.failure, len(endpoint.bodies)) == ("request_refused", 1)  # it has never answered
+    endpoint.respond = answer_with_its_ends
+    text = {"model": "m", "messages": [{"role": "user", "content": "again"}]}
+    row = PendingRow(8, json.dumps({"custom_id": "b", "url": CHAT, "body": text}).encode())
+    assert asyncio.run(runner.run(row, JOB)).failure == ""
+    endpoint.respond = lambda body: answers.pop() if answers else answer_with_its_ends(body)
+    assert asyncio.run(runner.run(row, JOB)).failure == ""
+    assert (answers, runner.refusals) == ([], 2)
+
+
 @pytest.mark.parametrize(
     ("url", "body"),
     [

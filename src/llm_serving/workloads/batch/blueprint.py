@@ -197,7 +197,8 @@ class Limits(Settings):
     text. The line of the answer says what was done."""
 
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """How often a row is sent before it fails; answers 429 and 503, and an endpoint that is down, do not count."""
+    """How often a row is sent before it fails; answers 429 and 503, an endpoint that is down and a model that is gone
+    after it answered do not count."""
 
     request_timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("10min")
     """Maximum time of a request."""
