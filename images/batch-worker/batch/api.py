@@ -41,6 +41,9 @@ RECONCILE_INTERVAL_S = 5.0
 MAX_FILE_BYTES = 50 * 2**30
 """Largest upload; larger files go to S3 themselves, and are submitted by their URI."""
 
+MAX_DEADLINE_S = 365 * 86400.0
+"""Longest deadline of a job: an execution runs for a year at most (AWS, Step Functions quotas, 2026-11)."""
+
 _COUNT_TIMEOUT_S = 30.0
 
 PAGE = 100
@@ -224,9 +227,10 @@ class BatchApi:
         """Estimate rows and tokens of an input before it is submitted; not part of OpenAI's API."""
         body = await _read_json(request)
         source = await asyncio.to_thread(self._find_input, body)
-        store = Store(source["bucket"], self._store.client)
+        bucket, key, store = source["bucket"], source["key"], Store(source["bucket"], self._store.client)
+        _, template = await asyncio.to_thread(self._jobs.read_input, bucket, key, str(body.get("template") or ""))
         try:
-            sample = await asyncio.to_thread(count.read_sample, store, source["key"], body)
+            sample = await asyncio.to_thread(count.read_sample, store, key, {**body, "template": template})
         except (reader.CorruptFile, reader.BadTemplate) as error:
             raise BadSubmission("input", str(error)) from None
         endpoint = Endpoint(self._settings.endpoint, self._api_key, _COUNT_TIMEOUT_S, ())
@@ -343,11 +347,14 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
     """Parse the deadline of a batch in seconds; 0 for the deployment's own."""
     if seconds:
         try:
-            return max(1.0, float(seconds))
+            deadline_s = max(1.0, float(seconds))
         except ValueError:
             raise BadSubmission("metadata.deadline", f"{seconds} is not a number of seconds") from None
-    match = re.fullmatch(r"(\d+)([hd])", str(window or ""))
-    return float(match[1]) * {"h": 3600, "d": 86400}[match[2]] if match else 0.0
+        if deadline_s > MAX_DEADLINE_S:
+            raise BadSubmission("metadata.deadline", f"{seconds} seconds are more than a year")
+        return deadline_s
+    match = re.fullmatch(r"(\d{1,5})([hd])", str(window or ""))
+    return min(MAX_DEADLINE_S, float(match[1]) * {"h": 3600, "d": 86400}[match[2]]) if match else 0.0
 
 
 def _format_file(entry: dict[str, Any]) -> dict[str, Any]:

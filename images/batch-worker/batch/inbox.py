@@ -34,33 +34,40 @@ class Inbox:
         )
         job_ids: list[str] = []
         for message in response.get("Messages", ()):
-            if schedule := parse_schedule(message["Body"]):
-                job_ids += self._submit_scheduled(schedule)
-            for bucket, key in parse_event(message["Body"]):
-                job_ids += self._submit(bucket, key)
+            try:
+                job_ids += self._submit_all(message["Body"])
+            except BadSubmission as error:
+                log.warning("%s: %s", message["Body"][:1000], error.message)
+                if not self._settings.is_emulated:
+                    continue  # after some attempts it is in the queue of undelivered messages, which has an alarm
             self._sqs.delete_message(QueueUrl=self._queue, ReceiptHandle=message["ReceiptHandle"])
         return job_ids
 
-    def _submit(self, bucket: str, key: str) -> Iterator[str]:
-        for team in self._settings.teams:
-            if key.startswith(self._keys.get_inbox_prefix(team)) and not key.endswith(("/", layout.TEMPLATE_FILE)):
-                try:
-                    yield self._jobs.submit(key, bucket=bucket, team=team)["id"]
-                except BadSubmission as error:
-                    log.warning("s3://%s/%s: %s", bucket, key, error.message)
+    def _submit_all(self, text: str) -> Iterator[str]:
+        """Create the jobs of a message; yields their ids.
 
-    def _submit_scheduled(self, schedule: dict[str, str]) -> Iterator[str]:
+        Raises:
+            BadSubmission: a file cannot become a job.
+        """
+        if schedule := parse_schedule(text):
+            yield self._submit_scheduled(schedule)
+        for bucket, key in parse_event(text):
+            if not key.endswith(("/", layout.TEMPLATE_FILE)):
+                yield self._jobs.submit(key, bucket=bucket, team=self._find_team(key))["id"]
+
+    def _find_team(self, key: str) -> str:
+        """Find the team of an inbox; for another folder its name, which `submit` refuses."""
+        return key.removeprefix(self._keys.get_inbox_prefix("").rstrip("/") + "/").partition("/")[0]
+
+    def _submit_scheduled(self, schedule: dict[str, str]) -> str:
         """Create a job from a schedule's file; the same time of the same schedule is the same job."""
-        try:
-            yield self._jobs.submit(
-                self._keys.get_scheduled_key(schedule["file"]),
-                team=schedule["team"],
-                priority=schedule.get("priority", ""),
-                metadata={"schedule": schedule["name"]},
-                again=f"{schedule['name']} {schedule['time']}",
-            )["id"]
-        except BadSubmission as error:
-            log.warning("schedule %s: %s", schedule["name"], error.message)
+        return self._jobs.submit(
+            self._keys.get_scheduled_key(schedule["file"]),
+            team=schedule["team"],
+            priority=schedule.get("priority", ""),
+            metadata={"schedule": schedule["name"]},
+            again=f"{schedule['name']} {schedule['time']}",
+        )["id"]
 
 
 def parse_schedule(text: str) -> dict[str, str]:

@@ -95,8 +95,9 @@ class Jobs:
         if endpoint and endpoint not in layout.ENDPOINTS:
             raise BadSubmission("endpoint", f"{endpoint} is none of {', '.join(layout.ENDPOINTS)}")
         bucket = bucket or self._settings.bucket
-        head = self._read_input_head(bucket, key)
-        template = template or self._read_template_beside(bucket, key)
+        if bad_rows not in ("", "skip", "refuse"):
+            raise BadSubmission("bad_rows", f"{bad_rows} is neither skip nor refuse")
+        head, template = self.read_input(bucket, key, template)
         options = {"endpoint": endpoint, "model": model, "again": again}
         options |= {"template": template} if template else {}
         job_id = layout.build_job_id(team, f"{bucket}/{key}", head["etag"], options)
@@ -129,6 +130,14 @@ class Jobs:
             raise BadSubmission("priority", f"{priority} is none of {', '.join(layout.PRIORITIES)}")
         return cast(Priority, priority)
 
+    def read_input(self, bucket: str, key: str, template: str) -> tuple[dict[str, Any], str]:
+        """Read size and ETag of an input, and its template: of a Parquet file the one beside it if there is no other.
+
+        Raises:
+            BadSubmission: it is missing or empty, or the Batch API may not read it.
+        """
+        return self._read_input_head(bucket, key), template or self._read_template_beside(bucket, key)
+
     def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
         """Read size and ETag of an input.
 
@@ -149,11 +158,18 @@ class Jobs:
         return head
 
     def _read_template_beside(self, bucket: str, key: str) -> str:
-        """Read template.json of a Parquet file's folder, such as an inbox; empty if there is none."""
-        if not key.endswith(".parquet"):
+        """Read template.json of a Parquet file's folder, such as an inbox; empty if there is none.
+
+        One that is no JSON is returned as it is: the job fails with the reason.
+        """
+        store, template_key = Store(bucket, self._store.client), key.rpartition("/")[0] + layout.TEMPLATE_FILE
+        if not key.endswith(".parquet") or store.read_head(template_key) is None:
             return ""
-        stored = Store(bucket, self._store.client).read_json(key.rpartition("/")[0] + layout.TEMPLATE_FILE)
-        return json.dumps(stored.value) if stored else ""
+        text = store.read(template_key).decode(errors="replace")
+        try:
+            return json.dumps(json.loads(text))
+        except ValueError:
+            return text
 
     def read(self, job_id: str) -> Job | None:
         """Read a job; None where there is none."""

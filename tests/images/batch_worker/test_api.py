@@ -102,6 +102,8 @@ def test_a_batch_can_be_cancelled_and_is_listed(client: openai.OpenAI) -> None:
         ({"metadata": {"team": "nobody"}}, "there is no team nobody: default or search or ads"),
         ({"metadata": {"priority": "urgent"}}, "urgent is none of high, normal, low"),
         ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
+        ({"metadata": {"deadline": "inf"}}, "inf seconds are more than a year"),
+        ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(client: openai.OpenAI, options: Any, message: str) -> None:
@@ -182,6 +184,8 @@ def test_rows_are_counted_before_they_are_submitted(url: str, client: openai.Ope
     assert counted["input_tokens"] is None  # the mock endpoint counts none
     with pytest.raises(InputError, match="No such file"):
         BatchClient(url).count(file_id="file-0")
+    with pytest.raises(InputError, match=f"there is no s3://{BUCKET}/missing.jsonl"):
+        BatchClient(url).count(uri=f"s3://{BUCKET}/missing.jsonl")
 
 
 def test_a_file_is_listed_and_deleted(client: openai.OpenAI) -> None:
@@ -192,16 +196,22 @@ def test_a_file_is_listed_and_deleted(client: openai.OpenAI) -> None:
         client.files.retrieve(file.id)
 
 
-def test_a_file_in_an_inbox_becomes_a_job_of_the_team(run: BatchRun, client: openai.OpenAI) -> None:
-    sink, inbox = io.BytesIO(), "batch/mine/inbox/ads"
+def build_parquet() -> bytes:
+    sink = io.BytesIO()
     pq.write_table(pa.table({"sku": ["inbox-1", "inbox-2"], "text": ["answer 1", "answer 2"]}), sink)
+    return sink.getvalue()
+
+
+def test_a_file_in_an_inbox_becomes_a_job_of_the_team(run: BatchRun, url: str, client: openai.OpenAI) -> None:
+    inbox = "batch/mine/inbox/ads"
     body = {"model": "m", "messages": [{"role": "user", "content": "{text}"}]}
     template = {"custom_id": "{sku}", "method": "POST", "url": ENDPOINT, "body": body}
     run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/template.json", Body=json.dumps(template).encode())
-    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/to day.parquet", Body=sink.getvalue())
+    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/to day.parquet", Body=build_parquet())
+    assert BatchClient(url).count(uri=f"s3://{BUCKET}/{inbox}/to day.parquet")["rows"]["value"] == 2
 
     def find() -> list[Any]:
-        return [batch for batch in client.batches.list() if "/inbox/" in batch.input_file_id]
+        return [batch for batch in client.batches.list() if inbox in batch.input_file_id]
 
     processes.wait_until(lambda: bool(find()), "the job of the inbox", 60, 0.3)
     ended = wait_for_end(client, find()[0].id)

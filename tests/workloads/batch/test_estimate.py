@@ -38,12 +38,22 @@ def build(jobs: list[Any], usd_h: float | None = None, deadline_s: float = 3600.
 
 
 def test_an_ended_job_says_how_long_its_like_takes() -> None:
-    payload = build([build_job()], usd_h=36.0)
+    payload = build([build_job()], usd_h=36.0, input_tokens={"value": 200_000, "error": 0})
     assert payload["rate"]["source"] == "measured"
     assert payload["rate"]["basis"] == "batch_1, 2026-11-18"
     assert payload["seconds"] == {"least": 200.0, "most": 200.0}
     assert payload["usd"] == {"least": 2.0, "most": 2.0}
     assert payload["deadline_holds"] is True
+
+
+def test_the_error_of_a_count_widens_time_and_cost_and_leaves_a_close_deadline_open() -> None:
+    counted = {"value": 200_000, "error": 20_000}
+    payload = build([build_job()], usd_h=36.0, deadline_s=210.0, input_tokens=counted)
+    assert payload["seconds"] == {"least": 180.0, "most": 220.0}
+    assert payload["usd"] == {"least": 1.8, "most": 2.2}
+    assert payload["deadline_holds"] is None
+    exact = build([build_job()], deadline_s=210.0, input_tokens={"value": 200_000, "error": 0})
+    assert exact["deadline_holds"] is True
 
 
 @pytest.mark.parametrize(("input_s", "output_s"), [(1e-3, 0.0), (0.0, 1e-2), (4e-4, 6e-3)])

@@ -117,11 +117,14 @@ def build(
     }
     if counts["input_tokens"] is None or output is None:
         return payload
-    tokens = counts["input_tokens"]["value"], output["value"]
-    rate = find_rate(jobs, deployment.serving, (tokens[0] / good_rows, tokens[1] / good_rows))
+    counted = counts["input_tokens"], output
+    mean_input, mean_output = (number["value"] / good_rows for number in counted)
+    rate = find_rate(jobs, deployment.serving, (mean_input, mean_output))
     if rate is None:
         return payload
-    least, most = estimate_seconds(rate, *tokens)
+    # A sampled file may have as many tokens more or fewer as the error of the count says.
+    least, _ = estimate_seconds(rate, *(max(0, number["value"] - number["error"]) for number in counted))
+    _, most = estimate_seconds(rate, *(number["value"] + number["error"] for number in counted))
     waiting_s = _sum_waiting(jobs, priority, (most or least) / good_rows)
     return {
         **payload,
