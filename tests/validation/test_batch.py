@@ -97,7 +97,7 @@ def test_a_job_within_its_limits_passes(deployment: BatchDeployment) -> None:
     page = batch_page.render(report)
     assert "PASS" in page
     assert "<td>ads</td><td>2</td><td>60</td><td>600</td><td>6.0</td><td>-</td>" in page
-    assert "this target has no prices" in page
+    assert "there is no cost without endpoint.usd_per_hour" in page
     assert "http" not in page.replace("http://127.0.0.1:8000", "")  # nothing is loaded
 
 
@@ -119,7 +119,7 @@ def test_a_job_outside_its_limits_fails_by_name(deployment: BatchDeployment, cha
     assert "Missed objectives" in batch_page.render(report)
 
 
-def test_a_target_with_prices_shows_the_cost_of_each_team(deployment: BatchDeployment) -> None:
+def test_an_endpoint_with_a_price_shows_the_cost_of_each_team(deployment: BatchDeployment) -> None:
     job = {**JOB, "cost_usd": 0.5}
     team = {"team": "ads", "jobs": 1, "tokens": {"input": 1, "output": 1}, "endpoint_s": 6.0, "cost_usd": 1.25}
     report = build_report(deployment, job=job, teams=[team])

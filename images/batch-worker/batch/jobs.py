@@ -85,7 +85,7 @@ class Jobs:
             bucket: default is the deployment's.
             file_id: of an uploaded file.
             template: of a Parquet file's rows; default is template.json of its folder.
-            priority: default is the team's; defaults of `deadline_s` and `bad_rows` are the deployment's.
+            priority: default is the team's, as that of `deadline_s` if it has one; others are the deployment's.
             again: any text, to run the same file again.
 
         Raises:
@@ -108,7 +108,7 @@ class Jobs:
             priority=job_priority,
             source={"bucket": bucket, "key": key, "file": file_id, **head},
             now=self.now(),
-            deadline_s=deadline_s or self._settings.deadline_s,
+            deadline_s=deadline_s or self._settings.teams[team].deadline_s or self._settings.deadline_s,
             endpoint=endpoint,
             model=model,
             bad_rows=cast(Literal["skip", "refuse"], bad_rows or self._settings.bad_rows),

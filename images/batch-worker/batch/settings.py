@@ -21,6 +21,9 @@ class TeamSettings:
     tokens_per_day: int
     """Maximum tokens per day (UTC); 0 for no limit."""
 
+    deadline_s: float = 0.0
+    """Deadline of its jobs if the submission has none; 0 for the deployment's."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -34,7 +37,7 @@ class Settings:
     teams: Mapping[str, TeamSettings]
     workers: int
     deadline_s: float
-    """Deadline of a job if the submission has none."""
+    """Deadline of a job if neither the submission nor its team has one."""
 
     bad_rows: str
     """`skip` or `refuse`, if the submission has none."""
@@ -179,11 +182,11 @@ def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
 
 
 def parse_teams(text: str) -> dict[str, TeamSettings]:
-    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, separated by commas."""
+    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, or the same with :DEADLINE_S, separated by commas."""
     teams = {}
     for entry in text.split(","):
-        name, weight, priority, tokens = entry.split(":")
-        teams[name] = TeamSettings(int(weight), priority, int(tokens))
+        name, weight, priority, tokens, *deadline = entry.split(":")
+        teams[name] = TeamSettings(int(weight), priority, int(tokens), float(deadline[0]) if deadline else 0.0)
     return teams
 
 

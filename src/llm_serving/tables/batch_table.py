@@ -123,8 +123,9 @@ def render_estimate(estimate: Mapping[str, Any]) -> RenderableType:
         lines.append(f"         {rate['source']}: {rate['basis']}")
         if estimate["waiting_s"]:
             lines.append(f"waiting  {_format_seconds(estimate['waiting_s'])} of rows of other jobs before it")
+        unpriced = "unknown: endpoint.usd_per_hour is not set"
         usd = estimate["usd"]
-        lines.append(f"cost     {_format_range(usd, '{:,.2f} USD'.format) if usd else 'none: no price is known here'}")
+        lines.append(f"cost     {_format_range(usd, '{:,.2f} USD'.format) if usd else unpriced}")
         words = {True: "holds", False: "does not hold", None: "may or may not hold"}[estimate["deadline_holds"]]
         lines.append(f"deadline {_format_seconds(estimate['deadline_s'])}: {words}")
     return Group(*(Text(line) for line in lines))

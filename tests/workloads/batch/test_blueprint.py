@@ -409,6 +409,16 @@ def test_a_copy_of_the_pattern_needs_nothing_of_this_repository(tmp_path: Path) 
     assert document.value.pattern == "offline-batch"
 
 
+def test_a_team_may_have_a_deadline_and_the_endpoint_a_price(tmp_path: Path) -> None:
+    plain = resolve(tmp_path / "plain", MINIMAL)
+    assert (plain.usd_h, plain.api.env["BATCH_USD_PER_HOUR"]) == (None, "")
+    assert plain.api.env["BATCH_TEAMS"] == "default:1:normal:0"
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat, usd_per_hour: 41.96")
+    deployment = resolve_on_ecs(tmp_path / "priced", text + "teams: {ads: {deadline: 8h}, search: {}}\n")
+    assert (deployment.usd_h, deployment.api.env["BATCH_USD_PER_HOUR"]) == (41.96, "41.96")
+    assert deployment.api.env["BATCH_TEAMS"] == "ads:1:normal:0:28800,search:1:normal:0"
+
+
 def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     plain = resolve(tmp_path / "plain", MINIMAL)
     assert plain.api.env["BATCH_PARQUET"] == ""

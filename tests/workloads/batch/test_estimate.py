@@ -112,4 +112,4 @@ def test_the_table_says_how_each_number_was_had() -> None:
     assert "output   20,000 tokens at most, by max_tokens of the rows" in text
     assert "time     3.3 min" in text
     assert "measured: batch_1, 2026-11-18" in text
-    assert "cost     none: no price is known here" in text
+    assert "cost     unknown: endpoint.usd_per_hour is not set" in text

@@ -44,9 +44,7 @@ def submit(
     priority: Annotated[
         str | None, typer.Option(metavar="PRIORITY", help="high, normal or low; default is the team's.")
     ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="DEADLINE", help="Such as 8h; default is the blueprint's.")
-    ] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="DEADLINE", help="Such as 8h; default is the team's.")] = None,
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="Replaces `model` of every row.")] = None,
     again: Again = None,
     template: Annotated[
@@ -228,7 +226,7 @@ def _print_estimate(
         list(client.list_batches()),
         team=team_name,
         priority=metadata.get("priority") or team.priority,
-        deadline_s=float(metadata.get("deadline") or deployment.limits.deadline),
+        deadline_s=float(metadata.get("deadline") or team.deadline or deployment.limits.deadline),
     )
     if as_json:
         print(json.dumps(payload, indent=2))

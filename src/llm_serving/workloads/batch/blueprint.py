@@ -108,6 +108,9 @@ class Endpoint(Settings):
     """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics; only with `url`. Workers adapt to the queues on
     these pages; without pages, they adapt to the answers."""
 
+    usd_per_hour: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Price of the endpoint per hour in USD, all its replicas together: jobs and teams then have a cost."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one(), self._check_pool(), self._check_metrics(), self._check_api_key())
 
@@ -145,6 +148,9 @@ class Team(Settings):
 
     priority: Priority = "normal"
     """Priority of its jobs if the submission has none."""
+
+    deadline: Duration | None = None
+    """Deadline of its jobs if the submission has none; default is `limits.deadline`."""
 
     tokens_per_day: Annotated[int, Field(ge=1)] | None = None
     """Maximum tokens per day (UTC), input and output together; further rows wait for the next day."""
@@ -186,7 +192,8 @@ class Limits(Settings):
     """Limits of a job, and what happens to rows that cannot run."""
 
     deadline: Duration = parse_default("24h")
-    """Deadline of a job if the submission has none; rows that have not started by then fail as `batch_expired`."""
+    """Deadline of a job if neither the submission nor its team has one; rows that have not started by then fail as
+    `batch_expired`."""
 
     bad_rows: Literal["skip", "refuse"] = "skip"
     """Whether invalid rows fail (`skip`), or the whole job (`refuse`)."""

@@ -81,7 +81,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     answering = _find_endpoint(blueprint, own_serving, environment)
     price = price_deployment(own_serving) if own_serving else None
-    usd_h = price and price[0]
+    usd_h = settings.endpoint.usd_per_hour or (price and price[0])
     cloud = cloud_parts.resolve(blueprint, fleet, environment, name, answering.url) if in_containers else None
     variables = _build_variables(settings, environment, name, cloud, answering.url)
     port = environment.ports.get(API, cloud_parts.API_PORT)
@@ -133,6 +133,7 @@ def _build_variables(
         "BATCH_PREFIX": _build_prefix(name),
         "BATCH_TEAMS": ",".join(
             f"{team_name}:{team.weight}:{team.priority}:{team.tokens_per_day or 0}"
+            + ("" if team.deadline is None else f":{team.deadline:g}")
             for team_name, team in settings.teams.items()
         ),
         "BATCH_WORKERS": str(settings.workers.count),

@@ -14,7 +14,8 @@ def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
     yield "endpoint", own
     for name, team in deployment.teams.items():
         quota = f", at most {team.tokens_per_day:,} tokens a day" if team.tokens_per_day else ""
-        yield "team", f"{name}: weight {team.weight}, priority {team.priority}{quota}"
+        deadline = f", deadline {team.deadline:g} s" if team.deadline else ""
+        yield "team", f"{name}: weight {team.weight}, priority {team.priority}{deadline}{quota}"
     yield "workers", f"{len(deployment.workers)}, rows in s3://{deployment.bucket}/{deployment.prefix}/"
 
 
