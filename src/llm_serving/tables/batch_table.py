@@ -16,35 +16,49 @@ _SHOWN_ERRORS = 5
 
 
 def render_jobs(jobs: Iterable[Mapping[str, Any]]) -> Table:
-    """Render jobs, one row each."""
-    table = _create_table("job", "team", "priority", "state", "rows", "failed")
+    """Render jobs, one row each, in 80 columns with teams of up to ten characters; a longer name is folded."""
+    table = _create_table(["job", "team", "priority", "state"], ["rows", "done", "failed"], gap=1, folded="team")
     for job in jobs:
         counts = job["request_counts"]
-        done = f"{counts['completed'] + counts['failed']:,} of {counts['total']:,}"
-        table.add_row(job["id"], job["team"], job["priority"], job["state"], done, f"{counts['failed']:,}")
+        total = counts["total"]
+        done = f"{100 * (counts['completed'] + counts['failed']) // total}%" if total else ""
+        table.add_row(job["id"], job["team"], job["priority"], job["state"], _shorten(total), done,
+                      _shorten(counts["failed"]))  # fmt: skip
     return table
 
 
 def render_teams(teams: Iterable[Mapping[str, Any]]) -> Table:
     """Render what each team took, one row each."""
-    table = _create_table("team", "jobs", "rows", "tokens in", "tokens out", "endpoint", "cost", "today", "quota")
+    numbers = ["jobs", "rows", "tokens in", "tokens out", "endpoint", "cost, USD", "today", "quota"]
+    table = _create_table(["team"], numbers, gap=2, folded="team")
     for team in teams:
-        cost = "" if team["cost_usd"] is None else f"{team['cost_usd']:,.2f} USD"
-        quota = f"{team['tokens_per_day']:,}" if team["tokens_per_day"] else ""
-        tokens = team["tokens"]
-        table.add_row(
-            team["team"], f"{team['jobs']:,}", f"{team['rows']:,}", f"{tokens['input']:,}", f"{tokens['output']:,}",
-            _format_seconds(team["endpoint_s"]), cost, f"{team['tokens_today']:,}", quota,
-        )  # fmt: skip
+        cost = "" if team["cost_usd"] is None else f"{team['cost_usd']:,.2f}"
+        quota = _shorten(team["tokens_per_day"]) if team["tokens_per_day"] else ""
+        counts = (team["rows"], team["tokens"]["input"], team["tokens"]["output"])
+        rest = (_format_seconds(team["endpoint_s"]), cost, _shorten(team["tokens_today"]), quota)
+        table.add_row(team["team"], f"{team['jobs']:,}", *map(_shorten, counts), *rest)
     return table
 
 
-def _create_table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, no_wrap=True, overflow="ignore")
-    for title in others:
-        table.add_column(title)
+def _create_table(texts: Sequence[str], numbers: Sequence[str], *, gap: int, folded: str) -> Table:
+    """Create a table whose only column that narrows, where the terminal is too narrow, is `folded`."""
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+    for title in texts:
+        is_folded = title == folded
+        table.add_column(title, no_wrap=not is_folded, overflow="fold" if is_folded else "ignore")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
     return table
+
+
+def _shorten(count: int) -> str:
+    """Format a count in at most five characters; in full below 10,000."""
+    if count < 10_000:
+        return f"{count:,}"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)):
+        if count < 999.5 * size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.1e}"
 
 
 def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> RenderableType:
