@@ -162,7 +162,10 @@ def test_a_job_that_cannot_run_fails_with_its_reason(jobs: Any, submit: Callable
     assert job["errors"][1]["line"] == 4
 
 
-def test_the_end_of_a_job_is_told_to_eventbridge(run: BatchRun, jobs: Any, submit: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_the_end_of_a_job_is_told_to_eventbridge(
+    run: BatchRun, jobs: Any, submit: Callable[..., Any], state: str
+) -> None:
     from llm_serving.rehearsal import emulator
 
     events = emulator.create_client("events", run.aws, batch_kills.REGION)
@@ -171,13 +174,14 @@ def test_the_end_of_a_job_is_told_to_eventbridge(run: BatchRun, jobs: Any, submi
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     events.put_rule(Name="ends", EventPattern=json.dumps({"source": ["llm-serving.batch"]}))
     events.put_targets(Rule="ends", Targets=[{"Id": "queue", "Arn": arn}])
-    job = wait_for_end(jobs, submit("told", batch_kills.format_rows(build(2, "told"))))
+    damage = b"\n{broken" if state == "failed" else b""
+    job = wait_for_end(jobs, submit("told", batch_kills.format_rows(build(2, "told")) + damage, bad_rows="refuse"))
     received: list[Any] = []
 
     def has_event() -> bool:
         messages = sqs.receive_message(QueueUrl=queue).get("Messages", [])
         received.extend(json.loads(message["Body"])["detail"] for message in messages)
-        return bool(received)
+        return any(event["job"] == job["id"] for event in received)
 
     processes.wait_until(has_event, "the event", 90)
-    assert received[0] == {"deployment": "mine", "job": job["id"], "team": "default", "state": "completed"}
+    assert received[-1] == {"deployment": "mine", "job": job["id"], "team": "default", "state": state}

@@ -7,6 +7,7 @@ tests/targets/ecs; what it leaves out (tolerated failures, jitter, redrive) is h
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -106,18 +107,79 @@ def test_every_steps_message_has_what_its_worker_reads(monkeypatch: pytest.Monke
         assert ("chunk.$" in message) == (task in ("scan", "run"))
 
 
-def test_an_executions_input_has_every_path_that_the_states_read(monkeypatch: pytest.MonkeyPatch) -> None:
+OUTPUTS = {"Plan": {"chunks"}, "Check": {"rows", "faults"}, "Merge": {"state"}, "Fail the job": {"state"}}
+"""Fields of each step's answer; tests/images/batch_worker/test_chunk.py holds the steps to them."""
+
+PATH = re.compile(r'"(\$\.[a-z_.]+)"')
+
+
+def find_unknown_paths(definition: Mapping[str, Any], known: frozenset[str]) -> set[tuple[str, str]]:
+    """Follow every transition from the start, and find the paths that a state reads and its input lacks."""
+    unknown: set[tuple[str, str]] = set()
+    pending, seen = [(definition["StartAt"], known)], set()
+    while pending:
+        name, paths = pending.pop()
+        if (name, paths) in seen:
+            continue
+        seen.add((name, paths))
+        state = definition["States"][name]
+        own = {key: state[key] for key in ("Parameters", "ItemSelector", "ItemReader", "ToleratedFailurePercentagePath")
+               if key in state}  # fmt: skip
+        unknown |= {(name, path) for path in PATH.findall(json.dumps(own)) if path not in paths}
+        if "ItemProcessor" in state:
+            items = frozenset(f"$.{key.removesuffix('.$')}" for key in state["ItemSelector"])
+            unknown |= find_unknown_paths(state["ItemProcessor"], items)
+        for caught in state.get("Catch", ()):
+            pending.append((caught["Next"], paths | {caught["ResultPath"]}))
+        if "Next" in state:
+            result = state["ResultPath"]
+            added = {f"{result}.{field}" for field in OUTPUTS[name]} if result else set()
+            pending.append((state["Next"], paths | added))
+    return unknown
+
+
+def test_each_state_gets_what_it_reads_on_every_way_that_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = frozenset(f"$.{name}" for name in build_input(monkeypatch))
+    assert find_unknown_paths(DEFINITION, known) == set()
+    lost = json.loads(write_with_change("States", "Merge", "ResultPath", value=None))
+    assert find_unknown_paths(lost, known) == {("Notify", "$.result.state")}  # the control
+    assert find_unknown_paths(DEFINITION, known - {"$.queue"}) == {("Scan", "$.queue"), ("Run", "$.queue")}
+
+
+def test_each_step_is_repeated_alike_and_ends_in_the_job_where_it_fails_for_good() -> None:
+    steps = [state for state in list_states(DEFINITION["States"]) if "waitForTaskToken" in state.get("Resource", "")]
+    retried = [state["Retry"] for state in steps if "Retry" in state]
+    assert len(retried) == 5
+    assert all(retry == retried[0] for retry in retried)
+    assert [rule["ErrorEquals"] for rule in retried[0]] == [["Transient"]], (
+        "what the worker calls final is not repeated"
+    )
+    assert all(state["TimeoutSeconds"] for state in steps), "a lost answer holds no execution for ever"
+
+
+def list_states(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All states, those of the maps' own among them."""
+    for state in states.values():
+        yield state
+        yield from list_states(state.get("ItemProcessor", {}).get("States", {}))
+
+
+def build_input(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The input of an execution, as the Batch API builds it."""
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout
     from batch.resources import Queues, build_execution_input
 
-    settings = build_settings()
     source = {"bucket": "rows", "key": "in.jsonl", "file": None, "bytes": 1, "etag": "e"}
     job = layout.build_job(
         "batch_1", name="mine", team="search", priority="high", source=source, now=0.0, deadline_s=60.0
     )
     queues = Queues("control", {("search", "high"): "https://sqs/search-high"})
-    payload = build_execution_input(job, layout.Layout("batch/mine"), settings, queues)
+    return build_execution_input(job, layout.Layout("batch/mine"), build_settings(), queues)
+
+
+def test_an_executions_input_has_every_path_that_the_states_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = build_input(monkeypatch)
     text = json.dumps(DEFINITION)
     read = {part.split('"')[0].split(".")[0] for part in text.split('"$.')[1:]}
     # What the states add on the way: their results, by ResultPath; a map's items have `chunk`.
