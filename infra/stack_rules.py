@@ -226,7 +226,7 @@ def check_provider_counts(stack: Stack) -> Violations:
 
 
 def _describe_strategy(address: str, count: int) -> str:
-    return f"{address}: now {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer zones in it."
+    return f"{address}: now {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer providers."
 
 
 def check_subnet_ranges(stack: Stack) -> Violations:

@@ -80,7 +80,8 @@ def measure_driver(deployment: BatchDeployment, rows: SampleRows, in_flight: int
     """Output tokens a second of the driver's answers to the sample's rows, with so many requests in flight."""
     assert deployment.serving
     sample = deployment.sample
-    bodies = [json.loads(line)["body"] for _, line in rows.build(sample.rows, secrets.token_hex(4))]
+    built = rows.build(sample.rows, secrets.token_hex(4))
+    bodies = [json.loads(line)["body"] for custom_id, line in built if custom_id]
     prompts = [{"messages": body["messages"], "output_tokens": body["max_tokens"]} for body in bodies]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     traffic = Traffic.model_validate(

@@ -102,9 +102,7 @@ def measure_side(folder: Path, work: Path, users: list[int], requests: int) -> I
         for count in users:
             traffic = plan.deployment.traffic.model_copy(update={"users": count})
             deployment = plan.deployment.model_copy(update={"traffic": traffic})
-            options = ValidationOptions(
-                logs=plan.directory.logs, runs=work / "runs", folder=folder, requests=requests
-            )
+            options = ValidationOptions(logs=plan.directory.logs, runs=work / "runs", folder=folder, requests=requests)
             report, _ = run.validate(deployment, options)
             yield read_parts(report)
 

@@ -192,7 +192,10 @@ def open_security_group(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (overlap_subnets, r"aws_subnet\.private-us-east-1\w: now (\S+): it overlaps aws_subnet\.private-us-east-1\w, \1\. Fix: "),
+        (
+            overlap_subnets,
+            r"aws_subnet\.private-us-east-1\w: now (\S+): it overlaps aws_subnet\.private-us-east-1\w, \1\. Fix: ",
+        ),
         (move_subnet_outside, r"aws_subnet\.private-us-east-1a: now 192\.168\.0\.0/24: it is outside the VPC\. Fix: "),
         (open_security_group, r"aws_vpc_security_group_ingress_rule\.endpoints-https: now open to any address: "),
     ],

@@ -73,7 +73,9 @@ def test_the_environment_can_name_the_program(
 
 def test_a_named_program_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runner.BINARY_VARIABLE, "/nowhere/terraform")
-    with pytest.raises(InputError, match="TERRAFORM_BINARY_NAME: now /nowhere/terraform: this machine has no such program"):
+    with pytest.raises(
+        InputError, match="TERRAFORM_BINARY_NAME: now /nowhere/terraform: this machine has no such program"
+    ):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 

@@ -58,7 +58,9 @@ def test_stacks_come_with_their_needs_in_the_order_to_apply_them_in(tmp_path: Pa
 def test_some_stacks_can_be_written_alone(tmp_path: Path) -> None:
     folders = synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storage"])
     assert list(folders) == ["storage"]
-    with pytest.raises(InputError, match=r"^stacks: now storrage: this fleet has no such stack\. Fix: one of network, storage, eks\.$"):
+    with pytest.raises(
+        InputError, match=r"^stacks: now storrage: this fleet has no such stack\. Fix: one of network, storage, eks\.$"
+    ):
         synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storrage"])
 
 

@@ -163,5 +163,7 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
         aws._require_tools(options, is_emulated=False)
     aws._require_tools(options, is_emulated=True)
-    with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Fix: install Node\.js"):
+    with pytest.raises(
+        Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Fix: install Node\.js"
+    ):
         aws._require_tools(by_cdktf, is_emulated=True)

@@ -50,7 +50,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
     """Run the whole workflow once and stop what it started.
 
     Raises:
-        BlueprintError: a step failed; nothing is left running. A missed SLO is no error here: see `validation.run.require_slo`.
+        BlueprintError: a step failed; nothing is left running. A missed SLO is none: see `validation.run.require_slo`.
     """
     with console.record_steps() as steps, processes.handle_interrupts():
         with console.step(
@@ -89,9 +89,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
 
             plan = deploy.bring_up(plan, supervisord, create_storage)
             with console.step("Validate against the SLO") as step:
-                options = ValidationOptions(
-                    logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
-                )
+                options = ValidationOptions(logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder)
                 report, report_dir = validation.validate(plan.deployment, options)
                 step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
             with console.step("Stop everything"):

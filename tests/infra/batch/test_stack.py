@@ -286,9 +286,7 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeyp
     assert inbox.parse_event(json.dumps(event)) == [("cotton-results-123456789012-us-west-2", key)]
 
 
-def test_a_schedules_message_is_one_that_the_batch_api_reads(
-    stacks: Stacks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedules_message_is_one_that_the_batch_api_reads(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox
 
@@ -355,8 +353,7 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of(
     named = {"llm/keys": "${data.aws_secretsmanager_secret.secret-0.arn}", LOGIN: LOGIN}
     assert stack["data"]["aws_secretsmanager_secret"]["secret-0"]["name"] == "llm/keys"
     environments = {
-        service["name"]: service["environment"]
-        for service in yaml.safe_load(manifests[shape].read_text())["services"]
+        service["name"]: service["environment"] for service in yaml.safe_load(manifests[shape].read_text())["services"]
     }
     worker, api = (settings.read(environments[program]) for program in ("batch-worker", "batch-api"))
     cache = settings.read_worker(environments["batch-worker"]).cache

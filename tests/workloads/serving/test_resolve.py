@@ -344,6 +344,8 @@ def test_the_context_of_each_model_is_checked_also_where_two_are_the_same(tmp_pa
     )
     (tmp_path / "fleet.yaml").write_text(FLEET)
     documents = load(tmp_path / "blueprint.yaml", Blueprint), load(tmp_path / "fleet.yaml", Fleet)
-    message = r"blueprint\.yaml:6:46: roles\.models\.two\.context: now \d+: tiny takes up to \d+ tokens a request\. Fix: "
+    message = (
+        r"blueprint\.yaml:6:46: roles\.models\.two\.context: now \d+: tiny takes up to \d+ tokens a request\. Fix: "
+    )
     with pytest.raises(InputError, match=message):
         resolve.resolve(*documents, _build_environment())
