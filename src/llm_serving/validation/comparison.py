@@ -67,7 +67,10 @@ class Comparison(NamedTuple):
 
     changes: list[Change]
     notes: list[str]
-    """What speaks against comparing the two loads, a sentence each."""
+    """What speaks against comparing the two loads, a sentence each: the doubts first."""
+
+    doubts: list[str]
+    """Why the change of failures is all that counts; empty if every change does."""
 
     differences: list[str]
     """What else is not the same, a sentence each: the engine, its settings, replicas, accelerators, versions."""
@@ -91,7 +94,7 @@ def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN)
     verdicts = {change.verdict for change in changes}
     verdict: Verdict = "worse" if "worse" in verdicts else "better" if "better" in verdicts else NONE
     notes = [*doubts, *_list_notes(baseline, run)]
-    return Comparison(run.title, verdict, changes, notes, _list_differences(baseline, run))
+    return Comparison(run.title, verdict, changes, notes, doubts, _list_differences(baseline, run))
 
 
 def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:

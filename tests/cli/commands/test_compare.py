@@ -21,8 +21,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _write_run(Path(name), seed, factor)
 
 
-def _write_run(folder: Path, seed: int, factor: float = 1.0, name: str = "mine") -> None:
-    run = _simulate(seed, factor=factor)
+def _write_run(folder: Path, seed: int, factor: float = 1.0, name: str = "mine", count: int = 400) -> None:
+    run = _simulate(seed, factor=factor, count=count)
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({**run.report, "name": name}))
     (folder / "requests.jsonl").write_text("".join(sample.to_json() + "\n" for sample in run.samples))
@@ -46,6 +46,17 @@ def test_the_gate_exits_1_if_a_run_is_worse(capsys: pytest.CaptureFixture[str]) 
     assert "NO DIFFERENCE SHOWN mine second" in capsys.readouterr().out
     assert main.run(["compare", "first", "slow", "--gate"]) == 1
     assert capsys.readouterr().err == "worse than mine first: mine slow\n"
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_gate_exits_1_if_too_little_is_measured_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    _write_run(Path("short"), 4, 2.0, count=64)
+    assert main.run(["compare", "first", "short"]) == 0
+    assert main.run(["compare", "first", "short", "--gate"]) == 1
+    assert capsys.readouterr().err == (
+        "only failures could be compared:\n"
+        "mine short: 64 requests: the moment may be what differs; needs 100, or --runs 5 of blueprints\n"
+    )
 
 
 @pytest.mark.usefixtures("runs")

@@ -42,7 +42,9 @@ Repeats = Annotated[
     ),
 ]
 Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Also write an HTML page.")]
-Gate = Annotated[bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline.")]
+Gate = Annotated[
+    bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline, or too little is measured to tell.")
+]
 
 
 def compare(
@@ -68,6 +70,9 @@ def compare(
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
+    doubts = list(dict.fromkeys(doubt for entry in comparisons for doubt in entry.doubts))
+    if gate and doubts:
+        raise CheckFailed("\n".join(["only failures could be compared:", *doubts]))
 
 
 def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
