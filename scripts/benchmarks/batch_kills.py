@@ -238,8 +238,8 @@ def find_mistakes(rows: Mapping[str, str], output: list[Any], errors: list[Any])
     counts = Counter(line["custom_id"] for line in (*output, *errors))
     mistakes = [f"{custom_id} is missing" for custom_id in rows if not counts[custom_id]]
     mistakes += [f"{custom_id} is there {count} times" for custom_id, count in counts.items() if count > 1]
-    # The last attempt of a row that breaks its answer may be one that a kill ended.
-    expected = {"refuse": ("request_refused",), "break": ("server_error", "no_answer")}
+    # The last attempt of a row that breaks its answer may be one that a kill ended, or it outlasts its chunk's workers.
+    expected = {"refuse": ("request_refused",), "break": ("server_error", "no_answer", "worker_lost")}
     for line in output:
         text = rows.get(line["custom_id"])
         if text is None or text.partition(" ")[0] in expected:

@@ -23,6 +23,7 @@ URL = "/v1/chat/completions"
 """Path of all rows that can run."""
 
 _REQUEST_TIMEOUT_S = 120.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
@@ -32,9 +33,8 @@ def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
         Unavailable: there is no answer, or it has no usage.
     """
     request = urllib.request.Request(f"{endpoint_url}{URL}", body, {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
+        with _OPENER.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
             usage = json.load(response)["usage"]
             return {name: int(usage[name]) for name in ("prompt_tokens", "completion_tokens")}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
