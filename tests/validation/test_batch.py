@@ -37,6 +37,28 @@ GOOD = [answer("a"), answer("b"), answer("c")]
 BAD = [fail(None, "invalid_json_line"), fail("a", "duplicate_custom_id")]
 
 
+def build_moments(*rows: tuple[float, bool, int]) -> list[Moment]:
+    return [
+        Moment(seconds=seconds, is_running=is_running, completed=0, failed=0, output_tokens=tokens, in_flight=0)
+        for seconds, is_running, tokens in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("moments", "rate"),
+    [
+        ([(0, False, 0), (1, True, 0), (2, True, 0), (3, True, 200), (5, True, 400), (9, True, 400)], 100),
+        ([(0, False, 0), (1, False, 0), (3, True, 400)], 200),
+        ([(0, False, 0), (1, True, 0)], 0),
+        ([(2, True, 400)], 0),
+        ([], 0),
+    ],
+    ids=["from the start of its rows, not from the first result", "short", "no tokens", "one moment", "none"],
+)
+def test_the_rate_of_a_job(moments: list[tuple[float, bool, int]], rate: float) -> None:
+    assert batch.compute_rate(build_moments(*moments)) == rate
+
+
 @pytest.mark.parametrize(
     ("output", "errors", "lost", "duplicated", "misplaced"),
     [
@@ -65,7 +87,7 @@ JOB = {"id": "batch_1", "status": "completed", "tokens": {"input": 30, "output":
 def build_report(deployment: BatchDeployment, **changes: Any) -> BatchReport:
     team = {"team": "ads", "jobs": 2, "tokens": {"input": 60, "output": 600}, "endpoint_s": 6.0, "cost_usd": None}
     moments = [
-        Moment(seconds=seconds, completed=done, failed=0, output_tokens=tokens, in_flight=4)
+        Moment(seconds=seconds, is_running=seconds > 0, completed=done, failed=0, output_tokens=tokens, in_flight=4)
         for seconds, done, tokens in ((0, 0, 0), (1, 0, 0), (2, 1, 100), (4, 3, 300), (9, 3, 300))
     ]
     arguments: dict[str, Any] = {

@@ -172,6 +172,7 @@ def _build_moment(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], 
     counts = job["request_counts"]
     return Moment(
         seconds=round(seconds, 2),
+        is_running=job["status"] != "validating",
         completed=counts["completed"],
         failed=counts["failed"],
         output_tokens=job["tokens"]["output"],
@@ -318,18 +319,18 @@ def _is_repeat(line: Mapping[str, Any]) -> bool:
 
 
 def compute_rate(moments: Sequence[Moment]) -> float:
-    """Output tokens a second between the first moment with rows in flight or done, and the last with a new token."""
-    if not moments:
+    """Output tokens a second from the first moment at which rows run to the first with all tokens.
+
+    Rows are saved a second after they run at the earliest: a clock that started with the first result would run late.
+    """
+    if not moments or not moments[-1].output_tokens:
         return 0.0
     final = moments[-1].output_tokens
-    running = [moment for moment in moments if moment.output_tokens]
-    if not running:
-        return 0.0
-    before = [moment for moment in moments if not moment.output_tokens]
-    start = before[-1] if before else running[0]
-    end = next(moment for moment in moments if moment.output_tokens == final)
-    seconds = end.seconds - start.seconds
-    return (final - start.output_tokens) / seconds if seconds > 0 else 0.0
+    end = next(number for number, moment in enumerate(moments) if moment.output_tokens == final)
+    start = next(number for number, moment in enumerate(moments) if moment.is_running)
+    start = min(start, max(0, end - 1))  # a short job ends before it is seen to run
+    seconds = moments[end].seconds - moments[start].seconds
+    return final / seconds if seconds > 0 else 0.0
 
 
 def _judge(

@@ -39,6 +39,9 @@ class Moment(_Part):
     seconds: float
     """Since it was submitted."""
 
+    is_running: bool
+    """Whether its rows run or have run: the input is read and divided."""
+
     completed: int
     failed: int
     output_tokens: int
