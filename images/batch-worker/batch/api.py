@@ -254,11 +254,7 @@ class BatchApi:
 
     async def cancel_batch(self, request: web.Request) -> web.Response:
         """Cancel a batch; rows in flight finish."""
-        job_id = request.match_info["id"]
-        job = await asyncio.to_thread(self._jobs.cancel, job_id)
-        if job is None:
-            raise _build_not_found("batch", job_id)
-        return await self._show(job)
+        return await self._change(request, self._jobs.cancel)
 
     async def retry_batch(self, request: web.Request) -> web.Response:
         """Create a batch from the failed rows of a batch; not part of OpenAI's API."""
@@ -269,8 +265,12 @@ class BatchApi:
 
     async def resume_batch(self, request: web.Request) -> web.Response:
         """Continue a batch that failed; not part of OpenAI's API."""
+        return await self._change(request, self._jobs.resume)
+
+    async def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
+        """Change the batch that the request names, and show it."""
         job_id = request.match_info["id"]
-        job = await asyncio.to_thread(self._jobs.resume, job_id)
+        job = await asyncio.to_thread(change, job_id)
         if job is None:
             raise _build_not_found("batch", job_id)
         return await self._show(job)

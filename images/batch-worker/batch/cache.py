@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from batch import layout
+from batch import layout, rows
 from batch.cache_reader import Client, build_key, build_login
 from batch.layout import Job
 from batch.secrets import Secret, Unreadable
@@ -118,10 +118,7 @@ def build_value(job: Job, result: dict[str, Any]) -> bytes:
         "batch": job["id"],
         "at": job["created_at"],
     }
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows and UTF-8 does not
-        return json.dumps(value).encode()
+    return rows.encode_json(value)
 
 
 def _group(lines: Iterator[bytes]) -> Iterator[list[bytes]]:

@@ -41,11 +41,11 @@ def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
     """Send S3's events of new files to the inbox queue."""
     queue = sqs.get_queue_url(QueueName=layout.get_inbox_queue_name(settings.name))["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    prefix = layout.Layout(settings.prefix).get_inbox_prefix("")
+    prefix = layout.Layout(settings.prefix).inbox_prefix
     rule = {
         "QueueArn": arn,
         "Events": ["s3:ObjectCreated:*"],
-        "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": prefix.rstrip("/") + "/"}]}},
+        "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": prefix}]}},
     }
     s3.put_bucket_notification_configuration(
         Bucket=settings.bucket, NotificationConfiguration={"QueueConfigurations": [rule]}

@@ -57,7 +57,7 @@ class Inbox:
 
     def _find_team(self, key: str) -> str:
         """Find the team of an inbox; for another folder its name, which `submit` refuses."""
-        return key.removeprefix(self._keys.get_inbox_prefix("").rstrip("/") + "/").partition("/")[0]
+        return key.removeprefix(self._keys.inbox_prefix).partition("/")[0]
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> str:
         """Create a job from a schedule's file; the same time of the same schedule is the same job."""

@@ -189,9 +189,10 @@ class Layout:
         """Key of a file that a schedule turns into jobs."""
         return f"{self.prefix}/scheduled/{file}"
 
-    def get_inbox_prefix(self, team: str) -> str:
-        """Prefix of a team's inbox."""
-        return f"{self.prefix}/inbox/{team}/"
+    @property
+    def inbox_prefix(self) -> str:
+        """Prefix of all inboxes, each below it by its team's name."""
+        return f"{self.prefix}/inbox/"
 
     @property
     def jobs_prefix(self) -> str:

@@ -158,6 +158,8 @@ class RowRunner:
             failure: _RowFailed | None = None
             try:
                 answer = await self._endpoint.send(request.url, body)
+                if answer.status == 200:
+                    self._answered.add(asked)
                 if self._is_away(answer, asked):
                     self.refusals += 1
                 elif (failure := self._judge(answer, request.url)) is None:
@@ -177,8 +179,6 @@ class RowRunner:
 
     def _is_away(self, answer: Answer, asked: tuple[str, str]) -> bool:
         """Return whether the row must wait: the endpoint is overloaded, or its model answered before and is gone."""
-        if answer.status == 200:
-            self._answered.add(asked)
         return answer.status in BUSY_STATUSES or (answer.status == NOT_FOUND and asked in self._answered)
 
     def _judge(self, answer: Answer, url: str) -> _RowFailed | None:

@@ -195,10 +195,15 @@ def format_error(
     if line:
         error["line"] = line
     result = {"id": f"batch_req_{result_id}", "custom_id": custom_id, "response": response, "error": error}
+    return encode_json(result, separators=(",", ":")) + b"\n"
+
+
+def encode_json(value: Any, separators: tuple[str, str] | None = None) -> bytes:
+    """Encode a value as JSON in UTF-8, in ASCII if it has half of a surrogate pair: JSON allows it, UTF-8 does not."""
     try:
-        return json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows and UTF-8 does not
-        return json.dumps(result, separators=(",", ":")).encode() + b"\n"
+        return json.dumps(value, ensure_ascii=False, separators=separators).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=separators).encode()
 
 
 def _build_result_id() -> str:

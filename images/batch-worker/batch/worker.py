@@ -378,8 +378,8 @@ class Worker:
                     return
                 if not chunk.is_abandoned:
                     await self._call(chunk.state.finish)
-                if self._cache and not chunk.is_abandoned:
-                    await self._call(self._cache.publish, chunk.job, chunk.state.index)
+                    if self._cache:
+                        await self._call(self._cache.publish, chunk.job, chunk.state.index)
                 counts = layout.count_rows([chunk.state.head])
                 await self._call(self._mailbox.succeed, chunk.message, counts)
                 log.info("done %s chunk %d: %s", chunk.job["id"], chunk.state.index, counts)
