@@ -74,7 +74,7 @@ class SampleRows:
         rows: list[tuple[str | None, bytes]] = []
         for number in range(count):
             input_tokens, output_tokens = chance.randint(*sample.input_tokens), chance.randint(*sample.output_tokens)
-            content = generator.generate(RequestLength(input_tokens, 0, number, output_tokens), number)
+            content = generator.generate(RequestLength(input_tokens, 0, 0, output_tokens), number)
             body = self._build_body(content, output_tokens)
             row = {"custom_id": f"{nonce}-{number}", "method": "POST", "url": URL, "body": body}
             rows.append((f"{nonce}-{number}", json.dumps(row).encode() + b"\n"))
