@@ -77,7 +77,7 @@ def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:
 
 
 def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments: Sequence[str], title: str) -> None:
-    """Runs a command that changes the stacks in `folders`, as a step with their progress.
+    """Run a command that changes the stacks in `folders`, as a step with their progress.
 
     Raises:
         CommandFailed: Terraform failed; the same command resumes.

@@ -13,7 +13,6 @@ import datetime
 import importlib.metadata
 import json
 import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +62,7 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
         client = BatchClient((options.url or deployment.url).removesuffix("/v1"))
         measured = _measure(deployment, client, work, options.requests or deployment.sample.rows)
         report = build_report(deployment, measured)
-        return report, run_folder.publish(runs, measured.started, lambda path: _write_run(report, work, path))
+        return report, run_folder.publish(report, batch_page.render(report), work, runs)
 
 
 class Measurement(NamedTuple):
@@ -359,12 +358,3 @@ def _judge(
         first_row_s = fair_share.urgent.first_row_s
         reason = f"{first_row_s:.1f} s to the first row of the urgent job; the limit is {slo.urgent_row:g} s"
         yield MissedObjective(metric="urgent_row", value=first_row_s, limit=slo.urgent_row, why=reason)
-
-
-def _write_run(report: BatchReport, work: Path, folder: Path) -> None:
-    """Write the files of a run."""
-    (folder / run_folder.REPORT_FILE).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    (folder / run_folder.PAGE_FILE).write_text(batch_page.render(report), encoding="utf-8")
-    for path in work.iterdir():
-        if not path.name.startswith("."):
-            shutil.copy(path, folder)

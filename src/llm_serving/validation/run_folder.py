@@ -10,12 +10,13 @@ import contextlib
 import datetime
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llm_serving import processes
 from llm_serving.validation import driver_result, html_report
 from llm_serving.validation.answer import Sample
+from llm_serving.validation.batch_report import BatchReport
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving import measured_prompts
 
@@ -51,30 +52,27 @@ def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) 
         work: the driver's output directory.
         runs: folder of the deployment's runs.
     """
-    started = datetime.datetime.fromisoformat(run_report.started_at)
-
-    def write(folder: Path) -> None:
-        (folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        (folder / PAGE_FILE).write_text(html_report.render(run_report, samples), encoding="utf-8")
-        for path in sorted(work.iterdir()):
-            if not path.name.startswith(".") and not path.name.startswith(Path(driver_result.PROGRESS_FILE).stem):
-                shutil.copy(path, folder)
-
-    return publish(runs, started, write)
+    return publish(run_report, html_report.render(run_report, samples), work, runs)
 
 
-def publish(runs: Path, started: datetime.datetime, write: Callable[[Path], None]) -> Path:
-    """Make a run's folder, for this user alone, with what `write` puts there; point `latest` to it; return its path.
+def publish(run_report: Report | BatchReport, page: str, work: Path, runs: Path) -> Path:
+    """Write the folder of a run of any kind, for this user alone; point `latest` to it, and return its path.
 
     Args:
+        page: the report in HTML.
+        work: folder of the validation's files, which are copied.
         runs: folder of the deployment's runs.
     """
-    name = started.strftime("%Y-%m-%dT%H-%M-%SZ")
+    name = datetime.datetime.fromisoformat(run_report.started_at).strftime("%Y-%m-%dT%H-%M-%SZ")
     temp_folder = runs / f".{name}.{os.getpid()}"
     try:
         runs.mkdir(parents=True, exist_ok=True)
         temp_folder.mkdir(mode=0o700)
-        write(temp_folder)
+        (temp_folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (temp_folder / PAGE_FILE).write_text(page, encoding="utf-8")
+        for path in sorted(work.iterdir()):
+            if not path.name.startswith((".", Path(driver_result.PROGRESS_FILE).stem)):
+                shutil.copy(path, temp_folder)
         for path in temp_folder.iterdir():
             path.chmod(0o600)
         run_folder = find_free_path(runs / name)
