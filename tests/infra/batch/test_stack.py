@@ -276,7 +276,7 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeyp
     rule = stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
     pattern = json.loads(rule["event_pattern"])
     [condition] = pattern["detail"]["object"]["key"]
-    key = f"{layout.Layout('batch/catalogue').get_inbox_prefix('ads')}rows.jsonl"
+    key = f"{layout.Layout('batch/catalogue').inbox_prefix}ads/rows.jsonl"
     assert key.startswith(condition["prefix"])
     event = {
         "source": pattern["source"][0],
