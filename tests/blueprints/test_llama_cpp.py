@@ -130,11 +130,7 @@ def test_the_patterns_load_is_answered_and_reported(plan: DeploymentPlan) -> Non
 
 def test_a_killed_replica_comes_back_with_the_weights_that_were_copied(plan: DeploymentPlan) -> None:
     process = plan.deployment.engine_processes[0]
-    [server] = [
-        child
-        for child in psutil.Process(_get_pid(plan, process.name)).children(recursive=True)
-        if "--library-path" in child.cmdline()  # the packages' own; its launcher stays
-    ]
+    server = _find_server(plan, process.name)
     server.send_signal(signal.SIGKILL)
     processes.wait_until(lambda: not server.is_running(), "the end", START_LIMIT_S)
     processes.wait_until(lambda: readiness.is_answering(process), "the replica", START_LIMIT_S)
@@ -142,25 +138,36 @@ def test_a_killed_replica_comes_back_with_the_weights_that_were_copied(plan: Dep
     assert log.count("copying s3://") <= 1, "the second start finds the file"
 
 
-def _get_pid(plan: DeploymentPlan, name: str) -> int:
+def _find_server(plan: DeploymentPlan, name: str) -> psutil.Process:
+    """llama-server itself, without the program that drains it."""
     running = supervisor.find_running(plan.directory)
     assert running
-    return running.read_state(name).pid
+    [server] = [
+        child
+        for child in psutil.Process(running.read_state(name).pid).children(recursive=True)
+        if "--library-path" in child.cmdline()  # the packages' own; its launcher stays
+    ]
+    return server
 
 
 def test_a_replica_that_is_stopped_finishes_the_requests_that_it_has(plan: DeploymentPlan) -> None:
     running = supervisor.find_running(plan.directory)
     assert running
+    victim = plan.deployment.engine_processes[0]
+    server = _find_server(plan, victim.name)
     begun = threading.Barrier(STREAMS + 1, timeout=START_LIMIT_S)
-    with ThreadPoolExecutor(STREAMS) as users:
-        streams = [users.submit(_stream, plan.deployment.url, number, begun) for number in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS + 1) as threads:
+        streams = [threads.submit(_stream, plan.deployment.url, number, begun) for number in range(STREAMS)]
         begun.wait()
-        victim = next(
-            process
-            for process in plan.deployment.engine_processes
-            if serving.read_counter(process, "llamacpp:requests_processing")
-        )
-        running.stop(victim.name)
+        server.suspend()  # a fast machine would end its streams before the stop arrives
+        try:
+            stop = threads.submit(running.stop, victim.name)
+            processes.wait_until(
+                lambda: running.read_state(victim.name).state == "STOPPING", "the stop", START_LIMIT_S, interval_s=0.01
+            )
+        finally:
+            server.resume()
+        stop.result(START_LIMIT_S)
         assert not readiness.is_answering(victim)
         assert [stream.result(START_LIMIT_S).rstrip()[-12:] for stream in streams] == ["data: [DONE]"] * STREAMS
     log = plan.directory.get_log_path(victim.name).read_text()
