@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("xdist_group"):  # which it chose
             item.add_marker(pytest.mark.xdist_group(_choose_group(item, modules[item.path])))
     # A module stays in one piece: its fixtures end with its last test.
-    items.sort(key=lambda item: _compute_limit(modules[item.path]), reverse=True)
+    limits = {path: _compute_limit(module) for path, module in modules.items()}
+    items.sort(key=lambda item: limits[item.path], reverse=True)
     # Karpenter's custom resources come last: a busy API server can take minutes to delete them.
     items.sort(key=lambda item: "karpenter_cluster" in _list_fixtures(item))
 
