@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import botocore.exceptions
 import pytest
-from moto import server
+from moto import backends, server
 from moto.core.responses import BaseResponse
 
 from llm_serving.rehearsal import emulator, moto_patches
@@ -272,3 +273,12 @@ def test_others_are_answered_while_one_waits_for_a_message(patched: str) -> None
         sqs.send_message(QueueUrl=queue, MessageBody="a")
         assert waiting.result(10)["Messages"][0]["Body"] == "a"
     assert time.monotonic() - start < 15
+
+
+def test_the_names_of_services_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = list(backends.list_of_moto_modules())
+    monkeypatch.setattr(backends, "list_of_moto_modules", backends.list_of_moto_modules)  # restored after the test
+    moto_patches.keep_service_names()
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    assert list(backends.list_of_moto_modules()) == names
+    assert {"s3", "ecs", "iam"} <= set(names)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moto import server
+from moto import backends, server
 from moto.acm.models import AWSCertificateManagerBackend
 from moto.autoscaling.models import AutoScalingBackend
 from moto.core.responses import ActionResult, BaseResponse
@@ -279,11 +279,18 @@ PATCHES: Sequence[Patch] = (
 )
 
 
+def keep_service_names() -> None:
+    """List moto's services once; moto lists their folders anew for every request, a fifth of its CPU time."""
+    names = tuple(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: names
+
+
 def main() -> None:
     """Serves until it is stopped, with moto's own arguments."""
     for patch in PATCHES:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
     Queue.wait_for_messages = wait_for_messages
+    keep_service_names()
     run_server = server.run_simple
     server.run_simple = lambda host, port, application, **options: run_server(
         host, port, LoopbackGuard(application), **options
