@@ -204,8 +204,17 @@ def read_states(context: FleetContext, stack_names: Sequence[str] | None = None)
         stack_names: names of the stacks; all by default.
     """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
+    if context.fleet.state == "local":
+        # Terraform would read the same file, and the provider's 700 MB before it, to check their hash.
+        return {name: state.parse_state(name, _read_local_state(context, folder)) for name, folder in folders.items()}
     results = runner.run(context.program, folders, ("state", "pull"), timeout_s=_STATE_TIMEOUT_S)
     return {name: state.parse_state(name, result.output) for name, result in results.items()}
+
+
+def _read_local_state(context: FleetContext, folder: Path) -> str:
+    """The file that holds a stack's state; empty where nothing was applied."""
+    file = folder / override.build_backend(folder, context.endpoint)["local"]["path"]
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def find_orphan_stacks(context: FleetContext) -> list[str]:
