@@ -161,7 +161,10 @@ def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         job = layout.build_job(
             "batch_0", name="mine", team="default", priority="normal", source=source, now=time.time(), deadline_s=1e6
         )
-        store.write_json(keys.get_job_key("batch_0"), {**job, "state": layout.IN_PROGRESS})
+        row_counts = {**job["request_counts"], "total": count * counts["completed"]}
+        store.write_json(
+            keys.get_job_key("batch_0"), {**job, "state": layout.IN_PROGRESS, "request_counts": row_counts}
+        )
         chunks = [layout.Chunk(index=index, key="part", start=0, end=0) for index in range(count)]
         store.write_json(keys.get_chunks_key("batch_0"), chunks)
         head = layout.Head(epoch=1, worker="w", parts=[entry], done=True, fruitless=0)

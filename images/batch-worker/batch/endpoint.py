@@ -213,7 +213,7 @@ def parse_load(page: str) -> EngineLoad | None:
 def _parse(raw: bytes) -> Any:
     try:
         return json.loads(raw.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from batch.chunk import PendingRow
 from batch.endpoint import BUSY_STATUSES, NOT_FOUND, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
 from batch.layout import EXPIRED_CODE, Job
 from batch.settings import WorkerSettings
+
+log = logging.getLogger("batch-rows")
 
 MAX_BACKOFF_S = 30.0
 
@@ -86,6 +89,12 @@ class RowRunner:
             status, body = (seen.status, seen.body) if seen else (0, None)
             line = rows.format_error(
                 row.custom_id, error.code, error.message, line=pending.line, status=status, body=body
+            )
+        except Exception as error:  # whatever a row or its answer contains, it gets a result
+            log.exception("line %d of %s", pending.line, job["id"])
+            failure = "worker_error"
+            line = rows.format_error(
+                row.custom_id, failure, f"{type(error).__name__}: {error}"[:300], line=pending.line
             )
         return Outcome(line, failure, request.input_tokens, request.output_tokens)
 

@@ -236,7 +236,11 @@ class Steps:
         return len(errors), errors[:MAX_ERRORS]
 
     def merge(self, job_id: str) -> dict[str, Any]:
-        """Join the results of all chunks; the job gets its final state."""
+        """Join the results of all chunks; the job gets its final state.
+
+        Raises:
+            Permanent: a row has no result, or more than one.
+        """
         job = self._read_job(job_id)
         if job["state"] in layout.FINAL_STATES:
             return {"state": job["state"]}
@@ -254,11 +258,15 @@ class Steps:
                         if part[kind]:
                             writer.append_object(part[kind], part[size])
                             keys.append(part[kind])
+        total = counted["completed"] + counted["failed"]
+        if total != job["request_counts"]["total"]:
+            text = f"{total} rows have a result, and the input has {job['request_counts']['total']}"
+            raise Permanent("wrong_results", text)
         if self._settings.has_parquet:
             self._write_parquet(job, keys)
         result: dict[str, Any] = {
             "request_counts": {
-                "total": counted["completed"] + counted["failed"],
+                "total": total,
                 "completed": counted["completed"],
                 "failed": counted["failed"],
             },

@@ -474,13 +474,16 @@ class Worker:
                 chunk.state.add_time(seconds * chunk.in_flight / requests)
 
     async def _run_row(self, chunk: OpenChunk, row: PendingRow, charged: float) -> None:
-        """Send a row until it has a result; none after an interruption."""
+        """Send a row until it has a result; an interrupted one stays in its chunk, for the next worker."""
         used = 0
         try:
             outcome = await self._runner.run(row, chunk.job)
             used = outcome.tokens
             self._share_time()  # before the row is added: both are saved together
             self._record(chunk, outcome)
+        except asyncio.CancelledError:
+            chunk.state.pending.appendleft(row)  # without it the chunk would count as complete
+            raise
         finally:
             self._share_time()
             chunk.in_flight -= 1

@@ -147,6 +147,18 @@ def test_an_object_that_s3_did_not_join_is_an_error(store: Store, monkeypatch: A
         writer.close()
 
 
+def test_a_job_with_a_row_without_result_is_not_joined(store: Store, steps: Steps, write_input: Any) -> None:
+    """Whatever lost it: the job fails, rather than end with fewer rows than it has."""
+    job = write_input(b"\n".join(build_rows(5)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    answer(state, 4)
+    state.commit(state.collect())
+    state.finish()
+    with pytest.raises(Permanent, match="4 rows have a result, and the input has 5"):
+        steps.merge(job["id"])
+
+
 def list_uploads(store: Store) -> list[str]:
     """Keys of objects that somebody began to write in parts."""
     return [entry["Key"] for entry in store.client.list_multipart_uploads(Bucket=store.bucket).get("Uploads", ())]

@@ -63,6 +63,12 @@ def test_an_answer_that_does_not_arrive_whole_is_none(
         send(answer, batch_settings, timeout_s=0.3 if answer is None else 5.0)
 
 
+def test_an_answer_nested_too_deeply_is_no_json(batch_settings: Any) -> None:
+    body = b"[" * 100_000
+    answer = send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body, batch_settings)
+    assert (answer.status, answer.body) == (200, None)
+
+
 def test_a_whole_answer_arrives(batch_settings: Any) -> None:
     """The control of the test above."""
     body = json.dumps({"choices": []}).encode()

@@ -250,3 +250,13 @@ def test_a_row_whose_time_is_over_while_the_endpoint_is_away_expires(error: Exce
 
     outcome, _, runner = run(fail, clock=lambda: 101.0)
     assert (outcome.failure, runner.is_suspect) == ("batch_expired", True)
+
+
+def test_a_row_whose_answer_no_code_expects_has_a_result() -> None:
+    def respond(_: dict[str, Any]) -> Answer:
+        raise RuntimeError("never seen before")
+
+    outcome, _, _ = run(respond)
+    line = json.loads(outcome.line)
+    assert (outcome.failure, line["custom_id"], line["error"]["line"]) == ("worker_error", "a", 7)
+    assert line["error"]["message"] == "RuntimeError: never seen before"

@@ -105,6 +105,36 @@ def test_a_worker_that_stops_keeps_its_chunk_and_saves_rows_until_the_last_in_fl
     assert (mailbox.handed_back, mailbox.answers) == ([MESSAGE], [])
 
 
+def test_rows_that_outlast_a_stopping_worker_run_elsewhere(
+    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rows of a chunk are in flight for longer than a worker may take to stop: none of them is lost."""
+    own, chunk, mailbox = open_worker()
+    monkeypatch.setattr(worker, "DRAIN_S", 0.05)
+
+    async def hang(*_: Any) -> None:
+        await asyncio.sleep(LIMIT_S)
+
+    async def close() -> None:
+        pass
+
+    async def stop() -> None:
+        own._endpoint = SimpleNamespace(close=close)  # type: ignore[assignment]
+        own._runner = SimpleNamespace(run=hang, is_suspect=False)  # type: ignore[assignment]
+        while chunk.state.pending:
+            chunk.in_flight += 1
+            own._requests.add(asyncio.create_task(own._run_row(chunk, chunk.state.pending.popleft(), 1.0)))
+        await asyncio.sleep(0)
+        own._stop()
+        await own._shut_down([])
+
+    asyncio.run(stop())
+    head = read_head(store, chunk.job)
+    assert (head["done"], mailbox.handed_back, mailbox.answers) == (False, [MESSAGE], [])
+    (entry,) = Steps(store, own._settings)._read_chunks(chunk.job["id"])
+    assert len(ChunkState.open(store, KEYS, chunk.job, entry, "next").pending) == 3
+
+
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
     own, _, mailbox = open_worker()
     own._held.clear()
