@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import math
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 CHANGED_FILE = "changed_file", "the input was overwritten after the job was submitted"
 """Code and message of a job whose input has another ETag."""
 
+CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 8, 1000
+"""Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
+team and priority wait behind them."""
+
 _READERS, _GROUP = 8, 64
 """How many objects of a job's chunks are read, and held, at a time."""
 
@@ -53,9 +58,17 @@ class Permanent(Exception):
 class Steps:
     """The steps of the jobs of one deployment."""
 
-    def __init__(self, store: Store, settings: Settings, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, now: Callable[[], float] = time.time, *, max_concurrency: int = 1
+    ) -> None:
+        """Prepare the steps.
+
+        Args:
+            max_concurrency: maximum requests in flight of a worker.
+        """
         self._store = store
         self._settings = settings
+        self._max_concurrency = max_concurrency
         self._keys = Layout(settings.prefix)
         self._now = now
 
@@ -210,7 +223,12 @@ class Steps:
                 **{**(layout.advance(job, layout.IN_PROGRESS, self._now()) or job), "request_counts": counts}
             ),
         )
-        return {"rows": total, "faults": fault_count}
+        return {"rows": total, "faults": fault_count, "chunks_at_once": self._count_chunks_at_once(len(chunks), total)}
+
+    def _count_chunks_at_once(self, chunks: int, row_count: int) -> int:
+        """Count the chunks that may be in progress: enough for the requests in flight of all workers, and some more."""
+        each = CHUNKS_AHEAD + math.ceil(self._max_concurrency * chunks / row_count)
+        return min(chunks, self._settings.workers * each, MAX_CHUNKS_AT_ONCE)
 
     def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:
         """Read the number of lines and rows of a chunk from its scan."""

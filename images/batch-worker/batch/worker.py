@@ -114,7 +114,7 @@ class Worker:
             Path(own.ready_file).unlink(missing_ok=True)  # left over from an earlier process
         self._keys = layout.Layout(settings.prefix)
         self._store = Store(settings.bucket)
-        self._steps = Steps(self._store, settings, self._clock)
+        self._steps = Steps(self._store, settings, self._clock, max_concurrency=own.max_concurrency)
         self._sqs, self._stepfunctions = create_client("sqs"), create_client("stepfunctions")
         self._mailbox = Mailbox(self._sqs, self._stepfunctions, settings.takeover_s)
         self._limit = ConcurrencyLimit(own.min_concurrency, own.max_concurrency, is_shared=own.is_shared)

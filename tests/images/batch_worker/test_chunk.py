@@ -159,6 +159,21 @@ def test_a_job_with_a_row_without_result_is_not_joined(store: Store, steps: Step
         steps.merge(job["id"])
 
 
+@pytest.mark.parametrize(("in_flight", "expected"), [(1, 18), (40, 20), (10_000, 40)])
+def test_a_job_has_only_as_many_chunks_in_its_queue_as_its_workers_need(
+    store: Store, batch_settings: Any, write_input: Any, in_flight: int, expected: int
+) -> None:
+    """A chunk of another job of its team waits behind them: 2 workers, 20 rows in each of 40 chunks."""
+    content = b"\n".join(row + b" " * (3275 - len(row)) for row in build_rows(800))
+    job = write_input(content)
+    steps = Steps(store, batch_settings, now=lambda: 100.0, max_concurrency=in_flight)
+    count = steps.plan(job["id"])["chunks"]
+    for index in range(count):
+        steps.scan(job["id"], index)
+    assert count == 40
+    assert steps.check(job["id"])["chunks_at_once"] == expected
+
+
 def list_uploads(store: Store) -> list[str]:
     """Keys of objects that somebody began to write in parts."""
     return [entry["Key"] for entry in store.client.list_multipart_uploads(Bucket=store.bucket).get("Uploads", ())]

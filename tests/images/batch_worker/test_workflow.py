@@ -15,6 +15,7 @@ from batch.store import Store
 
 from llm_serving import processes
 from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import Unavailable
 from llm_serving.workloads.batch import resolve
 from tests.images.batch_worker.conftest import REGION
 
@@ -42,7 +43,7 @@ class Flow:
         started = self._stepfunctions.start_execution(stateMachineArn=machine, input=payload)
         self._execution = started["executionArn"]
 
-    def receive(self, task: str) -> dict[str, Any]:
+    def receive(self, task: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
         """Wait for the message of a step; returns its body."""
         queue, bodies = self._queues.get(task, self._control), list[Any]()
 
@@ -52,15 +53,19 @@ class Flow:
                 bodies.append(json.loads(message["Body"]))
             return bool(bodies)
 
-        processes.wait_until(has_message, task, LIMIT_S, 0.1)
+        processes.wait_until(has_message, task, limit_s, 0.1)
         assert (bodies[0]["task"], bodies[0]["job"]) == (task, JOB)
         return dict(bodies[0])
 
     def succeed(self, task: str, output: dict[str, Any]) -> dict[str, Any]:
         """Answer a step; returns its message."""
         message = self.receive(task)
-        self._stepfunctions.send_task_success(taskToken=message["token"], output=json.dumps(output))
+        self.answer(message, output)
         return message
+
+    def answer(self, message: dict[str, Any], output: dict[str, Any]) -> None:
+        """Answer a step whose message was received."""
+        self._stepfunctions.send_task_success(taskToken=message["token"], output=json.dumps(output))
 
     def fail(self, task: str, error: str) -> None:
         """Answer a step with an error."""
@@ -96,13 +101,29 @@ def test_each_step_gets_its_chunk_and_its_answer_is_in_the_output(aws: str, stor
     flow = Flow(aws, store, settings, chunks=2)
     flow.succeed("plan", {"chunks": 2})
     assert sorted(flow.succeed("scan", {"rows": 1, "faults": 0})["chunk"] for _ in range(2)) == [0, 1]
-    flow.succeed("check", {"rows": 2, "faults": 0})
+    flow.succeed("check", {"rows": 2, "faults": 0, "chunks_at_once": 2})
     assert sorted(flow.succeed("run", {"completed": 1})["chunk"] for _ in range(2)) == [0, 1]
     flow.succeed("merge", {"state": "completed"})
     ended = flow.wait_for_end()
     assert ended["status"] == "SUCCEEDED"
     output = json.loads(ended["output"])
     assert (output["plan"], output["check"]["rows"], output["result"]) == ({"chunks": 2}, 2, {"state": "completed"})
+
+
+def test_no_more_chunks_run_at_once_than_the_check_says(aws: str, store: Store, settings: Any) -> None:
+    flow = Flow(aws, store, settings, chunks=3)
+    flow.succeed("plan", {"chunks": 3})
+    for _ in range(3):
+        flow.succeed("scan", {})
+    flow.succeed("check", {"rows": 3, "faults": 0, "chunks_at_once": 2})
+    messages = [flow.receive("run") for _ in range(2)]
+    with pytest.raises(Unavailable):
+        flow.receive("run", limit_s=3)
+    flow.answer(messages[0], {})
+    flow.succeed("run", {})
+    flow.answer(messages[1], {})
+    flow.succeed("merge", {"state": "completed"})
+    assert flow.wait_for_end()["status"] == "SUCCEEDED"
 
 
 def test_what_is_transient_is_repeated(aws: str, store: Store, settings: Any) -> None:
@@ -119,7 +140,7 @@ def test_a_step_that_fails_for_good_ends_in_the_job(aws: str, store: Store, sett
     """Without those of a Map, of which the embedded AWS tolerates every failure; and it leaves out the cause."""
     flow = Flow(aws, store, settings, chunks=1)
     for task in STEPS[: STEPS.index(failing)]:
-        flow.succeed(task, {})
+        flow.succeed(task, {"chunks_at_once": 1})
     flow.fail(failing, "AccessDenied")
     assert flow.succeed("fail", {"state": "failed"})["error"]["Error"] == "AccessDenied"
     ended = flow.wait_for_end()

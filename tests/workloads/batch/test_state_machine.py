@@ -107,8 +107,18 @@ def test_every_steps_message_has_what_its_worker_reads(monkeypatch: pytest.Monke
         assert ("chunk.$" in message) == (task in ("scan", "run"))
 
 
-OUTPUTS = {"Plan": {"chunks"}, "Check": {"rows", "faults"}, "Merge": {"state"}, "Fail the job": {"state"}}
+OUTPUTS = {
+    "Plan": {"chunks"},
+    "Check": {"rows", "faults", "chunks_at_once"},
+    "Merge": {"state"},
+    "Fail the job": {"state"},
+}
 """Fields of each step's answer; tests/images/batch_worker/test_chunk.py holds the steps to them."""
+
+READING_KEYS = (
+    "Parameters", "ItemSelector", "ItemReader", "MaxConcurrencyPath", "ToleratedFailurePercentagePath",
+)  # fmt: skip
+"""Keys of a state that name paths of its input."""
 
 PATH = re.compile(r'"(\$\.[a-z_.]+)"')
 
@@ -123,8 +133,7 @@ def find_unknown_paths(definition: Mapping[str, Any], known: frozenset[str]) -> 
             continue
         seen.add((name, paths))
         state = definition["States"][name]
-        own = {key: state[key] for key in ("Parameters", "ItemSelector", "ItemReader", "ToleratedFailurePercentagePath")
-               if key in state}  # fmt: skip
+        own = {key: state[key] for key in READING_KEYS if key in state}
         unknown |= {(name, path) for path in PATH.findall(json.dumps(own)) if path not in paths}
         if "ItemProcessor" in state:
             items = frozenset(f"$.{key.removesuffix('.$')}" for key in state["ItemSelector"])
