@@ -54,6 +54,9 @@ REPAIR_INTERVAL_S = 20.0
 POLL_INTERVAL_S = 0.3
 QUEUE_INTERVAL_S = 1.0
 
+CONTROL_STEPS = 4
+"""Plans, checks and merges that a worker does at a time, each in constant memory."""
+
 MAX_FRUITLESS = 10
 """How often a chunk may be taken without a saved row before it is given up: it must be what ends the workers."""
 
@@ -233,10 +236,22 @@ class Worker:
     # Messages
 
     async def _poll_control(self, queue: str) -> None:
-        """Do plans, checks and merges, one at a time."""
-        while not self._stopping.is_set():
-            if message := await self._receive(queue):
+        """Do plans, checks and merges, several at a time: a long one must not delay an urgent job."""
+        room = asyncio.Semaphore(CONTROL_STEPS)
+
+        async def do_step(message: Message) -> None:
+            try:
                 await self._do_step(message)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            while not self._stopping.is_set():
+                await room.acquire()
+                if message := await self._receive(queue):
+                    group.create_task(do_step(message))
+                else:
+                    room.release()
 
     async def _poll_runs(self, key: tuple[str, str], queue: str) -> None:
         """Take chunks of a team and priority while there is room for their rows."""
@@ -251,17 +266,18 @@ class Worker:
                 await self._do_step(message)
 
     def _wants(self, key: tuple[str, str]) -> bool:
-        """Return whether another chunk of this queue would run soon: few rows of its own or higher priority remain."""
+        """Return whether another chunk of this queue would run soon: few rows of its own or higher priority remain.
+
+        A team without tokens left gets a few too: its jobs may be cancelled or expire while their rows wait.
+        """
         team, priority = key
-        if self._usage.is_spent(team):
-            return False
         rank = layout.PRIORITIES.index(priority)
         own = higher = 0
         for chunk in self._chunks:
             other = layout.PRIORITIES.index(chunk.job["priority"])
             count = len(chunk.state.pending)
             own += count if other == rank and chunk.job["team"] == team else 0
-            higher += count if other < rank else 0
+            higher += count if other < rank and not self._usage.is_spent(chunk.job["team"]) else 0
         return max(own, higher) <= self._limit.value
 
     async def _receive(self, queue: str) -> Message | None:

@@ -208,13 +208,63 @@ def test_only_a_failed_job_is_resumed(jobs: Jobs, write_input: Any, state_machin
     assert state_machine.started == []
 
 
-def test_a_team_without_tokens_left_gets_no_chunk_and_no_row(open_worker: Any) -> None:
-    own, chunk, _ = open_worker(
+def open_spent(open_worker: Any, priority: str = "normal") -> tuple[Worker, OpenChunk, Mailbox]:
+    """Open a worker with a chunk of a team that has used its tokens of today."""
+    own, chunk, mailbox = open_worker(
         teams={"default": TeamSettings(1, "normal", 100), "search": TeamSettings(1, "normal", 0)}
     )
+    chunk.job = {**chunk.job, "priority": priority}
     own._usage.add("default", 99)
     assert own._choose() is chunk
     own._usage.add("default", 1)
+    return own, chunk, mailbox
+
+
+def test_a_team_without_tokens_left_gets_no_row_and_its_job_can_be_cancelled(open_worker: Any, store: Store) -> None:
+    own, chunk, _ = open_spent(open_worker)
     assert own._choose() is None
-    chunk.state.pending.clear()
-    assert [own._wants((team, "normal")) for team in ("default", "search")] == [False, True]
+    own._apply_job(chunk, {**chunk.job, "state": layout.CANCELLING})
+    assert own._wants(("default", "normal"))  # the next chunk of the cancelled job
+    asyncio.run(own._commit_all())
+    assert read_head(store, chunk.job)["parts"][-1]["failures"] == {"batch_cancelled": 3}
+
+
+def test_rows_of_a_team_without_tokens_left_hold_nobody_up(open_worker: Any) -> None:
+    """Its rows of a higher priority wait for tomorrow, and other teams' rows run meanwhile."""
+    own, chunk, _ = open_spent(open_worker, "high")
+    assert len(chunk.state.pending) > own._limit.value
+    assert [own._wants(("search", priority)) for priority in layout.PRIORITIES] == [True, True, True]
+    own._usage._own.clear()  # the next day
+    assert [own._wants(("search", priority)) for priority in layout.PRIORITIES] == [True, False, False]
+
+
+def test_a_long_step_does_not_delay_the_next_one(open_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge or an unpacking of a large job takes minutes, and an urgent job has to be planned meanwhile."""
+    own, _, _ = open_worker()
+    tasks = iter(["merge", "plan"])
+    done: list[str] = []
+
+    async def receive(_: str) -> Message | None:
+        task = next(tasks, None)
+        if task is None:
+            await asyncio.sleep(0.01)
+            return None
+        return Message("control", task, {"task": task})
+
+    async def do_step(message: Message) -> None:
+        if message.task == "merge":
+            await asyncio.wait_for(is_planned.wait(), LIMIT_S)
+        else:
+            is_planned.set()
+        done.append(message.task)
+        if message.task == "merge":
+            own._stopping.set()
+
+    async def poll() -> None:
+        await asyncio.wait_for(own._poll_control("control"), 2 * LIMIT_S)
+
+    is_planned = asyncio.Event()
+    monkeypatch.setattr(own, "_receive", receive)
+    monkeypatch.setattr(own, "_do_step", do_step)
+    asyncio.run(poll())
+    assert done == ["plan", "merge"]
