@@ -55,6 +55,7 @@ def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
         ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
         context.build_queue_arns(context.step_queues),
     )
+    yield allow("Forget", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/uncached/*")
     yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.state_machine_arn)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import fnmatch
 import json
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,6 @@ BESIDE_CALLS = {"kms:Decrypt", "kms:GenerateDataKey"}
 PROGRAMS = ("batch-api", "batch-worker")
 
 CACHE_RULE = "Answers for servers"
-
-NEVER_CALLED: dict[str, set[str]] = {"work": {"s3:DeleteObject"}, "api": set()}
-"""By role, what the program's modules have for the other program."""
 
 READ_SECRET = {"secretsmanager:GetSecretValue"}
 """What a program calls where the blueprint names a secret."""
@@ -109,12 +107,26 @@ def test_a_role_allows_what_its_program_calls_and_nothing_else(
     stacks: Stacks, shape: str, beside: set[str], not_called: set[str], part: str, program: str
 ) -> None:
     called = find_actions(*list_modules(program))
-    not_called = NEVER_CALLED[part] | not_called
     assert not_called <= called
     called -= not_called
     allowed = list_allowed(stacks[shape], part)
     assert called - allowed == set(), "not allowed"
     assert allowed - called - beside - BESIDE_CALLS == set(), "allowed, and never called"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_program_may_delete_only_what_it_deletes(stacks: Stacks, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch.layout import Layout
+
+    keys = Layout(f"batch/{shape}")
+    deleted = {"work": keys.get_uncached_key("batch_1", 0), "api": keys.get_file_key("file-1")}
+    for part, key in deleted.items():
+        [resource] = [row["Resource"] for row in list_statements(stacks[shape], part) if "DeleteObject" in str(row)]
+        location = resource.partition(":::")[2].partition("/")[2]
+        assert fnmatch.fnmatchcase(key, location), part
+        others = [other for name, other in deleted.items() if name != part] + [keys.get_job_key("batch_1")]
+        assert not any(fnmatch.fnmatchcase(other, location) for other in others), part
 
 
 def test_pods_have_the_rights_of_tasks_on_what_is_theirs(stacks: Stacks) -> None:
@@ -189,7 +201,7 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
 
 def test_a_call_that_is_not_allowed_is_reported(stacks: Stacks) -> None:
     called = find_actions(*list_modules("batch_worker"), "def drop(sqs):\n    sqs.delete_queue(QueueUrl='q')\n")
-    assert called - list_allowed(stacks["outside"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
+    assert called - list_allowed(stacks["outside"], "work") == {"sqs:DeleteQueue"}
 
 
 def test_what_creates_an_emulated_batch_is_in_no_program_on_aws() -> None:
