@@ -159,7 +159,7 @@ def test_a_job_with_a_row_without_result_is_not_joined(store: Store, steps: Step
         steps.merge(job["id"])
 
 
-@pytest.mark.parametrize(("in_flight", "expected"), [(1, 18), (40, 20), (10_000, 40)])
+@pytest.mark.parametrize(("in_flight", "expected"), [(1, 6), (40, 8), (10_000, 40)])
 def test_a_job_has_only_as_many_chunks_in_its_queue_as_its_workers_need(
     store: Store, batch_settings: Any, write_input: Any, in_flight: int, expected: int
 ) -> None:
