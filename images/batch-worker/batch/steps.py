@@ -38,6 +38,9 @@ MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 CHANGED_FILE = "changed_file", "the input was overwritten after the job was submitted"
 """Code and message of a job whose input has another ETag."""
 
+MISSING_FILE = "missing_file", "the input, or another object of the job, was deleted"
+"""Code and message of a job of which S3 lacks an object."""
+
 CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 2, 1000
 """Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
 team and priority wait behind them."""

@@ -35,7 +35,7 @@ from batch.resources import Queues, find_queues
 from batch.row_runner import EXPIRED, Outcome, RowRunner
 from batch.secrets import ApiKey
 from batch.settings import Settings, WorkerSettings
-from batch.steps import CHANGED_FILE, Permanent, Steps
+from batch.steps import CHANGED_FILE, MISSING_FILE, Permanent, Steps
 from batch.store import Conflict, Store, create_client
 from batch.usage import Usage
 
@@ -621,5 +621,7 @@ def _classify(error: Exception) -> tuple[str, str, bool]:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code == "PreconditionFailed":  # of a read; a write's is a Conflict
             return *CHANGED_FILE, True
+        if code == "NoSuchKey":
+            return *MISSING_FILE, True
         return code, str(error), code in DENIED_CODES or code.startswith("KMS")
     return type(error).__name__, str(error), False

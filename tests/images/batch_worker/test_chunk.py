@@ -363,6 +363,16 @@ def test_an_input_that_is_overwritten_while_it_runs_fails_the_job_at_once(
     assert worker._classify(failure.value) == (*steps_module.CHANGED_FILE, True)
 
 
+def test_a_job_whose_input_was_deleted_is_not_tried_again(store: Store, steps: Steps, write_input: Any) -> None:
+    """S3 finds each object that exists: a retry would only hide the reason for minutes."""
+    job = write_input(b"\n".join(build_rows(5)))
+    (chunk,) = prepare(steps, job)
+    store.delete(job["input"]["key"])
+    with pytest.raises(ClientError) as failure:
+        ChunkState.open(store, KEYS, job, chunk, "worker")
+    assert worker._classify(failure.value) == (*steps_module.MISSING_FILE, True)
+
+
 def test_a_job_keeps_its_chunks_when_a_later_deploy_would_draw_others(
     store: Store, steps: Steps, batch_settings: Any, write_input: Any
 ) -> None:
