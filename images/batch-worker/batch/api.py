@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import count, memory, reader
@@ -50,6 +51,7 @@ PAGE = 100
 """Maximum number of entries of a list."""
 
 _BLOCK_BYTES = 2**20
+_S3_URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}(?:-(?:output|errors))?")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -105,18 +107,24 @@ class BatchApi:
 
     async def upload_file(self, request: web.Request) -> web.Response:
         """Store an uploaded file block by block; the same content is the same file."""
+        if request.content_type != "multipart/form-data":
+            raise BadSubmission("file", f"{request.content_type} is not multipart/form-data, as files are sent")
         name, purpose, upload = "input.jsonl", "", None
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader):
-                continue
-            if part.name == "file":
-                name = part.filename or name
-                upload = await self._store_upload(part)
-            elif part.name == "purpose":
-                purpose = (await part.text()).strip()
+        try:
+            async for part in await request.multipart():
+                if not isinstance(part, BodyPartReader):
+                    continue
+                if part.name == "file":
+                    name = part.filename or name
+                    upload = await self._store_upload(part)
+                elif part.name == "purpose":
+                    purpose = (await part.text()).strip()
+        except (BadHttpMessage, ValueError) as error:
+            raise BadSubmission("file", f"the request is not multipart/form-data: {error}") from None
         if upload is None:
             raise BadSubmission("file", "the request has no part `file`")
         if purpose != PURPOSE:
+            await asyncio.to_thread(upload.abort)
             raise BadSubmission("purpose", f"{purpose or 'nothing'} is not `{PURPOSE}`")
         entry = await asyncio.to_thread(upload.finish, name, self._jobs.now())
         return web.json_response(_format_file(entry))
@@ -132,8 +140,12 @@ class BatchApi:
         return upload
 
     async def list_files(self, request: web.Request) -> web.Response:
-        """List uploaded files, the newest first."""
+        """List uploaded files, the newest first; with `order=asc` the oldest, with `purpose` only those."""
         entries = await asyncio.to_thread(self._files.list_files)
+        purpose = request.query.get("purpose") or PURPOSE
+        entries = [entry for entry in entries if entry["purpose"] == purpose]
+        if request.query.get("order") == "asc":
+            entries.reverse()
         return web.json_response(_paginate([_format_file(entry) for entry in entries], request))
 
     async def show_file(self, request: web.Request) -> web.Response:
@@ -154,11 +166,13 @@ class BatchApi:
         return response
 
     async def delete_file(self, request: web.Request) -> web.Response:
-        """Delete an uploaded file; results belong to their batch."""
+        """Delete an uploaded file, unless a batch reads it; results belong to their batch."""
         file_id = request.match_info["id"]
         entry = await asyncio.to_thread(self._find_file, file_id)
         if entry["purpose"] != PURPOSE:
             raise BadSubmission("id", "the results of a batch are not deleted by themselves")
+        if reader_id := await asyncio.to_thread(self._jobs.find_reader, file_id):
+            raise BadSubmission("id", f"{reader_id} reads {file_id}, and has not ended")
         await asyncio.to_thread(self._files.delete, file_id)
         return web.json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -216,11 +230,16 @@ class BatchApi:
 
         Raises:
             web.HTTPNotFound: there is no such file.
+            BadSubmission: it names none.
         """
         if uri := body.get("input_uri"):
-            bucket, _, key = str(uri).removeprefix("s3://").partition("/")
-            return {"bucket": bucket, "key": key, "file_id": None}
+            location = _S3_URI.fullmatch(str(uri))
+            if location is None:
+                raise BadSubmission("input_uri", f"{str(uri)[:200]} is not s3://BUCKET/KEY")
+            return {"bucket": location[1], "key": location[2], "file_id": None}
         file_id = str(body.get("input_file_id") or "")
+        if not file_id:
+            raise BadSubmission("input_file_id", "it is missing: the id of an uploaded file")
         return {"bucket": self._settings.bucket, "key": self._find_file(file_id)["key"], "file_id": file_id}
 
     async def count_input(self, request: web.Request) -> web.Response:
@@ -353,8 +372,12 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
         if deadline_s > MAX_DEADLINE_S:
             raise BadSubmission("metadata.deadline", f"{seconds} seconds are more than a year")
         return deadline_s
-    match = re.fullmatch(r"(\d{1,5})([hd])", str(window or ""))
-    return min(MAX_DEADLINE_S, float(match[1]) * {"h": 3600, "d": 86400}[match[2]]) if match else 0.0
+    if not window:
+        return 0.0
+    match = re.fullmatch(r"(\d{1,5})([hd])", str(window))
+    if match is None:
+        raise BadSubmission("completion_window", f"{str(window)[:80]} is not a number of hours or days, such as 24h")
+    return min(MAX_DEADLINE_S, float(match[1]) * {"h": 3600, "d": 86400}[match[2]])
 
 
 def _format_file(entry: dict[str, Any]) -> dict[str, Any]:

@@ -184,6 +184,11 @@ class Jobs:
             jobs = pool.map(self.read, self._store.list_folders(self._keys.jobs_prefix))
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
+    def find_reader(self, file_id: str) -> str:
+        """Find an unfinished job whose input is an uploaded file; returns its id, empty if there is none."""
+        jobs = (job for job in self.list_jobs() if job["input"]["file"] == file_id)
+        return next((job["id"] for job in jobs if job["state"] not in layout.FINAL_STATES), "")
+
     def list_teams(self) -> list[dict[str, Any]]:
         """List the usage of each team's jobs, and its tokens of today."""
         date = usage.format_date(self.now())

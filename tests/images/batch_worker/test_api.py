@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,9 +90,12 @@ def test_a_batch_can_be_cancelled_and_is_listed(client: openai.OpenAI) -> None:
     rows = {f"slow-{number}": f"answer {number} " + "word " * 30 for number in range(3000)}
     file = client.files.create(file=("slow.jsonl", batch_kills.format_rows(rows)), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match=f"{batch.id} reads {file.id}, and has not ended"):
+        client.files.delete(file.id)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     ended = wait_for_end(client, batch.id)
     assert ended.status == "cancelled"
+    assert client.files.delete(file.id).deleted
     assert ended.request_counts.completed + ended.request_counts.failed == 3000
     assert batch.id in [entry.id for entry in client.batches.list(limit=1)]
 
@@ -104,6 +109,9 @@ def test_a_batch_can_be_cancelled_and_is_listed(client: openai.OpenAI) -> None:
         ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
         ({"metadata": {"deadline": "inf"}}, "inf seconds are more than a year"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
+        ({"completion_window": "a day"}, "a day is not a number of hours or days, such as 24h"),
+        ({"input_file_id": ""}, "it is missing: the id of an uploaded file"),
+        ({"extra_body": {"input_uri": "s3://bucket"}}, "s3://bucket is not s3://BUCKET/KEY"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(client: openai.OpenAI, options: Any, message: str) -> None:
@@ -186,6 +194,31 @@ def test_rows_are_counted_before_they_are_submitted(url: str, client: openai.Ope
         BatchClient(url).count(file_id="file-0")
     with pytest.raises(InputError, match=f"there is no s3://{BUCKET}/missing.jsonl"):
         BatchClient(url).count(uri=f"s3://{BUCKET}/missing.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=b", b"--b\r\nbroken"),
+    ],
+)
+def test_an_upload_of_another_form_is_refused(url: str, content_type: str, content: bytes) -> None:
+    request = urllib.request.Request(f"{url}/v1/files", content, {"Content-Type": content_type})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=30)
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["param"]) == (400, "file")
+    assert "multipart/form-data" in error["message"]
+
+
+def test_files_are_listed_by_purpose_and_in_both_orders(client: openai.OpenAI) -> None:
+    client.files.create(file=("one.jsonl", b"one"), purpose="batch")
+    newest_first = [entry.created_at for entry in client.files.list(purpose="batch")]
+    assert newest_first == sorted(newest_first, reverse=True) != []
+    assert [entry.created_at for entry in client.files.list(order="asc")] == sorted(newest_first)
+    assert list(client.files.list(purpose="fine-tune")) == []
 
 
 def test_a_file_is_listed_and_deleted(client: openai.OpenAI) -> None:
