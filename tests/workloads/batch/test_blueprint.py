@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths
+from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.settings.errors import InputError
@@ -417,6 +418,52 @@ def test_a_team_may_have_a_deadline_and_the_endpoint_a_price(tmp_path: Path) -> 
     deployment = resolve_on_ecs(tmp_path / "priced", text + "teams: {ads: {deadline: 8h}, search: {}}\n")
     assert (deployment.usd_h, deployment.api.env["BATCH_USD_PER_HOUR"]) == (41.96, "41.96")
     assert deployment.api.env["BATCH_TEAMS"] == "ads:1:normal:0:28800,search:1:normal:0"
+
+
+FED = """\
+pattern: aggregated
+model: Qwen/Qwen3-0.6B
+context: 2k
+roles: {worker: {pool: general, replicas: 3, accelerators: 1}}
+traffic: {users: 8, requests: 100, input_tokens: 64, output_tokens: 8}
+slo: {ttft_ms: {p95: 800}}
+"""
+
+
+@pytest.mark.parametrize("target", ["ecs", "eks"])
+def test_a_job_costs_what_the_deployment_beside_it_costs(tmp_path: Path, target: str) -> None:
+    """The price follows from that blueprint, the fleet and the catalog; a typed one counts before it."""
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    chat = tmp_path / "chat"
+    assert resolve_on(target, tmp_path / "mine", text).usd_h is None
+    chat.mkdir()
+    (chat / "blueprint.yaml").write_text(FED)
+    deployment = resolve_on(target, tmp_path / "mine", text)
+    instance = instances.find("g6e.2xlarge")
+    assert deployment.usd_h == pytest.approx(3 * instance.prices["us-west-2"].usd_h)
+    assert deployment.api.env["BATCH_USD_PER_HOUR"] == f"{deployment.usd_h:g}"
+    note = f"Jobs cost their share of chat, {deployment.usd_h:.2f} USD/h on demand: worker: 3 x 1 of g6e.2xlarge at "
+    assert [text for text in deployment.notes if text.startswith(note)] != []
+    typed = resolve_on(target, tmp_path / "mine", text.replace("chat}", "chat, usd_per_hour: 7}"))
+    assert (typed.usd_h, [text for text in typed.notes if "Jobs cost" in text]) == (7, [])
+
+
+@pytest.mark.parametrize(
+    "fed",
+    [
+        FED.replace("replicas: 3", "replicas: 1..3"),
+        FED.replace("pool: general", "pool: nowhere"),
+        FED + "name: other\n",
+        MINIMAL,
+        "{broken",
+    ],
+    ids=["follows the load", "does not fit", "another name", "another kind", "no blueprint"],
+)
+def test_a_deployment_whose_price_is_not_certain_gives_none(tmp_path: Path, fed: str) -> None:
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "blueprint.yaml").write_text(fed)
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    assert resolve_on_ecs(tmp_path / "mine", text).usd_h is None
 
 
 def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ class Endpoint(Settings):
     these pages; without pages, they adapt to the answers."""
 
     usd_per_hour: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Price of the endpoint per hour in USD, all its replicas together: jobs and teams then have a cost."""
+    """Price of the endpoint per hour in USD, all its replicas together: jobs and teams then have a cost. Default on AWS
+    is that of a `deployment` whose blueprint is in the folder of its name beside this one."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one(), self._check_pool(), self._check_metrics(), self._check_api_key())

@@ -16,6 +16,7 @@ from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 from llm_serving.workloads import base as workloads
+from llm_serving.workloads import inputs
 from llm_serving.workloads.batch import cloud as cloud_parts
 from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Cache, Endpoint
@@ -80,7 +81,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         cloud_parts.require_support(blueprint, environment)
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     answering = _find_endpoint(blueprint, own_serving, environment)
-    price = price_deployment(own_serving) if own_serving else None
+    price = _price_endpoint(blueprint, fleet, environment)
     usd_h = settings.endpoint.usd_per_hour or (price and price[0])
     cloud = cloud_parts.resolve(blueprint, fleet, environment, name, answering.url) if in_containers else None
     variables = _build_variables(settings, environment, name, cloud, answering.url)
@@ -109,7 +110,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         ),
         api=_build_api(environment, variables, port, usd_h, cloud),
         cloud=cloud,
-        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering)),
+        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, price)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
@@ -181,15 +182,43 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
     )
 
 
-def _list_notes(settings: Blueprint, environment: Environment, answering: _Answering) -> Iterator[str]:
+def _list_notes(
+    settings: Blueprint, environment: Environment, answering: _Answering, price: tuple[float, str] | None
+) -> Iterator[str]:
     if settings.endpoint.deployment:
         yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
+    if price and settings.endpoint.usd_per_hour is None:
+        yield f"Jobs cost their share of {settings.endpoint.deployment}, {price[0]:,.2f} USD/h on demand: {price[1]}."
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
     named = cloud_parts.list_secrets(settings)
     if named and not environment.conventions.containers:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
+
+
+def _price_endpoint(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> tuple[float, str] | None:
+    """Return what the deployment on AWS that answers the rows costs an hour, and how that is calculated.
+
+    Its blueprint is the folder of its name beside this one. None without that folder, where a price is unknown, and
+    where its replicas follow the load: their number then is.
+    """
+    name = blueprint.value.endpoint.deployment
+    folder = blueprint.path.resolve().parent.parent / str(name)
+    if name is None or not environment.conventions.containers or not (folder / workloads.FILE_NAME).is_file():
+        return None
+    try:
+        fed = inputs.read_blueprint(folder)
+        if fed.value.kind != workloads.DEFAULT_KIND or workloads.resolve_name(fed) != name:
+            return None
+        deployment: Deployment = workloads.get_for(fed).resolve(fed, fleet, environment)
+    except InputError:  # its own deploy reports that
+        return None
+    if any(role.replicas.min != role.replicas.max for role in deployment.engine_roles):
+        return None
+    return price_deployment(deployment)
 
 
 def _describe_back_off(fed: str, environment: Environment, answering: _Answering) -> Iterator[str]:
