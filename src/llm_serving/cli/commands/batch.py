@@ -258,6 +258,8 @@ def _print_submitted(job: dict[str, Any], folder: Path, target: str, as_json: bo
         print(json.dumps({"id": job["id"], "state": job["status"]}))
         return
     console.out.print(f"{job['id']}: {job['status']}", markup=False)
+    if job["status"] in FINAL_STATES:
+        console.out.print("The same rows were submitted before. --again WORD runs them once more.", markup=False)
     option = "" if target == TARGET else f" --target {target}"
     console.out.print(f"Next: blueprint batch status {console.shorten_path(folder)} {job['id']}{option}", markup=False)
 
