@@ -24,7 +24,7 @@ from batch.store import Conflict, Store
 
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
-"""Maximum number of executions of a job: after so many lost ones something else is wrong."""
+"""Maximum number of executions of a job, again after each resume: after so many lost ones something else is wrong."""
 
 _READERS = 8
 
@@ -356,7 +356,8 @@ class Jobs:
         if job["executions"] and self._is_running(job["executions"][-1]):
             return False
         name = f"{job['id']}-{len(job['executions']) + 1}"
-        if len(job["executions"]) >= MAX_EXECUTIONS:
+        if len(job["executions"]) - job.get("resumed_after", 0) >= MAX_EXECUTIONS:
+            self._store.change_json(self._keys.get_job_key(job["id"]), self._fail_unfinished)
             return False
         payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
         try:
@@ -370,6 +371,13 @@ class Jobs:
             lambda job: None if name in job["executions"] else {**job, "executions": [*job["executions"], name]},
         )
         return True
+
+    def _fail_unfinished(self, job: Job) -> Job | None:
+        """Return a job as failed that each of its executions left unfinished; None if it has ended."""
+        text = f"{MAX_EXECUTIONS} executions ended before the job did; Step Functions shows why the last one did"
+        failed = layout.advance(job, layout.FAILED, self.now())
+        error = {"code": "workflow_failed", "message": text, "line": None}
+        return failed and cast(Job, {**failed, "errors": [error, *failed["errors"]]})
 
     def _is_running(self, name: str) -> bool:
         arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"

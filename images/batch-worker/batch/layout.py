@@ -146,6 +146,9 @@ class Job(TypedDict, total=False):
     executions: list[str]
     """Names of its executions, the newest last."""
 
+    resumed_after: int
+    """Number of executions before it was last resumed; missing in jobs that were not."""
+
     output_key: str
     error_key: str
     created_at: float
@@ -360,7 +363,7 @@ def reopen(job: Job) -> Job | None:
         return None
     state = CANCELLING if job["cancelling_at"] else VALIDATING
     times = dict.fromkeys(("in_progress_at", "finalizing_at", "failed_at"))
-    return Job(**{**job, **times, "state": state, "errors": []})  # type: ignore[typeddict-item]
+    return Job(**{**job, **times, "state": state, "errors": [], "resumed_after": len(job["executions"])})  # type: ignore[typeddict-item]
 
 
 def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
