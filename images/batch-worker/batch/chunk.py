@@ -175,6 +175,15 @@ class ChunkState:
             joined = [part]
         self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
 
+    def hand_back(self) -> None:
+        """Note that the worker stops by itself: the chunk did not end it.
+
+        Raises:
+            Conflict: another worker has the chunk.
+        """
+        if self.head["fruitless"] and not self.head["done"]:
+            self._write_head(Head(**{**self.head, "fruitless": 0}))
+
     def _get_part_key(self, number: int, kind: str) -> str:
         return self._keys.get_part_key(self.job["id"], self.index, self.head["epoch"], number, kind)
 

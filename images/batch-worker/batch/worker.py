@@ -190,6 +190,9 @@ class Worker:
             request.cancel()
         await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
         await self._commit_all()  # results of an interrupted save count once
+        for chunk in self._chunks:
+            with contextlib.suppress(BotoCoreError, ClientError, Conflict):
+                await self._call(chunk.state.hand_back)
         for message in list(self._held):
             await self._call(self._mailbox.hand_back, message)
         await self._endpoint.close()

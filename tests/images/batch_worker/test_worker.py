@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batch import jobs as jobs_module
 from batch import layout, worker
 from batch.chunk import ChunkState
 from batch.jobs import BadSubmission, Jobs
@@ -135,6 +136,22 @@ def test_rows_that_outlast_a_stopping_worker_run_elsewhere(
     assert len(ChunkState.open(store, KEYS, chunk.job, entry, "next").pending) == 3
 
 
+def test_workers_that_stop_before_a_row_is_saved_do_not_give_its_chunk_up(
+    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As spot instances do, while the endpoint is away or a team's tokens are spent for days."""
+    own, chunk, _ = open_worker()
+    chunk.state.collect()
+    chunk.state._write_head({**chunk.state.head, "fruitless": worker.MAX_FRUITLESS - 1})
+
+    async def close() -> None:
+        pass
+
+    own._endpoint = SimpleNamespace(close=close)  # type: ignore[assignment]
+    asyncio.run(own._shut_down([]))
+    assert read_head(store, chunk.job)["fruitless"] == 0
+
+
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
     own, _, mailbox = open_worker()
     own._held.clear()
@@ -198,6 +215,28 @@ def test_a_job_that_was_cancelled_before_it_failed_is_cancelled_after_all(write_
     reopened = layout.reopen(job)  # type: ignore[arg-type]
     assert reopened is not None
     assert reopened["state"] == layout.CANCELLING
+
+
+def test_a_job_whose_executions_all_end_early_fails_with_the_reason(
+    jobs: Jobs, store: Store, write_input: Any, state_machine: StateMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the state machine may not send to a queue: it does not wait for ever, and can be resumed."""
+    monkeypatch.setattr(jobs_module, "MAX_EXECUTIONS", 3)
+    job = write_input(b"\n".join(build_rows(1)))
+
+    def read() -> layout.Job:
+        current = jobs.read(job["id"])
+        assert current is not None
+        return current
+
+    for count in (3, 6):
+        for _ in range(5):
+            jobs.ensure_execution(read())
+        assert (len(state_machine.started), read()["state"]) == (count, layout.FAILED)
+        text = "3 executions ended before the job did; Step Functions shows why the last one did"
+        assert read()["errors"] == [{"code": "workflow_failed", "message": text, "line": None}]
+        if count == 3:
+            jobs.resume(job["id"])
 
 
 def test_only_a_failed_job_is_resumed(jobs: Jobs, write_input: Any, state_machine: StateMachine) -> None:
