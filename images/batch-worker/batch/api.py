@@ -160,8 +160,15 @@ class BatchApi:
         response.content_length = entry["bytes"]
         await response.prepare(request)
         blocks = self._store.read_range(entry["key"], 0, entry["bytes"])
-        while block := await asyncio.to_thread(next, blocks, b""):
-            await response.write(block)
+        try:
+            while block := await asyncio.to_thread(next, blocks, b""):
+                await response.write(block)
+        except (BotoCoreError, ClientError) as error:
+            # A second answer would end up in the client's file: it must see that the first one ends too early.
+            log.warning("%s: %s", request.path, error)
+            if request.transport:
+                request.transport.abort()
+            raise ConnectionResetError(request.path) from None
         await response.write_eof()
         return response
 
@@ -320,12 +327,15 @@ class BatchApi:
 
 
 async def _repeat(work: Callable[[], Any], interval_s: float) -> None:
+    """Run a task at an interval, also after errors."""
     while True:
         try:
             if result := await asyncio.to_thread(work):
                 log.info("%s: %s", getattr(work, "__name__", "work"), result)
-        except (BotoCoreError, ClientError, KeyError, ValueError) as error:
+        except (BotoCoreError, ClientError) as error:
             log.warning("%s: %s", getattr(work, "__name__", "work"), error)
+        except Exception:
+            log.exception("%s", getattr(work, "__name__", "work"))
         await asyncio.sleep(interval_s)
 
 
@@ -341,6 +351,11 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except (BotoCoreError, ClientError) as error:
         log.warning("%s %s: %s", request.method, request.path, error)
         return _build_error(503, f"storage: {error}", None, "server_error")
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as error:
+        log.exception("%s %s", request.method, request.path)
+        return _build_error(500, f"internal error: {type(error).__name__}", None, "server_error")
 
 
 def _build_error(status: int, message: str, param: str | None, kind: str) -> web.Response:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import openai
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from batch.api import BatchApi
 from batch.inbox import parse_event
+from batch.secrets import ApiKey
+from batch.store import Stored
+from botocore.exceptions import ReadTimeoutError
 
 from llm_serving import processes
 from llm_serving.settings.errors import InputError, Unavailable
@@ -297,8 +306,8 @@ def test_a_schedules_message_makes_one_job_of_its_file_at_each_time(run: BatchRu
     run.s3.put_object(Bucket=BUCKET, Key=key, Body=batch_kills.format_rows(ROWS))
     sqs = emulator.create_client("sqs", run.aws, batch_kills.REGION)
     queue = sqs.get_queue_url(QueueName="mine-inbox")["QueueUrl"]
-    for time in ("2026-11-23T02:00:00Z", "2026-11-23T02:00:00Z", "2026-11-24T02:00:00Z"):
-        schedule = {"name": "nightly", "file": "nightly.jsonl", "team": "search", "priority": "low", "time": time}
+    for moment in ("2026-11-23T02:00:00Z", "2026-11-23T02:00:00Z", "2026-11-24T02:00:00Z"):
+        schedule = {"name": "nightly", "file": "nightly.jsonl", "team": "search", "priority": "low", "time": moment}
         sqs.send_message(QueueUrl=queue, MessageBody=json.dumps({"schedule": schedule}))
 
     def list_scheduled() -> list[Any]:
@@ -329,3 +338,64 @@ def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_
     with pytest.raises(InputError, match=r"full.jsonl: no space left on device. Fix: --to a folder with room"):
         client.download(file_id, tmp_path / "full.jsonl")
     assert not list(tmp_path.glob("*full*")) and not list(tmp_path.glob(".*"))
+
+
+def ask_api(settings: Any, use: Callable[[TestClient[Any, Any]], Awaitable[None]], **parts: Any) -> None:
+    """Serve an API whose parts are as the test says, and use it."""
+    jobs = SimpleNamespace(reconcile=list, **parts.pop("jobs", {}))
+    inbox = SimpleNamespace(take=parts.pop("take", list))
+    store = SimpleNamespace(**parts)
+    api = BatchApi(settings, ApiKey(settings), store, jobs, inbox)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with TestClient(TestServer(api.build_app())) as client:
+            await use(client)
+
+    asyncio.run(run())
+
+
+def test_a_download_that_s3_breaks_off_ends_too_early(batch_settings: Any) -> None:
+    """Not with an error's text in the client's file."""
+    digest = "0" * 24
+
+    def read_range(*_: Any) -> Iterator[bytes]:
+        yield b"x" * 900
+        raise ReadTimeoutError(endpoint_url="s3")
+
+    async def download(client: TestClient[Any, Any]) -> None:
+        async with client.get(f"/v1/files/file-{digest}/content") as response:
+            received = b""
+            with pytest.raises(aiohttp.ClientError):
+                async for block in response.content.iter_any():
+                    received += block
+        assert received in (b"", b"x" * 900)
+
+    described = Stored({"bytes": 1000, "purpose": "batch"}, "etag")
+    ask_api(batch_settings, download, read_json=lambda _: described, read_range=read_range)
+
+
+def test_an_error_that_no_code_expects_has_openais_form(batch_settings: Any) -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError("never seen before")
+
+    async def read(client: TestClient[Any, Any]) -> None:
+        async with client.get("/v1/batches/batch_0") as response:
+            assert (response.status, (await response.json())["error"]["type"]) == (500, "server_error")
+
+    ask_api(batch_settings, read, jobs={"read": fail})
+
+
+def test_an_inbox_is_read_on_after_any_error(batch_settings: Any) -> None:
+    taken: list[int] = []
+
+    def take() -> list[str]:
+        taken.append(len(taken))
+        raise TypeError("an event of another form")
+
+    async def wait(_: TestClient[Any, Any]) -> None:
+        end = time.monotonic() + 20
+        while len(taken) < 2 and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+
+    ask_api(batch_settings, wait, take=take)
+    assert len(taken) >= 2
