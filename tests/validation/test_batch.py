@@ -119,7 +119,7 @@ def test_a_job_within_its_limits_passes(deployment: BatchDeployment) -> None:
     page = batch_page.render(report)
     assert "PASS" in page
     assert "<td>ads</td><td>2</td><td>60</td><td>600</td><td>6.0</td><td>-</td>" in page
-    assert "there is no cost without endpoint.usd_per_hour" in page
+    assert "there is no cost without endpoint.usd_per_hour, or a deployment on AWS with a known price" in page
     assert "http" not in page.replace("http://127.0.0.1:8000", "")  # nothing is loaded
 
 

@@ -22,6 +22,9 @@ UNAUTHORIZED, NOT_FOUND = 401, 404
 BUSY_STATUSES = (429, 503)
 """Statuses of an overloaded endpoint: the row waits, and its attempt does not count."""
 
+_NO_LIST_STATUSES = (NOT_FOUND, 405, 501)
+"""Statuses of an endpoint that runs and has no list of its models."""
+
 _METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)(?=[{ ])"
 )
@@ -135,14 +138,17 @@ class Endpoint:
         return count if isinstance(count, int) else None
 
     async def is_up(self) -> bool:
-        """Return whether it lists its models: it is running, accepts the key, and has an engine."""
+        """Return whether it lists its models: it is running, accepts the key, and has an engine.
+
+        Some endpoints, such as servers of embeddings, have no such list: that they answer is enough.
+        """
         key, timeout = self._key, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
             async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
                 await response.read()
                 if response.status == UNAUTHORIZED:
                     await self._renew_key(key)
-                return response.status == 200
+                return response.status in (200, *_NO_LIST_STATUSES)
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
 

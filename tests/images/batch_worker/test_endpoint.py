@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from batch import endpoint as endpoint_module
 from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer, sum_load
 from batch.secrets import ApiKey
@@ -142,3 +143,23 @@ def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:
             await endpoint.close()
 
     assert asyncio.run(ask()) is False
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (405, True), (502, False), (503, False)])
+def test_an_endpoint_without_a_list_of_models_is_up_once_it_answers(
+    batch_settings: Any, status: int, expected: bool
+) -> None:
+    async def list_models(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async def ask() -> bool:
+        app = web.Application()
+        app.router.add_get("/v1/models", list_models)
+        async with TestServer(app) as server:
+            endpoint = Endpoint(f"http://127.0.0.1:{server.port}", ApiKey(batch_settings), 5.0, ())
+            try:
+                return await endpoint.is_up()
+            finally:
+                await endpoint.close()
+
+    assert asyncio.run(ask()) is expected
