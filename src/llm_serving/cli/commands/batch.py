@@ -27,6 +27,9 @@ app = typer.Typer(help="Submit files of rows to a batch deployment.", no_args_is
 
 WATCH_INTERVAL_S = 1.0
 
+_FIRST_STATES = ("validating", "cancelling")
+"""States of a job that was just created or resumed."""
+
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `submit` prints it.")]
 To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder for output.jsonl and errors.jsonl.")]
 Again = Annotated[
@@ -258,8 +261,9 @@ def _print_submitted(job: dict[str, Any], folder: Path, target: str, as_json: bo
         print(json.dumps({"id": job["id"], "state": job["status"]}))
         return
     console.out.print(f"{job['id']}: {job['status']}", markup=False)
-    if job["status"] in FINAL_STATES:
-        console.out.print("The same rows were submitted before. --again WORD runs them once more.", markup=False)
+    if job["status"] not in _FIRST_STATES:
+        note = "The same rows were submitted before, and that job stays as it is. --again WORD runs them once more."
+        console.out.print(note, markup=False)
     option = "" if target == TARGET else f" --target {target}"
     console.out.print(f"Next: blueprint batch status {console.shorten_path(folder)} {job['id']}{option}", markup=False)
 
