@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from batch import layout, rows
-from batch.cache_reader import Client, build_key, build_login
+from batch.cache_reader import Client, build_key, build_login, parse_value
 from batch.layout import Job
 from batch.secrets import Secret, Unreadable
 from batch.settings import CacheSettings, Settings
@@ -99,7 +99,7 @@ class ResultCache:
             [
                 ("SET", key, build_value(job, result), "EX", round(self._own.ttl_s))
                 for key, result, other in zip(keys, results, present, strict=True)
-                if other is None or json.loads(other)["at"] <= job["created_at"]
+                if (earlier := parse_value(other)) is None or earlier.at <= job["created_at"]
             ]
         )
 

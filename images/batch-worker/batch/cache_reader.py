@@ -80,8 +80,8 @@ class ResultReader:
         names = list(custom_ids)
         values = self._redis.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
         pairs = zip(names, values, strict=True)
-        results = {name: Result(**json.loads(value)) for name, value in pairs if value is not None}
-        return {name: result for name, result in results.items() if self._counts(result)}
+        results = {name: parse_value(value) for name, value in pairs}
+        return {name: result for name, result in results.items() if result and self._counts(result)}
 
     def _counts(self, result: Result) -> bool:
         return self._model in (None, result.model) and self._prompt_version in (None, result.prompt_version)
@@ -90,6 +90,14 @@ class ResultReader:
 def build_key(deployment: str, team: str, custom_id: str) -> str:
     """The key of an answer."""
     return f"{deployment}:{team}:{custom_id}"
+
+
+def parse_value(value: bytes | None) -> Result | None:
+    """Parse the value of a key; None if there is none, or if it is no answer of a batch."""
+    try:
+        return Result(**json.loads(value)) if value is not None else None
+    except (ValueError, TypeError):
+        return None
 
 
 def build_login(username: str, password: str) -> redis.CredentialProvider | None:

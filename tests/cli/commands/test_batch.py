@@ -112,7 +112,9 @@ def test_a_failed_job_without_results_says_how_to_go_on_and_is_resumed(monkeypat
 
 
 @pytest.mark.parametrize("status", ["validating", "in_progress", "completed"])
-def test_a_file_that_was_submitted_before_is_not_left_out_in_silence(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+def test_a_file_that_was_submitted_before_is_not_left_out_in_silence(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
     target = Target(BatchDeployment.model_construct(kind="batch", url=""))
     monkeypatch.setattr(registry, "load_target", lambda _: target)
     monkeypatch.setattr(batch.BatchClient, "create", lambda *_, **__: build_job(status, 0))

@@ -153,6 +153,18 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")
 
 
+@pytest.mark.parametrize("value", ["hello", "5", '{"cached": true}'])
+def test_a_key_with_something_else_is_no_answer_and_keeps_no_chunk_from_its_end(
+    store: Store, batch_settings: Any, port: int, finish_job: Any, value: str
+) -> None:
+    redis.Redis(port=port, password=PASSWORD).set("mine:default:row-3", value)
+    assert read(port).get("row-3") is None
+    open_cache(store, batch_settings, port).publish(finish_job(), 0)
+    result = read(port).get("row-3")
+    assert result is not None
+    assert result.answer == "row-3 at 0.0"
+
+
 def test_an_answer_with_half_a_character_is_cached(finish_job: Any) -> None:
     """JSON allows it, UTF-8 does not: an error here would keep the chunk from its end."""
     body = {"model": "m", "choices": [{"message": {"content": "\ud83d"}}]}
