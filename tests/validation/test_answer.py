@@ -123,6 +123,20 @@ def test_an_event_that_is_not_json_is_a_server_error() -> None:
     assert _judge(b"data: <html>\n\n").error == answer.SERVER_ERROR
 
 
+@pytest.mark.parametrize(
+    "event", [{"choices": ["a"]}, {"choices": [{"delta": "a"}]}, {"choices": [{"delta": {"content": 1}}]}, {"usage": 1}]
+)
+def test_an_event_of_another_form_is_a_server_error(event: dict[str, Any]) -> None:
+    sample = _judge(_format_event(**event), _DONE)
+    assert sample.error == answer.SERVER_ERROR
+    assert "event is not of OpenAI's form: " in sample.detail
+
+
+def test_a_usage_without_its_count_is_a_server_error() -> None:
+    unknown = _format_event(choices=[{"delta": {"content": "a"}}], usage={"completion_tokens": None})
+    assert _judge(unknown, _DONE).error == answer.SERVER_ERROR
+
+
 def test_an_empty_response_is_truncated() -> None:
     assert _judge().error == answer.TRUNCATED
 

@@ -348,6 +348,27 @@ def test_a_custom_user_class_decides_what_is_sent_and_what_counts(
     assert {sample.output_tokens for sample in finished.samples} == {3}
 
 
+_BREAKS = """
+from llm_serving.validation.user import OpenAIUser
+
+class User(OpenAIUser):
+    def _play(self, *_):
+        raise LookupError("odd")
+"""
+
+
+def test_a_request_that_the_driver_itself_cannot_measure_has_failed(
+    validate_server: ServerValidator, tmp_path: Path
+) -> None:
+    file = tmp_path / "breaks.py"
+    file.write_text(_BREAKS)
+    traffic = {"arrivals": "40/s", "requests": 8, "warm_up": 0}
+    finished = validate_server(Behaviour(), traffic, {"errors": "5%"}, user_file=file)
+    assert finished.report.verdict == "fail"
+    assert finished.report.requests.by_error == {"client": 8}
+    assert {sample.detail for sample in finished.samples} == {"LookupError: odd"}
+
+
 def test_an_invalid_user_file_ends_with_python_s_error(validate_server: ServerValidator, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("from llm_serving.validation.user import NoSuchUser\n")

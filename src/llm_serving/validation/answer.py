@@ -145,8 +145,19 @@ class Answer:
 
 
 def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
-    """Parse a stream of server-sent events from its chunks, each with its arrival time in seconds."""
+    """Parse a stream of server-sent events from its chunks, each with its arrival time in seconds.
+
+    An event of another form than OpenAI's is the answer's failure.
+    """
     answer = Answer()
+    try:
+        _read_events(chunks, answer)
+    except (AttributeError, TypeError, ValueError) as error:
+        answer.failure = answer.failure or f"event is not of OpenAI's form: {type(error).__name__}: {error}"
+    return answer
+
+
+def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
     texts: list[str] = []
     counted, has_usage = 0, None
     for time, data in _split_events(chunks):
@@ -183,7 +194,6 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
     answer.text = "".join(texts)
     if not has_usage:
         answer.spread_usage()
-    return answer
 
 
 def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:

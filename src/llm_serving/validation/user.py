@@ -96,6 +96,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         sample, text = Sample(item.number, 0.0, turn=item.turn), ""
         try:
             text = self._play(item, sample, idle_since)
+        except Exception as error:  # noqa: BLE001  without an error, it would count as answered
+            sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
         finally:
             self.load.finish(item, sample)
         if item.counted:
