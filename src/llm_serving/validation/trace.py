@@ -17,6 +17,7 @@ import csv
 import datetime
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ def _read_azure(lines: Iterator[str]) -> Iterator[TraceRow]:
         whole, _, fraction = text.partition(".")
         time = datetime.datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}{zone}{rest}")
         time = time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
-        return TraceRow(time.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        return _build_row(time.timestamp(), row["ContextTokens"], row["GeneratedTokens"])
 
     return _parse_csv(lines, parse)
 
@@ -117,18 +118,25 @@ def _read_azure(lines: Iterator[str]) -> Iterator[TraceRow]:
 def _read_burstgpt(lines: Iterator[str]) -> Iterator[TraceRow]:
     return _parse_csv(
         lines,
-        lambda row: TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])),
+        lambda row: _build_row(float(row["Timestamp"]), row["Request tokens"], row["Response tokens"]),
     )
 
 
+def _build_row(at_s: float, input_tokens: Any, output_tokens: Any, blocks: tuple[int, ...] = ()) -> TraceRow:
+    row = TraceRow(at_s, int(input_tokens), int(output_tokens), blocks)
+    if not math.isfinite(row.at_s) or min(row.input_tokens, row.output_tokens) < 0:
+        raise ValueError("neither a time nor lengths")
+    return row
+
+
 def _parse_csv(lines: Iterator[str], parse: Callable[[dict[str, str]], TraceRow]) -> Iterator[TraceRow]:
-    reader = csv.DictReader(lines)
-    for row in reader:
-        try:
-            parsed = parse(row)
-        except (ValueError, TypeError, KeyError):
-            raise _LineError(reader.line_num, ",".join(str(value) for value in row.values())) from None
-        yield parsed
+    reader, row = csv.DictReader(lines), dict[str, str]()
+    try:
+        for row in reader:
+            yield parse(row)
+    except (ValueError, TypeError, KeyError, OverflowError, csv.Error):
+        text = ",".join(value for value in row.values() if isinstance(value, str))
+        raise _LineError(reader.line_num, text) from None
 
 
 def _read_mooncake(lines: Iterator[str]) -> Iterator[TraceRow]:
@@ -138,10 +146,8 @@ def _read_mooncake(lines: Iterator[str]) -> Iterator[TraceRow]:
         try:
             data: dict[str, Any] = json.loads(line)
             blocks = tuple(int(block) for block in data.get("hash_ids", ()))
-            row = TraceRow(
-                float(data["timestamp"]) / 1000, int(data["input_length"]), int(data["output_length"]), blocks
-            )
-        except (ValueError, TypeError, KeyError):
+            row = _build_row(float(data["timestamp"]) / 1000, data["input_length"], data["output_length"], blocks)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise _LineError(number, line) from None
         yield row
 
