@@ -47,6 +47,10 @@ def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
         ("", "chat", "it has no prompts"),
         ('{"messages": [{"role": "user", "content": "Hi"}]}', "completions", "takes a prompt"),
         ('{"messages": "Hi"}', "chat", "not a list of chat messages"),
+        ('{"messages": [{"role": "user"}]}', "chat", "not a list of chat messages"),
+        ('{"messages": [{"role": "assistant", "tool_calls": [{}]}]}', "chat", "not a list of chat messages"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "chat", "not a list of chat messages"),
+        ('{"messages": [{"role": "user", "content": ["Hi"]}]}', "chat", "not a list of chat messages"),
         ('{"prompt": ""}', "chat", "is empty or not a string"),
         ('{"prompt": "a", "output_tokens": "4"}', "chat", "it is not a number of tokens"),
         (
@@ -63,6 +67,14 @@ def test_unsendable_prompts_are_refused(tmp_path: Path, text: str, api: str, mes
     file.write_text(text)
     with pytest.raises(InputError, match=message):
         data_rows.read_rows(file, Traffic.model_validate({"users": 1, "api": api}))
+
+
+def test_the_tool_calls_of_an_assistant_need_no_content(tmp_path: Path) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]}
+    messages = [{"role": "user", "content": "Hi"}, call, {"role": "tool", "tool_call_id": "1", "content": "4"}]
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps({"messages": messages}))
+    assert list(data_rows.read_rows(file, CHAT)[0].messages) == messages
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:

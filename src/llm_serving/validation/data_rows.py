@@ -101,11 +101,22 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
             "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT"
         )
     messages = data["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+    is_list = isinstance(messages, list) and all(map(_is_message, messages))
+    if not is_list or not messages or not messages[-1].get("content"):
         raise _RowError(
             "messages", "it is not a list of chat messages", '"messages": [{"role": "user", "content": "Hi"}]'
         )
     return DataRow(tuple(messages), expected, output_tokens)
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it has a role and a content: text, a list of parts, or none beside the tool calls of an assistant."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str) or bool(message.get("tool_calls"))
 
 
 def _parse_expected(value: Any, traffic: Traffic) -> str | None:
