@@ -150,6 +150,15 @@ def test_the_gate_names_each_missed_metric_with_its_value_and_limit(faulty_run: 
     assert error.value.exit_code == 1
 
 
+def test_what_a_starved_driver_missed_is_named_as_not_shown(clean_run: FinishedRun, faulty_run: FinishedRun) -> None:
+    verdict = {"verdict": "not shown", "not_shown": ["the load driver was starved"], "missed": faulty_run.report.missed}
+    with pytest.raises(CheckFailed) as error:
+        run.require_slo(clean_run.report.model_copy(update=verdict))
+    lines = str(error.value).splitlines()
+    assert lines[:2] == ["this load does not show that known meets its SLO:", "  the load driver was starved"]
+    assert "  errors: 12 of 24 requests failed (50.00%); the limit is 0%" in lines
+
+
 def test_the_open_loop_sends_when_due_whatever_the_server_does(validate_server: ServerValidator) -> None:
     traffic = {
         "arrivals": "40/s", "process": "constant", "requests": 40, "output_tokens": 4, "input_tokens": 16, "warm_up": 2,
