@@ -54,10 +54,12 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
 
     Raises:
         InputError: an option is for load tests alone.
-        Unavailable: the Batch API does not answer, the job did not end, or another validation is running.
+        Unavailable: the Batch API does not answer, the job did not end, another validation is running, or the report
+            cannot be written.
     """
     _check_options(deployment, {"--user": options.user_file, "--driver": options.driver})
     runs = options.runs / deployment.name
+    run_folder.require_writable(runs)
     with run_folder.lock_work(options.logs, deployment.name) as work:
         client = BatchClient((options.url or deployment.url).removesuffix("/v1"))
         measured = _measure(deployment, client, work, options.requests or deployment.sample.rows)

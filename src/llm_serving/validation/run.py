@@ -63,7 +63,8 @@ def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report
     Raises:
         InputError: the driver cannot send this load, the user file or the prompts are invalid, or an API key would be
             sent without TLS.
-        Unavailable: the deployment does not respond, the driver cannot run, or another validation is running.
+        Unavailable: the deployment does not respond, the driver cannot run, another validation is running, or the
+            report cannot be written.
     """
     folder, user_file, load_source = options.folder, options.user_file, options.load_source
     deployment = _override(deployment, options.url, options.requests)
@@ -71,6 +72,7 @@ def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report
     if deployment.traffic.replays_times:
         deployment = _override(deployment, None, len(played.rows))
     api_key.build_headers(deployment.url)  # refuse before the driver starts
+    run_folder.require_writable(options.runs / deployment.name)
     if deployment.traffic.judge is not None:
         scoring.build_judge_headers(deployment.traffic.judge)
     drop_in = registry.load_driver(options.driver) if options.driver else None

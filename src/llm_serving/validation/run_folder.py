@@ -13,7 +13,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llm_serving import processes
+from llm_serving import console, processes
+from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import driver_result, html_report
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.batch_report import BatchReport
@@ -45,6 +46,21 @@ def lock_work(logs: Path, name: str) -> Iterator[Path]:
         yield work
 
 
+def require_writable(runs: Path) -> None:
+    """Check, before a load is sent for nothing, that reports can be written to a folder that may not exist yet.
+
+    Raises:
+        Unavailable: they cannot.
+    """
+    existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "it is read-only, or another user's" if existing.is_dir() else "it is a file"
+        raise Unavailable(
+            f"{console.shorten_path(existing)}: no report can be written there: {reason}. "
+            "Fix: a directory that you may write to."
+        )
+
+
 def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
     """Write the run's folder, for this user alone since it holds prompts; point `latest` to it, and return its path.
 
@@ -62,6 +78,9 @@ def publish(run_report: Report | BatchReport, page: str, work: Path, runs: Path)
         page: the report in HTML.
         work: folder of the validation's files, which are copied.
         runs: folder of the deployment's runs.
+
+    Raises:
+        Unavailable: it cannot be written.
     """
     name = datetime.datetime.fromisoformat(run_report.started_at).strftime("%Y-%m-%dT%H-%M-%SZ")
     temp_folder = runs / f".{name}.{os.getpid()}"
@@ -77,9 +96,13 @@ def publish(run_report: Report | BatchReport, page: str, work: Path, runs: Path)
             path.chmod(0o600)
         run_folder = find_free_path(runs / name)
         temp_folder.rename(run_folder)
-    except BaseException:
+    except OSError as error:
+        raise Unavailable(
+            f"the report cannot be written to {console.shorten_path(runs)}: {error.strerror}. The files of the load "
+            f"are in {console.shorten_path(work)} until the next one. Fix: room there, then validate again."
+        ) from None
+    finally:
         shutil.rmtree(temp_folder, ignore_errors=True)
-        raise
     _update_link(runs.parent / LATEST, run_folder)
     return run_folder
 
