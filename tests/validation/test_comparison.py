@@ -177,6 +177,14 @@ def test_failed_requests_make_a_run_worse() -> None:
 def test_loads_that_differ_are_noted() -> None:
     other = _simulate(2, traffic={"arrivals": 20})
     assert comparison.compare(_simulate(1), other).notes == ["run 2: another traffic: arrivals 20 instead of 10"]
+    # Nor do validations count together unremarked that had another load.
+    repeated = dataclasses.replace(_simulate(3), repeats=[other])
+    assert comparison.compare(_simulate(1), repeated).notes == ["run 2: another traffic: arrivals 20 instead of 10"]
+    assert comparison.compare(_simulate(1), repeated).other_load
+    assert comparison.compare(_simulate(1), _simulate(2, driver="aiperf")).notes == [
+        "run 2: another driver: aiperf instead of None"
+    ]
+    assert not comparison.compare(_simulate(1), _simulate(2, traffic={"arrivals": 10, "requests": 9})).other_load
 
 
 def test_the_page_shows_every_change_with_its_interval() -> None:

@@ -28,8 +28,11 @@ MARGIN = 0.05
 ERRORS_MARGIN = 0.2
 """Change of failed requests that matters, as a share of the margin: 1 point of 5."""
 
-LOAD_SETTINGS = ("traffic", "slo", "target", "model", "task")
+LOAD_SETTINGS = ("traffic", "driver", "slo", "target", "model", "task")
 """Settings of a report that two comparable loads share."""
+
+COUNT_SETTINGS = {"requests", "time_limit", "warm_up", "seed"}
+"""Settings of the traffic that say how long it is sent, and not what."""
 
 COMPARED_SETTINGS = ("pattern", "engine", "tuning", "context", "replicas", "roles", "accelerators", "fleet")
 """Settings of a report that may be what is compared."""
@@ -72,6 +75,9 @@ class Comparison(NamedTuple):
     doubts: list[str]
     """Why the change of failures is all that counts; empty if every change does."""
 
+    other_load: bool
+    """Whether other traffic was sent than to the baseline: then what differs may be the load's doing."""
+
     differences: list[str]
     """What else is not the same, a sentence each: the engine, its settings, replicas, accelerators, versions."""
 
@@ -94,7 +100,15 @@ def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN)
     verdicts = {change.verdict for change in changes}
     verdict: Verdict = "worse" if "worse" in verdicts else "better" if "better" in verdicts else NONE
     notes = [*doubts, *_list_notes(baseline, run)]
-    return Comparison(run.title, verdict, changes, notes, doubts, _list_differences(baseline, run))
+    other_load = any(_get_load(entry) != _get_load(baseline) for entry in (*baseline.repeats, run, *run.repeats))
+    return Comparison(run.title, verdict, changes, notes, doubts, other_load, _list_differences(baseline, run))
+
+
+def _get_load(run: ValidationRun) -> tuple[Any, ...]:
+    """What was sent to a deployment, however long, and by which driver."""
+    settings = run.report["settings"]
+    traffic = {key: value for key, value in settings["traffic"].items() if key not in COUNT_SETTINGS}
+    return traffic, settings.get("driver"), settings.get("task")
 
 
 def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:
@@ -146,7 +160,11 @@ def _build_infinite_change(name: str, before: Interval, after: Interval) -> Chan
 
 def _list_notes(baseline: ValidationRun, run: ValidationRun) -> list[str]:
     """What speaks against a comparison: settings that differ, and what each report says against its own load."""
-    notes = [f"{run.title}: another {text}" for text in _compare_settings(baseline, run, LOAD_SETTINGS)]
+    notes = [
+        f"{entry.title}: another {text}"
+        for entry in (*baseline.repeats, run, *run.repeats)
+        for text in _compare_settings(baseline, entry, LOAD_SETTINGS)
+    ]
     for entry in (baseline, *baseline.repeats, run, *run.repeats):
         notes += [f"{entry.title}: {reason}" for reason in entry.report.get("not_shown", ())]
     return notes

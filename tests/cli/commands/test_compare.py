@@ -24,7 +24,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _write_run(folder: Path, seed: int, factor: float = 1.0, name: str = "mine", count: int = 400) -> None:
     run = _simulate(seed, factor=factor, count=count)
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({**run.report, "name": name}))
+    (folder / "report.json").write_text(json.dumps({**run.report, "name": name, "requests": {"total": count}}))
     (folder / "requests.jsonl").write_text("".join(sample.to_json() + "\n" for sample in run.samples))
 
 
@@ -60,6 +60,18 @@ def test_the_gate_exits_1_if_too_little_is_measured_to_tell(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("runs")
+def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half the arrivals would let a slower service through."""
+    report = json.loads(Path("second/report.json").read_text())
+    for traffic, code in (({"arrivals": 10, "requests": 400, "seed": 7}, 0), ({"arrivals": 5}, 1)):
+        report["settings"]["traffic"] = traffic
+        Path("second/report.json").write_text(json.dumps(report))
+        assert main.run(["compare", "first", "second", "--gate"]) == code
+    assert capsys.readouterr().err == "other traffic than mine first: mine second; only the same shows a change\n"
+    assert main.run(["compare", "first", "second"]) == 0
+
+
+@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +82,11 @@ def test_the_gate_exits_1_if_too_little_is_measured_to_tell(capsys: pytest.Captu
             ["first", "old"],
             "RUN: now old: another version of this program wrote it (0.0.9): it has no 'duration_s'. Fix: validate again.",
         ),
+        (
+            ["first", "cut"],
+            "RUN: now cut: it is not a validation's folder: line 400 of requests.jsonl is not a request.",
+        ),
+        (["first", "half"], "RUN: now half: requests.jsonl has 200 of its 400 requests. Fix: validate again."),
         (["first", "swept"], "RUN: now swept: it is a sweep. Fix: one of its loads, such as swept/points/8."),
         (["first", "mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
         (["mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
@@ -82,6 +99,11 @@ def test_what_is_no_run_is_refused(arguments: list[str], message: str, capsys: p
     old = json.loads(Path("old/report.json").read_text())
     del old["duration_s"]
     Path("old/report.json").write_text(json.dumps({**old, "versions": {"blueprint": "0.0.9"}}))
+    for name, length in (("cut", -5), ("half", None)):
+        _write_run(Path(name), 4)
+        file = Path(name, "requests.jsonl")
+        text = file.read_text()
+        file.write_text(text[:length] if length else "".join(text.splitlines(keepends=True)[:200]))
     Path("swept/points/8").mkdir(parents=True)
     Path("swept/sweep.json").write_text("{}")
     _write_blueprint("mine")

@@ -43,7 +43,11 @@ Repeats = Annotated[
 ]
 Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Also write an HTML page.")]
 Gate = Annotated[
-    bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline, or too little is measured to tell.")
+    bool,
+    typer.Option(
+        "--gate",
+        help="Exit 1 if a run is worse than the baseline, had other traffic, or too little is measured to tell.",
+    ),
 ]
 
 
@@ -70,6 +74,8 @@ def compare(
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
+    if gate and (others := [entry.title for entry in comparisons if entry.other_load]):
+        raise CheckFailed(f"other traffic than {baseline.title}: {', '.join(others)}; only the same shows a change")
     doubts = list(dict.fromkeys(doubt for entry in comparisons for doubt in entry.doubts))
     if gate and doubts:
         raise CheckFailed("\n".join(["only failures could be compared:", *doubts]))
@@ -125,7 +131,7 @@ def read_run(folder: Path) -> ValidationRun:
         raise InputError(f"RUN: now {folder}: it is a sweep. Fix: one of its loads, such as {point}.")
     try:
         report = json.loads((folder / run_folder.REPORT_FILE).read_text(encoding="utf-8"))
-        lines = (folder / driver_result.SAMPLES_FILE).read_text(encoding="utf-8").splitlines()
+        samples = _read_samples(folder / driver_result.SAMPLES_FILE)
     except OSError as error:
         reason = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
         raise InputError(f"RUN: now {folder}: {reason}. Fix: a folder below runs/.") from None
@@ -133,13 +139,32 @@ def read_run(folder: Path) -> ValidationRun:
         raise InputError(f"RUN: now {folder}: it is not a validation's folder: {error}. Fix: validate again.") from None
     try:
         title = f"{report['name']} {folder.resolve().name}"
-        run = ValidationRun(title, report, [Sample.from_json(line) for line in lines])
+        run = ValidationRun(title, report, samples)
         run.require_fields()
     except (ValueError, KeyError, TypeError) as error:
         field = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         reason = f"another version of this program wrote it{_find_version(report)}: {field}"
         raise InputError(f"RUN: now {folder}: {reason}. Fix: validate again.") from None
+    if len(samples) != (total := report.get("requests", {}).get("total", len(samples))):
+        reason = f"{driver_result.SAMPLES_FILE} has {len(samples)} of its {total} requests"
+        raise InputError(f"RUN: now {folder}: {reason}. Fix: validate again.")
     return run
+
+
+def _read_samples(file: Path) -> list[Sample]:
+    """Read the requests of a validation.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is no request; says which.
+    """
+    samples = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            samples.append(Sample.from_json(line))
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"line {number} of {file.name} is not a request") from None
+    return samples
 
 
 def _find_version(report: Any) -> str:
