@@ -18,7 +18,9 @@ import pytest
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import driver_result, load_plan, report, run, run_folder, time_series
+from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import Progress
+from llm_serving.validation.drivers import registry
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
@@ -345,6 +347,31 @@ class Picky(OpenAIUser):
         assert answer.text.startswith("w0")
         return "too_long" if len(answer.text.split()) > 2 else None
 """
+
+
+def test_a_judge_without_an_answer_leaves_the_report_of_the_load(
+    validate_server: ServerValidator, tmp_path: Path
+) -> None:
+    (tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2 =", "expected": "4"}\n')
+    judge = {"score_by": "judge", "judge": {"url": "http://127.0.0.1:9", "model": "strict"}}
+    traffic = {"arrivals": "40/s", "requests": 8, "data": "own.jsonl", **judge}
+    finished = validate_server(Behaviour(0.01, 0.001), traffic, {"score": "90%"}, folder=tmp_path)
+    assert (finished.report.verdict, finished.report.missed) == ("not shown", [])
+    [reason] = finished.report.not_shown
+    assert reason.startswith("score of 90%: not measured, the judge at http://127.0.0.1:9 did not answer: ")
+    assert finished.report.expected is not None
+    assert (finished.report.expected.compared, finished.report.expected.score) == (8, None)
+    assert any(remark.startswith("The answers were not scored: the judge") for remark in finished.report.remarks)
+
+
+def test_answers_to_a_drop_in_driver_have_no_score(tmp_path: Path) -> None:
+    """Its samples have no text, which would be no expected answer."""
+    traffic = Traffic.model_validate({"users": 1, "data": "own.jsonl"})
+    samples = [Sample(0, 0.0, expected="4"), Sample(1, 0.0)]
+    aiperf = registry.load_driver("aiperf")
+    assert run._score(traffic, samples, tmp_path, aiperf) == "answers to AIPerf are not compared"
+    assert [(sample.expected, sample.score) for sample in samples] == [(None, None)] * 2
+    assert run._score(traffic, samples, tmp_path, aiperf) == "", "where none is expected"
 
 
 def test_a_custom_user_class_decides_what_is_sent_and_what_counts(

@@ -105,10 +105,12 @@ def test_a_judge_is_asked_with_prompt_expected_and_answer(judge_url: str, tmp_pa
     assert all(text in request["messages"][0]["content"] for text in ("What?", "<expected>\ny", "<answer>\nx"))
 
 
-def test_a_judge_without_a_number_ends_the_validation(judge_url: str, tmp_path: Path) -> None:
+def test_a_judge_without_a_number_scores_nothing(judge_url: str, tmp_path: Path) -> None:
     traffic = _build_traffic(score_by="judge", judge={"url": judge_url, "model": "strict"})
+    failed = _build_sample("", "y", error="deadline")
     with pytest.raises(Unavailable, match=r"the judge strict replied 'no number', not a number from 0 to 10\. Fix:"):
-        scoring.score(traffic, [_build_sample("other", "y")], tmp_path)
+        scoring.score(traffic, [_build_sample("other", "y"), failed], tmp_path)
+    assert failed.score is None, "a mean of the failed ones alone would be 0"
 
 
 def test_a_judges_key_does_not_leave_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:

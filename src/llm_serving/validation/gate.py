@@ -86,7 +86,7 @@ def judge(
         throughput: `requests_per_s`, `output_tokens_per_s` and `inputs_per_s`.
         stall_s: longest time without any token while requests were in flight.
         score: mean score of the expected answers.
-        unmeasured: objectives that the driver does not measure, with what it has instead.
+        unmeasured: objectives that were not measured, with why.
     """
     findings = [
         *_judge_count(total),
@@ -94,7 +94,7 @@ def judge(
         *_judge_errors(slo.errors, total, failed),
         *_judge_throughput(slo, throughput),
         *_judge_stall(slo.stall, stall_s, unmeasured or {}),
-        *_judge_score(slo.score, score),
+        *_judge_score(slo.score, score, unmeasured or {}),
         *_judge_goodput(slo.goodput, goodput),
     ]
     missed = [finding for finding in findings if isinstance(finding, MissedObjective)]
@@ -189,8 +189,10 @@ def _judge_stall(limit: float | None, stall_s: float, unmeasured: Mapping[str, s
         yield MissedObjective(metric="stall", value=round(stall_s, 3), limit=limit, why=reason)
 
 
-def _judge_score(minimum: float | None, score: float | None) -> Findings:
-    if minimum is not None and (score is None or score < minimum):
+def _judge_score(minimum: float | None, score: float | None, unmeasured: Mapping[str, str]) -> Findings:
+    if minimum is not None and (reason := unmeasured.get("score")):
+        yield f"score of {minimum * 100:g}%: not measured, {reason}"
+    elif minimum is not None and (score is None or score < minimum):
         outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
         reason = f"{outcome}; the minimum is {minimum * 100:g}%"
         yield MissedObjective(metric="score", value=score, limit=minimum, why=reason)

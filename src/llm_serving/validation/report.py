@@ -229,7 +229,8 @@ class Report(_Part):
     """Why the load shows neither, a sentence each, with what would."""
 
     not_measured: dict[str, str] = {}
-    """Objectives that a drop-in driver does not measure, with what it has instead."""
+    """Objectives that were not measured, with why: a drop-in driver has something else instead, or answers could not be
+    scored."""
 
     goodput: Goodput
     bounds: dict[Metric, dict[str, Bound]]

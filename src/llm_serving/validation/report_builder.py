@@ -82,6 +82,7 @@ def build(
     notes: Sequence[str] = (),
     driver: Driver | None = None,
     source: LoadSource | None = None,
+    unscored: str = "",
 ) -> Report:
     """Build the report from the driver's result.
 
@@ -90,9 +91,10 @@ def build(
         notes: further remarks, on the load as it was planned.
         driver: drop-in driver that sent it; None for our own.
         source: from where the load was sent; this machine if None.
+        unscored: why answers have no score although one is expected.
     """
     answered = [sample for sample in samples if sample.error is None]
-    unmeasured = driver.unmeasured if driver else {}
+    unmeasured = {**(driver.unmeasured if driver else {}), **({"score": unscored} if unscored else {})}
     metrics = _summarize_metrics(deployment, answered, unmeasured)
     throughput = _compute_throughput(answered, result.duration_s, pooled=deployment.is_pooled)
     readings = _read_engines(deployment, result, source)
@@ -101,7 +103,7 @@ def build(
     stall_s = soundness.find_longest_stall(samples, deployment.traffic.deadline)
     return Report(
         **_judge(deployment, result, samples, throughput, overlap, stall_s, unmeasured),
-        not_measured=dict(unmeasured),
+        not_measured=unmeasured,
         cost=serving_cost.estimate(deployment, answered, result.duration_s),
         driver=result.processes,
         longest_stall_s=round(stall_s, 3),
@@ -130,6 +132,7 @@ def build(
         remarks=[
             *([source.described] if source and source.is_limit else []),
             *notes,
+            *([f"The answers were not scored: {unscored}."] if unscored else []),
             *(driver.notes if driver else ()),
             *report_remarks.build(deployment, result, samples, tokens, overlap, readings.answering_replicas),
         ],

@@ -35,6 +35,7 @@ from llm_serving.validation.answer import Sample
 from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.driver_result import DriverResult, Progress
 from llm_serving.validation.drivers import job, registry
+from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.report import Report, WeightLoading
@@ -89,12 +90,12 @@ def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report
             play = (load_source and load_source.play) or run_locust
             play(driver_plan, user_file or LOCUSTFILE)
             result, samples = collect(driver_plan)
-        scoring.score(deployment.traffic, samples, work)
+        unscored = _score(deployment.traffic, samples, work, drop_in)
         loading = _read_weight_loading(deployment, options.logs)
         prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder)
         versions = _collect_versions(deployment)
         run_report = report_builder.build(
-            deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source
+            deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source, unscored
         )
         return run_report, run_folder.save(run_report, samples, work, options.runs / deployment.name)
 
@@ -106,6 +107,22 @@ def _override(deployment: Deployment, url: str | None, requests: int | None) -> 
     if url is not None:
         deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
     return deployment
+
+
+def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Driver | None) -> str:
+    """Score the answers that have an expected one; return why that was not possible, "" where it was.
+
+    The load is measured by then, so that a judge without an answer ends nothing.
+    """
+    if drop_in and any(sample.expected is not None for sample in samples):
+        for sample in samples:
+            sample.expected = None
+        return f"answers to {drop_in.title} are not compared"
+    try:
+        scoring.score(traffic, samples, work)
+    except Unavailable as error:
+        return str(error).rstrip(".")
+    return ""
 
 
 def _read_weight_loading(deployment: Deployment, logs: Path) -> WeightLoading:

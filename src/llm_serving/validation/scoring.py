@@ -54,15 +54,13 @@ def score(traffic: Traffic, samples: Sequence[Sample], work: Path) -> None:
         work: folder for the log of the embedding model.
 
     Raises:
-        Unavailable: the embedding model cannot be installed, or the judge does not answer.
+        Unavailable: the embedding model cannot be installed or fails, or the judge does not answer; no score is set.
     """
-    for sample in samples:
-        if sample.expected is not None and sample.error is not None:
-            sample.score = 0.0
-    scored = [sample for sample in samples if sample.expected is not None and sample.error is None]
+    expected = [sample for sample in samples if sample.expected is not None]
+    scored = [sample for sample in expected if sample.error is None]
     if not scored:
-        return
-    if traffic.score_by == "similarity":
+        scores: list[float] = []
+    elif traffic.score_by == "similarity":
         scores = _score_similarity(scored, work)
     elif traffic.judge is not None:
         scores = _ask_judge(traffic.judge, scored)
@@ -71,6 +69,9 @@ def score(traffic: Traffic, samples: Sequence[Sample], work: Path) -> None:
         scores = [float(compare(sample.text, sample.expected or "")) for sample in scored]
     for sample, value in zip(scored, scores, strict=True):
         sample.score = round(value, 4)
+    for sample in expected:
+        if sample.error is not None:
+            sample.score = 0.0
 
 
 def compute_mean(samples: Sequence[Sample]) -> float | None:
@@ -119,13 +120,17 @@ def _score_similarity(samples: Sequence[Sample], work: Path) -> list[float]:
     executables = on_demand.ensure(SimilarityModel())
     pairs, result = work / ".pairs.json", work / ".similarity.json"
     pairs.write_text(json.dumps([[sample.text, sample.expected] for sample in samples]), encoding="utf-8")
-    with console.step(f"Compare {len(samples)} answers by their meaning"):
-        console.run(
-            [str(executables / "python"), "-c", _EMBED, str(pairs), str(result)],
-            log=work / "similarity.log",
-            environment={"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"},
-            timeout_s=SIMILARITY_LIMIT_S,
-        )
+    log = work / "similarity.log"
+    try:
+        with console.step(f"Compare {len(samples)} answers by their meaning"):
+            console.run(
+                [str(executables / "python"), "-c", _EMBED, str(pairs), str(result)],
+                log=log,
+                environment={"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"},
+                timeout_s=SIMILARITY_LIMIT_S,
+            )
+    except console.CommandFailed as error:
+        raise Unavailable(f"{SimilarityModel.title} failed, {error.failure}. Fix: what {log.name} names.") from None
     scores: list[float] = json.loads(result.read_text(encoding="utf-8"))
     return scores
 
