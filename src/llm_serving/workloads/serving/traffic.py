@@ -355,3 +355,11 @@ class Slo(Settings):
 
     inputs_per_s: Annotated[float, Field(gt=0)] | None = None
     """Minimum throughput of answered texts, per second, for the tasks embed, rerank and classify."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_goodput(),)
+
+    def _check_goodput(self) -> Iterator[Conflict]:
+        if self.goodput == 1:
+            reason = "no number of requests shows that every one will meet the limits"
+            yield Conflict(("goodput",), reason, "99.9% or less")
