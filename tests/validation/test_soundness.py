@@ -38,6 +38,14 @@ def test_a_queue_that_still_grows_shows_nothing() -> None:
     assert doubts[0].startswith("the queue still grew when the load ended: ")
 
 
+def test_a_long_load_shows_an_overload_of_a_few_percent() -> None:
+    """At its end 4.8% of the requests wait, for 24 s: of so many, that is no chance."""
+    samples = _play_queue(21, 20, 10_000)
+    assert sum(sample.start_s + (sample.e2e_ms or 0) / 1000 > samples[-1].start_s for sample in samples) < 500
+    assert _find_doubts(OPEN, samples)[0].startswith("the queue still grew when the load ended: ")
+    assert _find_doubts(OPEN, _play_queue(19, 20, 10_000)) == []
+
+
 @pytest.mark.parametrize("seed_count", [150, 900])
 def test_a_server_that_keeps_up_is_not_doubted(seed_count: int) -> None:
     assert _find_doubts(OPEN, _play_queue(24, 60, seed_count)) == []
