@@ -136,7 +136,9 @@ def test_each_fault_is_counted_by_its_kind(faulty_run: FinishedRun) -> None:
 
 def test_a_request_never_answered_ends_at_its_deadline(faulty_run: FinishedRun) -> None:
     assert faulty_run.report.duration_s < 8
+    assert all((sample.failed_ms is None) == (sample.error is None) for sample in faulty_run.samples)
     timed_out = [sample for sample in faulty_run.samples if sample.error == "deadline"]
+    assert [sample.failed_ms for sample in timed_out] == pytest.approx([2000] * 2, abs=500)
     assert [sample.detail for sample in timed_out] == ["incomplete after 2 s"] * 2
 
 

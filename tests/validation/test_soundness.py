@@ -118,6 +118,9 @@ def test_a_server_that_answers_nothing_stalls_until_the_deadline() -> None:
     hung = [Sample(number, number * 0.1, error="deadline") for number in range(3)]
     answered = Sample(3, 0.0, ttft_ms=500.0, e2e_ms=500.0)
     assert soundness.find_longest_stall([answered, *hung], 4.0) == pytest.approx(3.7)
+    # Cut after three tokens, it waited for the next one until a gateway gave up.
+    cut = Sample(0, 0.0, ttft_ms=100.0, gaps=[Gap(50.0, 2)], error="truncated", failed_ms=3000.0)
+    assert soundness.find_longest_stall([cut], 4.0) == pytest.approx(2.8)
     # Refused at once, nothing waited.
     assert soundness.find_longest_stall([Sample(0, 0.0, error="http_500")], 4.0) == 0
 

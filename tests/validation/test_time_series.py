@@ -68,3 +68,8 @@ def test_steady_rates_leave_out_ramp_and_drain() -> None:
     # The negative control: over the whole load, with its ramp and its drain, the same service looks slower.
     assert 100 / 11.9 < 8.5
     assert time_series.compute_steady_rates(samples[:5]) is None, "all were sent before the first was answered"
+
+
+def test_a_failed_request_is_in_flight_until_it_fails() -> None:
+    samples = [Sample(0, 0.0, e2e_ms=1000.0), Sample(1, 0.0, error="http_504", failed_ms=2000.0)]
+    assert time_series.compute_in_flight(samples, 1.0)[:2] == [2.0, 1.0]

@@ -63,6 +63,8 @@ class Sample:
     ttfo_ms: float | None = None
     """Time to first output: content or a tool call."""
     e2e_ms: float | None = None
+    failed_ms: float | None = None
+    """Until it failed; None for an answered request, and where the driver does not say."""
     gaps: list[Gap] = field(default_factory=list)
     asked_input: int | None = None
     asked_output: int | None = None
@@ -78,6 +80,11 @@ class Sample:
     expected: str | None = None
     score: float | None = None
     """From 0 to 1, by the expected answer."""
+
+    @property
+    def in_flight_ms(self) -> float | None:
+        """How long it was in flight, answered or failed."""
+        return self.failed_ms if self.e2e_ms is None else self.e2e_ms
 
     def list_token_times(self) -> Iterator[tuple[float, int]]:
         """Yield when tokens arrived, in seconds from the start of the counted load, and how many at once."""

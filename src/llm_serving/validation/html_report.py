@@ -204,7 +204,7 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
     width = time_series.choose_width(run_report.duration_s, charts.COLUMNS / 2)
     compute_rates = time_series.compute_input_rates if is_pooled(run_report) else time_series.compute_token_rates
     (title, _), rates = _describe_throughput(run_report), compute_rates(answered, width)
-    in_flight = time_series.compute_in_flight(answered, width)
+    in_flight = time_series.compute_in_flight(samples, width)
     caption = f"Mean over each {width:g} s."
     svgs["tokens_line"] = charts.render_steps(title, rates, width, title.split()[-1].lower(), caption)
     svgs["flight_line"] = charts.render_steps("Requests in flight", in_flight, width, "requests", caption)

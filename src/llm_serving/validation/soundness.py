@@ -204,8 +204,8 @@ def _check_pictures(result: DriverResult) -> Iterator[str]:
 def find_longest_stall(samples: Sequence[Sample], deadline_s: float) -> float:
     """Return the longest time without any token while a request was in flight, in seconds.
 
-    A stall of one stream is hidden among others; a stall of all of them is the service's. A request that was not
-    answered by its deadline was in flight until then.
+    A stall of one stream is hidden among others; a stall of all of them is the service's. A failed request was in
+    flight until it failed.
     """
     events = sorted(_list_events(samples, deadline_s))
     longest, in_flight, quiet_since = 0.0, 0, 0.0
@@ -222,7 +222,9 @@ def find_longest_stall(samples: Sequence[Sample], deadline_s: float) -> float:
 def _list_events(samples: Sequence[Sample], deadline_s: float) -> Iterator[tuple[float, int]]:
     """Each start (+1), token (0) and end (-1) with its time in seconds."""
     for sample in samples:
-        end_ms = deadline_s * 1000 if sample.error == answer.DEADLINE else sample.e2e_ms
+        end_ms = sample.in_flight_ms
+        if end_ms is None and sample.error == answer.DEADLINE:
+            end_ms = deadline_s * 1000
         if end_ms is None:
             continue
         yield sample.start_s, 1

@@ -76,11 +76,11 @@ def compute_steady_rates(samples: Sequence[Sample]) -> SteadyRates | None:
     return SteadyRates(first, last, count_within(starts) / width, count_within(ends) / width, tokens / width)
 
 
-def compute_in_flight(answered: Sequence[Sample], width_s: float) -> list[float]:
+def compute_in_flight(samples: Sequence[Sample], width_s: float) -> list[float]:
     """Return the mean number of requests in flight of each interval of `width_s` seconds."""
     in_flight: dict[int, float] = {}
-    for sample in answered:
-        start, end = sample.start_s, sample.start_s + (sample.e2e_ms or 0) / 1000
+    for sample in samples:
+        start, end = sample.start_s, sample.start_s + (sample.in_flight_ms or 0) / 1000
         for index in range(int(start / width_s), math.floor(end / width_s) + 1):
             overlap = min(end, (index + 1) * width_s) - max(start, index * width_s)
             in_flight[index] = in_flight.get(index, 0) + max(0.0, overlap)

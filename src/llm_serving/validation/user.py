@@ -132,6 +132,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         if sample.error is None:
             sample.e2e_ms = (chunks[-1][0] - start) * 1000
             self._run_check(item, sample, answer)
+        if sample.e2e_ms is None:
+            sample.failed_ms = (time.perf_counter() - start) * 1000
         if item.prompt.expected is not None or item.number < SHOWN_ANSWERS or sample.error:
             sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
         return answer.text
