@@ -3,20 +3,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import charts, sweep, sweep_page
-from llm_serving.validation.knee import Knee
+from llm_serving.validation.knee import Knee, Point
 from llm_serving.validation.report import Report, Steady
-from llm_serving.validation.sweep import Options
+from llm_serving.validation.sweep import Loader, Options
 from llm_serving.validation.sweep_result import Sweep
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Slo
+from tests.validation.conftest import build_options
 from tests.validation.test_knee import build_point
 
 URL = "http://127.0.0.1:1"
@@ -88,6 +90,34 @@ def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> N
     scaled = deployment.model_copy(update={"roles": (engine.model_copy(update={"replicas": Bounds(1, 4)}), router)})
     assert sweep._build_capacity(scaled, bracket, "rate", now) is None
     assert "come and go" in sweep._list_notes(scaled, bracket, "rate")[0]
+
+
+def test_a_load_that_breaks_the_service_ends_the_sweep_with_what_is_known(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Minutes of loads are not lost because the engine restarts after the last one."""
+
+    def measure(loader: Loader, load: float) -> Point:
+        loader.settings = {"slo": SLO, "served_model": "tiny", "replicas": 1, "engine": "vllm"}
+        if load > broken_from:
+            raise Unavailable("http://127.0.0.1:1 is unreachable. Fix: blueprint status.\n  details")
+        return build_point(load)
+
+    monkeypatch.setattr(Loader, "measure", measure)
+    broken_from = 70.0
+    result, folder = sweep.sweep(deployment, Options(), build_options(tmp_path))
+    assert result.kept and result.kept.load == 40
+    assert result.capacity and result.capacity.requests_per_s == 40
+    assert result.notes[0] == (
+        "The load of 80/s could not be sent, and the search ended there: http://127.0.0.1:1 is unreachable. "
+        "Fix: blueprint status."
+    )
+    assert Sweep.model_validate_json((folder / "sweep.json").read_text()) == result
+    # Without any load there is nothing to save.
+    broken_from = 10.0
+    with pytest.raises(Unavailable):
+        sweep.sweep(deployment, Options(), build_options(tmp_path))
+    assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
 
 
 def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:

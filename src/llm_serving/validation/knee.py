@@ -6,6 +6,7 @@ an interval is the geometric one, so that each step gains the same relative prec
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -94,12 +95,17 @@ class Knee(NamedTuple):
 Measure = Callable[[float], Point]
 
 
+class SearchEndedError(Exception):
+    """No further load can be sent: the search ends with what is known."""
+
+
 def find_knee(
     measure: Measure, search: Search, is_over: Callable[[], bool] = lambda: False
 ) -> tuple[Knee, list[Point]]:
     """Search the knee; return it and every point in the order of measuring.
 
     Args:
+        measure: may raise SearchEndedError.
         is_over: asked before each load but the first; ends the search with what is known.
     """
     points: list[Point] = []
@@ -108,11 +114,19 @@ def find_knee(
         points.append(measure(load))
         return points[-1]
 
-    kept, missed = _bracket(try_load, search, is_over)
-    while kept and missed and not is_over() and (middle := _choose_middle(kept.load, missed.load, search)):
-        point = try_load(middle)
-        kept, missed = (point, missed) if point.kept else (kept, point)
-    return Knee(kept, missed), points
+    with contextlib.suppress(SearchEndedError):
+        kept, missed = _bracket(try_load, search, is_over)
+        while kept and missed and not is_over() and (middle := _choose_middle(kept.load, missed.load, search)):
+            point = try_load(middle)
+            kept, missed = (point, missed) if point.kept else (kept, point)
+    return _find_bracket(points), points
+
+
+def _find_bracket(points: Sequence[Point]) -> Knee:
+    """The highest load that was kept, and the lowest above it that was not."""
+    kept = max((point for point in points if point.kept), key=lambda point: point.load, default=None)
+    above = (point for point in points if not point.kept and (kept is None or point.load > kept.load))
+    return Knee(kept, min(above, key=lambda point: point.load, default=None))
 
 
 def _bracket(measure: Measure, search: Search, is_over: Callable[[], bool]) -> Knee:

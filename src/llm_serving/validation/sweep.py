@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console
-from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.errors import BlueprintError, CheckFailed
 from llm_serving.validation import knee, run, run_folder, sample_statistics, sweep_page
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.gate import LATENCIES
-from llm_serving.validation.knee import Axis, Knee, Point, Search
+from llm_serving.validation.knee import Axis, Knee, Point, Search, SearchEndedError
 from llm_serving.validation.report import Report
 from llm_serving.validation.sample_statistics import PERCENTILES, Latency
 from llm_serving.validation.sweep_result import Sweep
@@ -86,7 +86,7 @@ def sweep(deployment: Deployment, options: Options, validation: ValidationOption
         validation: of each load; its `runs` is the folder of the result.
 
     Raises:
-        Unavailable: the deployment does not respond, or another validation is running.
+        Unavailable: the deployment does not respond to the first load, or another validation is running.
     """
     started = datetime.datetime.now(datetime.UTC)
     axis = choose_axis(deployment.traffic, options)
@@ -95,7 +95,19 @@ def sweep(deployment: Deployment, options: Options, validation: ValidationOption
         loader = Loader(deployment, axis, options.point_s, dataclasses.replace(validation, runs=collected))
         deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
         search = build_search(deployment.traffic, axis, options)
-        bracket, points = knee.find_knee(loader.measure, search, lambda: time.monotonic() >= deadline)
+        measured, failures = list[Point](), list[str]()
+
+        def measure(load: float) -> Point:
+            try:
+                measured.append(loader.measure(load))
+            except BlueprintError as error:
+                if not measured:
+                    raise
+                failures.append(_describe_failure(load, axis, error))
+                raise SearchEndedError from None
+            return measured[-1]
+
+        bracket, points = knee.find_knee(measure, search, lambda: time.monotonic() >= deadline)
         capacity = _build_capacity(deployment, bracket, axis, started)
         result = Sweep(
             name=deployment.name,
@@ -110,7 +122,11 @@ def sweep(deployment: Deployment, options: Options, validation: ValidationOption
             per_replica=_divide_by_replicas(capacity),
             points=knee.sort_points(points),
             settings=loader.settings,
-            notes=[*_list_notes(deployment, bracket, axis), *_describe_limit(options, time.monotonic() >= deadline)],
+            notes=[
+                *failures,
+                *_list_notes(deployment, bracket, axis),
+                *_describe_limit(options, time.monotonic() >= deadline),
+            ],
         )
         (collected / measured_capacity.SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
@@ -287,6 +303,12 @@ def _list_notes(deployment: Deployment, bracket: Knee, axis: Axis) -> list[str]:
     if least:
         notes.append(f"slo.{' and slo.'.join(least)} left out: a low load would miss them by itself.")
     return notes
+
+
+def _describe_failure(load: float, axis: Axis, error: BlueprintError) -> str:
+    """Say why a load could not be sent, as where a higher one before it broke the service."""
+    reason = str(error).partition("\n")[0]
+    return f"The load of {format_load(load, axis)} could not be sent, and the search ended there: {reason}"
 
 
 def _describe_limit(options: Options, is_reached: bool) -> list[str]:
