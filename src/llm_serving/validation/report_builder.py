@@ -53,7 +53,7 @@ MAX_SHOWN = 200
 
 METHOD = (
     "The table's latencies are of answered requests; the SLO is held against all of them, failed ones as infinite.",
-    "A limit is met where the upper bound of its statistic, at 95% confidence, is within it.",
+    "A limit is met where the upper bound of its statistic, at 95% confidence for independent requests, is within it.",
     "Goodput is the share of requests that meet every limit on a latency at once.",
     "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",
     "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",

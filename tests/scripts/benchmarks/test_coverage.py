@@ -30,3 +30,12 @@ def test_a_bound_of_one_rank_less_would_hold_less_often(monkeypatch: pytest.Monk
 def test_a_bound_of_equal_values_holds_more_often() -> None:
     draw, find_truth = coverage.DISTRIBUTIONS["steps"]
     assert coverage.measure(build_rng(), 1000, 300, 0.5, draw, find_truth(0.5)) > 0.97
+
+
+def test_a_bound_of_requests_that_wait_for_each_other_holds_less_often() -> None:
+    """As docs/validation.md says; with hardly any load they do not wait, and it holds."""
+    busy, idle = (coverage.measure_queue(build_rng(), 500, 300, 0.95, load) for load in (0.5, 0.001))
+    assert busy.share == pytest.approx(0.69, abs=0.08)
+    assert busy.factor == pytest.approx(1.2, abs=0.08)
+    assert idle.share > 0.93
+    assert idle.factor < 1.02
