@@ -181,8 +181,9 @@ class ChunkState:
         Raises:
             Conflict: another worker has the chunk.
         """
-        if self.head["fruitless"] and not self.head["done"]:
-            self._write_head(Head(**{**self.head, "fruitless": 0}))
+        with self._writing:
+            if self.head["fruitless"] and not self.head["done"]:
+                self._write_head(Head(**{**self.head, "fruitless": 0}))
 
     def _get_part_key(self, number: int, kind: str) -> str:
         return self._keys.get_part_key(self.job["id"], self.index, self.head["epoch"], number, kind)
