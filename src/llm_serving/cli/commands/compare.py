@@ -74,8 +74,10 @@ def compare(
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
-    if gate and (others := [entry.title for entry in comparisons if entry.other_load]):
-        raise CheckFailed(f"other traffic than {baseline.title}: {', '.join(others)}; only the same shows a change")
+    incomparable = [entry.title for entry in comparisons if entry.other_load]
+    if gate and incomparable:
+        titles = ", ".join(incomparable)
+        raise CheckFailed(f"other traffic than {baseline.title}: {titles}; only the same shows a change")
     doubts = list(dict.fromkeys(doubt for entry in comparisons for doubt in entry.doubts))
     if gate and doubts:
         raise CheckFailed("\n".join(["only failures could be compared:", *doubts]))
