@@ -136,7 +136,7 @@ def _parse_csv(lines: Iterator[str], parse: Callable[[dict[str, str]], TraceRow]
             yield parse(row)
     except (ValueError, TypeError, KeyError, OverflowError, csv.Error):
         text = ",".join(value for value in row.values() if isinstance(value, str))
-        raise _LineError(reader.line_num, text) from None
+        raise _LineError(reader.reader.line_num, text) from None
 
 
 def _read_mooncake(lines: Iterator[str]) -> Iterator[TraceRow]:
