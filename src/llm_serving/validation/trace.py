@@ -134,7 +134,9 @@ def _parse_csv(lines: Iterator[str], parse: Callable[[dict[str, str]], TraceRow]
     try:
         for row in reader:
             yield parse(row)
-    except (ValueError, TypeError, KeyError, OverflowError, csv.Error):
+    except csv.Error:
+        raise _LineError(reader.reader.line_num, "") from None
+    except (ValueError, TypeError, KeyError, OverflowError):
         text = ",".join(value for value in row.values() if isinstance(value, str))
         raise _LineError(reader.reader.line_num, text) from None
 
