@@ -18,6 +18,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from llm_serving import startup
+
+if __name__ == "__main__":
+    startup.defer_garbage_collection(0)  # this process ends in seconds
+
+# isort: split
 from infra import stack_rules
 from infra.bindings import cdktf
 from infra.stacks import base

@@ -12,7 +12,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from llm_serving import program
+from llm_serving import program, startup
 from llm_serving.program import DEBUG
 from llm_serving.settings.errors import InputError
 
@@ -137,6 +137,7 @@ def set_options(
 
 def main() -> None:
     """Run the command line and exit."""
+    startup.defer_garbage_collection()
     sys.exit(run(sys.argv[1:]))
 
 
