@@ -120,6 +120,27 @@ def test_a_load_that_breaks_the_service_ends_the_sweep_with_what_is_known(
     assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
 
 
+def test_an_interrupted_sweep_keeps_the_loads_before(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(loader: Loader, load: float) -> Point:
+        loader.settings = {"slo": SLO, "served_model": "tiny", "replicas": 1, "engine": "vllm"}
+        if load > interrupted_from:
+            raise KeyboardInterrupt
+        return build_point(load)
+
+    monkeypatch.setattr(Loader, "measure", measure)
+    interrupted_from = 70.0
+    result, folder = sweep.sweep(deployment, Options(), build_options(tmp_path))
+    assert (result.interrupted, result.kept and result.kept.load) == (True, 40)
+    assert result.notes[0] == "The load of 80/s was interrupted, and the search ended there."
+    assert Sweep.model_validate_json((folder / "sweep.json").read_text()) == result
+    interrupted_from = 10.0
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(deployment, Options(), build_options(tmp_path))
+    assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
+
+
 def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:
     result = build_sweep(Knee(None, build_point(1, "fail")), 1, 2)
     with pytest.raises(CheckFailed) as error:

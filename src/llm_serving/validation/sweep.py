@@ -82,6 +82,8 @@ def has_limits(slo: Slo) -> bool:
 def sweep(deployment: Deployment, options: Options, validation: ValidationOptions) -> tuple[Sweep, Path]:
     """Find the knee of a running deployment; return it and the folder with its page, RUNS/NAME/sweep-TIME.
 
+    A failure or an interruption after the first load ends the search, and the loads before it count.
+
     Args:
         validation: of each load; its `runs` is the folder of the result.
 
@@ -95,15 +97,15 @@ def sweep(deployment: Deployment, options: Options, validation: ValidationOption
         loader = Loader(deployment, axis, options.point_s, dataclasses.replace(validation, runs=collected))
         deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
         search = build_search(deployment.traffic, axis, options)
-        measured, failures = list[Point](), list[str]()
+        measured, ends = list[Point](), list[tuple[float, BlueprintError | KeyboardInterrupt]]()
 
         def measure(load: float) -> Point:
             try:
                 measured.append(loader.measure(load))
-            except BlueprintError as error:
+            except (BlueprintError, KeyboardInterrupt) as error:
                 if not measured:
                     raise
-                failures.append(_describe_failure(load, axis, error))
+                ends.append((load, error))
                 raise SearchEndedError from None
             return measured[-1]
 
@@ -122,8 +124,9 @@ def sweep(deployment: Deployment, options: Options, validation: ValidationOption
             per_replica=_divide_by_replicas(capacity),
             points=knee.sort_points(points),
             settings=loader.settings,
+            interrupted=any(isinstance(error, KeyboardInterrupt) for _, error in ends),
             notes=[
-                *failures,
+                *(_describe_end(load, axis, error) for load, error in ends),
                 *_list_notes(deployment, bracket, axis),
                 *_describe_limit(options, time.monotonic() >= deadline),
             ],
@@ -305,8 +308,10 @@ def _list_notes(deployment: Deployment, bracket: Knee, axis: Axis) -> list[str]:
     return notes
 
 
-def _describe_failure(load: float, axis: Axis, error: BlueprintError) -> str:
-    """Say why a load could not be sent, as where a higher one before it broke the service."""
+def _describe_end(load: float, axis: Axis, error: BlueprintError | KeyboardInterrupt) -> str:
+    """Say why a load was not measured, as where a higher one before it broke the service."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"The load of {format_load(load, axis)} was interrupted, and the search ended there."
     reason = str(error).partition("\n")[0]
     return f"The load of {format_load(load, axis)} could not be sent, and the search ended there: {reason}"
 

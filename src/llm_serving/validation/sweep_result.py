@@ -41,4 +41,7 @@ class Sweep(BaseModel):
     settings: dict[str, Any]
     """Deployment, load and SLO, as in the reports."""
 
+    interrupted: bool = False
+    """Whether the search was interrupted before its end."""
+
     notes: list[str]

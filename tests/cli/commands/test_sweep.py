@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llm_serving import program
 from llm_serving.cli import main
+from llm_serving.validation import run
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.cli.commands.test_validate import _write_blueprint, _write_deployment
@@ -43,6 +48,29 @@ def test_the_knee_lies_at_the_servers_capacity(folder: Path, capsys: pytest.Capt
     assert {path.name for path in saved.iterdir()} == {"sweep.json", "sweep.html", "points"}
     assert json.loads((saved / "sweep.json").read_text()) == payload
     assert all((saved / point["run"] / "report.html").is_file() for point in payload["points"])
+
+
+@pytest.mark.timeout(240)
+def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validate = run.validate
+
+    def validate_first(deployment: Any, options: Any) -> Any:
+        if deployment.traffic.arrivals > 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return validate(deployment, options)
+
+    monkeypatch.setattr(run, "validate", validate_first)
+    with known_server.run_server(Behaviour(TTFT_S, ITL_S, slots=SLOTS)) as url:
+        _write_deployment(folder, url)
+        command = ["sweep", "mine", "--json", "--precision", "100", "--point-time", "3s"]
+        assert program.run(lambda: main.run(command)) == program.INTERRUPTED
+    payload = json.loads(capsys.readouterr().out)
+    assert (payload["interrupted"], payload["kept"]["load"], payload["missed"]) == (True, 8, None)
+    (saved,) = Path("runs/mine").iterdir()
+    assert {path.name for path in saved.iterdir()} == {"sweep.json", "sweep.html", "points"}
+    assert json.loads((saved / "sweep.json").read_text()) == payload
 
 
 @pytest.mark.parametrize(

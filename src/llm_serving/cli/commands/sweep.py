@@ -68,6 +68,8 @@ def sweep(
         print(result.model_dump_json(indent=2))
     else:
         console.print_result(sweep_table.render(result, saved))
+    if result.interrupted:
+        raise KeyboardInterrupt
     sweeps.require_kept(result)
 
 
