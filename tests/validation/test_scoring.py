@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,21 +73,21 @@ def test_a_row_expects_a_schema_where_answers_are_scored_by_one(tmp_path: Path) 
 
 
 class _JudgeHandler(QuietHandler):
-    """Finds 8 of 10 wherever the answer has an x, and replies with words to the rest."""
+    """Replies the same to each question."""
 
     requests: list[dict[str, Any]]
+    reply: str
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).requests.append({"path": self.path, **body})
-        reply = "8" if "<answer>\nx" in body["messages"][0]["content"] else "no number"
-        data = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
+        data = json.dumps({"choices": [{"message": {"content": self.reply}}]}).encode()
         self.respond(200, data)
 
 
 @pytest.fixture
 def judge_url() -> Iterator[str]:
-    _JudgeHandler.requests = []
+    _JudgeHandler.requests, _JudgeHandler.reply = [], "8"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _JudgeHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -105,10 +106,21 @@ def test_a_judge_is_asked_with_prompt_expected_and_answer(judge_url: str, tmp_pa
     assert all(text in request["messages"][0]["content"] for text in ("What?", "<expected>\ny", "<answer>\nx"))
 
 
-def test_a_judge_without_a_number_scores_nothing(judge_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("reply", "score"), [("10", 1.0), ("8/10", 0.8), ("Score: 7.", 0.7), ("0", 0.0)])
+def test_a_judges_number_is_read_among_words(judge_url: str, tmp_path: Path, reply: str, score: float) -> None:
+    _JudgeHandler.reply = reply
+    sample = _build_sample("x", "y")
+    scoring.score(_build_traffic(score_by="judge", judge={"url": judge_url, "model": "strict"}), [sample], tmp_path)
+    assert sample.score == score
+
+
+@pytest.mark.parametrize("reply", ["no number", "0.8", "8.5", "-1", "15"])
+def test_a_judge_without_a_whole_number_scores_nothing(judge_url: str, tmp_path: Path, reply: str) -> None:
+    _JudgeHandler.reply = reply
     traffic = _build_traffic(score_by="judge", judge={"url": judge_url, "model": "strict"})
     failed = _build_sample("", "y", error="deadline")
-    with pytest.raises(Unavailable, match=r"the judge strict replied 'no number', not a number from 0 to 10\. Fix:"):
+    message = rf"the judge strict replied '{re.escape(reply)}', not a whole number from 0 to 10\. Fix:"
+    with pytest.raises(Unavailable, match=message):
         scoring.score(traffic, [_build_sample("other", "y"), failed], tmp_path)
     assert failed.score is None, "a mean of the failed ones alone would be 0"
 

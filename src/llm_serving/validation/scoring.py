@@ -182,10 +182,10 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
         raise Unavailable(
             f"the judge at {judge.url} did not answer: {error}. Fix: traffic.judge, or {JUDGE_KEY} for its API key."
         ) from None
-    match = re.search(r"\b(10|[0-9])\b", reply)
+    match = re.search(r"(?<![\w.-])(10|\d)(?!\w|\.\d)", reply)  # not a part of another number, such as 0.8
     if match is None:
         raise Unavailable(
-            f"the judge {judge.model} replied {reply[:80]!r}, not a number from 0 to 10. "
+            f"the judge {judge.model} replied {reply[:80]!r}, not a whole number from 0 to 10. "
             "Fix: a model that follows instructions in traffic.judge.model."
         )
     return int(match[1]) / 10
