@@ -92,51 +92,39 @@ def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> N
     assert "come and go" in sweep._list_notes(scaled, bracket, "rate")[0]
 
 
-def test_a_load_that_breaks_the_service_ends_the_sweep_with_what_is_known(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("end", "note"),
+    [
+        (
+            Unavailable("http://127.0.0.1:1 is unreachable. Fix: blueprint status.\n  details"),
+            "The load of 80/s could not be sent, and the search ended there: http://127.0.0.1:1 is unreachable. "
+            "Fix: blueprint status.",
+        ),
+        (KeyboardInterrupt(), "The load of 80/s was interrupted, and the search ended there."),
+    ],
+    ids=["broken", "interrupted"],
+)
+def test_a_load_that_fails_ends_the_sweep_with_what_is_known(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, note: str
 ) -> None:
-    """Minutes of loads are not lost because the engine restarts after the last one."""
+    """Minutes of loads are not lost because the engine restarts after the last one, or its user is in a hurry."""
 
     def measure(loader: Loader, load: float) -> Point:
         loader.settings = {"slo": SLO, "served_model": "tiny", "replicas": 1, "engine": "vllm"}
-        if load > broken_from:
-            raise Unavailable("http://127.0.0.1:1 is unreachable. Fix: blueprint status.\n  details")
+        if load > fails_from:
+            raise end
         return build_point(load)
 
     monkeypatch.setattr(Loader, "measure", measure)
-    broken_from = 70.0
+    fails_from = 70.0
     result, folder = sweep.sweep(deployment, Options(), build_options(tmp_path))
     assert result.kept and result.kept.load == 40
     assert result.capacity and result.capacity.requests_per_s == 40
-    assert result.notes[0] == (
-        "The load of 80/s could not be sent, and the search ended there: http://127.0.0.1:1 is unreachable. "
-        "Fix: blueprint status."
-    )
+    assert (result.interrupted, result.notes[0]) == (isinstance(end, KeyboardInterrupt), note)
     assert Sweep.model_validate_json((folder / "sweep.json").read_text()) == result
     # Without any load there is nothing to save.
-    broken_from = 10.0
-    with pytest.raises(Unavailable):
-        sweep.sweep(deployment, Options(), build_options(tmp_path))
-    assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
-
-
-def test_an_interrupted_sweep_keeps_the_loads_before(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def measure(loader: Loader, load: float) -> Point:
-        loader.settings = {"slo": SLO, "served_model": "tiny", "replicas": 1, "engine": "vllm"}
-        if load > interrupted_from:
-            raise KeyboardInterrupt
-        return build_point(load)
-
-    monkeypatch.setattr(Loader, "measure", measure)
-    interrupted_from = 70.0
-    result, folder = sweep.sweep(deployment, Options(), build_options(tmp_path))
-    assert (result.interrupted, result.kept and result.kept.load) == (True, 40)
-    assert result.notes[0] == "The load of 80/s was interrupted, and the search ended there."
-    assert Sweep.model_validate_json((folder / "sweep.json").read_text()) == result
-    interrupted_from = 10.0
-    with pytest.raises(KeyboardInterrupt):
+    fails_from = 10.0
+    with pytest.raises(type(end)):
         sweep.sweep(deployment, Options(), build_options(tmp_path))
     assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
 
