@@ -21,9 +21,9 @@ from pathlib import Path
 
 from llm_serving import paths, program
 from llm_serving.catalog import instances
+from llm_serving.kinds.serving import capacity_estimate
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
-from llm_serving.workloads.serving import capacity_estimate
 
 MODEL = "Qwen/Qwen3-32B"
 POOLS = (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_serving.workloads.environment import Process
+from llm_serving.services.environment import Process
 
 PROMPT = "The router sends a request to"
 

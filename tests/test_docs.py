@@ -10,7 +10,7 @@ import pytest
 
 from llm_serving.cli import main
 from llm_serving.fleet import loading
-from llm_serving.workloads.serving.traffic import Slo
+from llm_serving.services.traffic import Slo
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -55,8 +55,8 @@ KIND = '''\
 """The kind `diary`: one process that writes the time into its log."""
 
 from llm_serving.settings.document import load
-from llm_serving.workloads.base import BaseBlueprint, BaseDeployment, Workload, resolve_name
-from llm_serving.workloads.environment import Process
+from llm_serving.services.blueprint import BaseBlueprint, BaseDeployment, Workload, resolve_name
+from llm_serving.services.environment import Process
 
 
 class Diary(BaseBlueprint):
@@ -64,7 +64,7 @@ class Diary(BaseBlueprint):
     words: str
 
 
-class DiaryDeployment(BaseDeployment):
+class DiaryDeployment(Deployment):
     words: str
 
     @property
@@ -72,8 +72,8 @@ class DiaryDeployment(BaseDeployment):
         return (Process(name="writer", command=("sh", "-c", f"echo {self.words}; exec sleep 600"), env={}, port=0),)
 
 
-class DiaryWorkload(Workload):
-    KIND = "diary"
+class DiaryKind(Kind):
+    NAME = "diary"
     SETTINGS = Diary
     DEPLOYMENT = DiaryDeployment
 
@@ -97,7 +97,7 @@ class DiaryWorkload(Workload):
         return [("words", deployment.words)]
 
 
-WORKLOAD = DiaryWorkload()
+KIND = DiaryKind()
 '''
 
 STACK = '''\
@@ -126,7 +126,7 @@ TARGET = '''\
 
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.base import require_kind
-from llm_serving.workloads.environment import Conventions, Environment
+from llm_serving.services.environment import Conventions, Environment
 
 
 class MoonTarget:
@@ -296,22 +296,22 @@ def test_one_folder_adds_a_pattern(tree: Copy, folder: Path) -> None:
 
 
 def test_one_package_adds_a_workload_kind(tree: Copy, folder: Path) -> None:
-    tree.write("src/llm_serving/workloads/diary/__init__.py", "")
-    tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
+    tree.write("src/llm_serving/kinds/diary/__init__.py", "COMMANDS = ()\n")
+    tree.write("src/llm_serving/kinds/diary/kind.py", KIND)
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
     assert "good-morning" in tree.run("check", "mine", cwd=folder)
     tree.run("render", "mine", cwd=folder)
     assert "good-morning" in (folder / "rendered" / "mine" / "local" / "local.conf").read_text()
     refusal = tree.run("render", "mine", "--target", "eks", cwd=folder, code=2)
     assert "it writes to a folder of this machine" in refusal
-    assert tree.touched == {"src/llm_serving/workloads/diary"}
+    assert tree.touched == {"src/llm_serving/kinds/diary"}
 
 
 @pytest.mark.terraform
 @pytest.mark.timeout(400)
 def test_an_added_workload_kind_is_deployed_inspected_and_destroyed(tree: Copy, folder: Path) -> None:
-    tree.write("src/llm_serving/workloads/diary/__init__.py", "")
-    tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
+    tree.write("src/llm_serving/kinds/diary/__init__.py", "COMMANDS = ()\n")
+    tree.write("src/llm_serving/kinds/diary/kind.py", KIND)
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
     try:
         assert "mine is up" in tree.run("deploy", "mine", "--yes", cwd=folder, limit_s=300)

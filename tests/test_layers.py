@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 BACKWARD_IMPORTS = (
     ("src/llm_serving/settings/units.py", "from llm_serving import console"),
-    ("src/llm_serving/workloads/serving/resolve.py", "from llm_serving.targets import matrix"),
-    ("src/llm_serving/fleet/cost.py", "from llm_serving.workloads import inputs"),
+    ("src/llm_serving/kinds/serving/resolve.py", "from llm_serving.targets import matrix"),
+    ("src/llm_serving/fleet/cost.py", "from llm_serving.services import inputs"),
     ("src/llm_serving/console.py", "import infra"),
     ("src/llm_serving/catalog/instances.py", "import boto3"),
     ("infra/constructs/vpc.py", "import boto3"),

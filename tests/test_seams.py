@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from llm_serving.catalog import engines
+from llm_serving.kinds.serving import patterns
+from llm_serving.services import kinds
 from llm_serving.targets import registry
-from llm_serving.workloads import base
-from llm_serving.workloads.serving import patterns
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "llm_serving"
@@ -23,7 +23,7 @@ OTHERS = frozenset(
         *engines.load_routers(),
         *engines.load_frameworks(),
         *patterns.load_patterns(),
-        *base.list_kinds(),
+        *kinds.list_kinds(),
     }
 )
 SAME_WORDS = ("orchestrator", "state", "images", "kind ")
@@ -32,7 +32,7 @@ SAME_WORDS = ("orchestrator", "state", "images", "kind ")
 ORCHESTRATOR_PACKAGES = ("aws", "fleet", "operations", "rehearsal", "terraform", "hub", "settings", "catalog")
 """Packages below the targets: `eks` and `ecs` are a fleet's orchestrators and AWS's services there."""
 
-OWN = {"targets": TARGETS, "workloads": frozenset(base.list_kinds())}
+OWN = {"targets": TARGETS, "kinds": frozenset(kinds.list_kinds())}
 """A package of these directories may name itself."""
 
 

@@ -18,8 +18,8 @@ from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
 from llm_serving.targets.on_aws.rendered import BatchManifest
-from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 
 MESSAGE_RETENTION_S = 14 * 86400
 """SQS's maximum: how long a step of the state machine may wait for a worker."""

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console, paths, processes, program
+from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 
 IMAGE = paths.IMAGES / "batch-worker"
 BUCKET, REGION, NAME = "rows-and-results", "us-west-2", "mine"

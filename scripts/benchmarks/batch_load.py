@@ -37,10 +37,10 @@ from typing import Any
 import psutil
 
 from llm_serving import processes, program
+from llm_serving.kinds.batch.client import BatchClient
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run as validation_run
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.workloads.batch.client import BatchClient
 from scripts.benchmarks import batch_kills, drivers, s3_server
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
 

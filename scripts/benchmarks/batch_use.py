@@ -28,18 +28,19 @@ from typing import Any
 import psutil
 
 from llm_serving import console, program
+from llm_serving.kinds.batch.client import BatchClient
+from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.batch.validation import validate as batch
+from llm_serving.kinds.batch.validation.sample import SampleRows
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import registry
 from llm_serving.targets.local import supervisor
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.targets.local.target import LocalTarget
-from llm_serving.validation import batch, run
+from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.batch_sample import SampleRows
-from llm_serving.workloads.batch.client import BatchClient
-from llm_serving.workloads.batch.deployment import BatchDeployment
-from llm_serving.workloads.serving.traffic import Traffic
 
 DRIVER = "vllm-bench"
 

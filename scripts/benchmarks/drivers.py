@@ -42,16 +42,16 @@ import psutil
 from rich.table import Table
 
 from llm_serving import console, program
+from llm_serving.kinds.serving.blueprint import Disruption
+from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
+from llm_serving.services.environment import Environment, Process
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run, sample_statistics
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.drivers import registry
 from llm_serving.validation.report import Report
-from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving.blueprint import Disruption
-from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
-from llm_serving.workloads.serving.traffic import Slo, Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from scripts.benchmarks.load_driver import read_children_cpu_s
@@ -120,7 +120,7 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
     return Outcome(report, cpu_s, truth.p50 or 0.0, truth.p99 or 0.0, good)
 
 
-def build_deployment(url: str, traffic: dict[str, Any]) -> Deployment:
+def build_deployment(url: str, traffic: dict[str, Any]) -> ServingDeployment:
     """A deployment whose one worker and router are the server."""
     weights = Weights(uri="s3://models/known/", loader="runai_streamer", bytes=1, random=True)
     served = ServedModel(model="known", name="known", weights=weights, context=4096)
@@ -139,7 +139,7 @@ def build_deployment(url: str, traffic: dict[str, Any]) -> Deployment:
                 instances=(process,),
             )
         )
-    return Deployment(
+    return ServingDeployment(
         name="known",
         pattern="aggregated",
         target="local",

@@ -48,7 +48,9 @@ from typing import NamedTuple
 from rich.table import Table
 
 from llm_serving import console, processes, program
+from llm_serving.kinds.serving import baseline, blueprint
 from llm_serving.rehearsal import emulator
+from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -57,7 +59,6 @@ from llm_serving.targets.local.environment import SHORTCUTS_VARIABLE
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
-from llm_serving.workloads.serving import baseline, blueprint
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERN = ROOT / "blueprints" / "disaggregated"
@@ -133,7 +134,7 @@ def _make_folders() -> Iterator[dict[str, Path]]:
         original = blueprint.read(pair)
         single = Path(name) / "single"
         shutil.copytree(PATTERN.with_name(baseline.get_pattern(original)), single)
-        (single / blueprint.FILE_NAME).write_text(baseline.render(original), encoding="utf-8")
+        (single / FILE_NAME).write_text(baseline.render(original), encoding="utf-8")
         yield {"baseline": single, "pair": pair, "pair, thread polls": pair}
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console, program
-from llm_serving.cli import quantities
+from llm_serving.options import quantities
 from llm_serving.settings.units import Duration
 from llm_serving.targets import registry
 from llm_serving.targets.base import ValidationInputs

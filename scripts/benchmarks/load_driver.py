@@ -37,12 +37,12 @@ from rich.table import Table
 
 from llm_serving import console, program
 from llm_serving.hub import make_tiny
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import driver_result, run, sample_statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 

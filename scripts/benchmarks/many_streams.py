@@ -17,11 +17,11 @@ import urllib.request
 from pathlib import Path
 
 from llm_serving import console, processes, program
+from llm_serving.services.traffic import Traffic
 from llm_serving.validation import driver_result, load_plan, run, sample_statistics, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 

@@ -58,15 +58,15 @@ from rich.table import Table
 
 from llm_serving import console, go_programs, processes, program
 from llm_serving.hub import make_tiny, upload
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.rehearsal import emulator
+from llm_serving.services.environment import Process
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_env, readiness
 from llm_serving.validation import weight_loading
-from llm_serving.workloads.environment import Process
-from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAMER = Path(__file__).with_name("stream_weights.py")
@@ -90,7 +90,7 @@ class Times(NamedTuple):
 class Bench:
     """Deployment, directory and S3 server of all sides."""
 
-    deployment: Deployment
+    deployment: ServingDeployment
     work: Path
     server: psutil.Process
 
@@ -267,7 +267,7 @@ def _prepare_bench(model: str) -> Iterator[Bench]:
             yield Bench(plan.deployment, work, server)
 
 
-def _upload_model(deployment: Deployment, directory: DeploymentDir) -> None:
+def _upload_model(deployment: ServingDeployment, directory: DeploymentDir) -> None:
     environment = deployment.environment
     with console.step(f"Upload model {deployment.served_models[0].model} to S3") as step:
         client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)

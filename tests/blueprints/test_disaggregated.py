@@ -19,9 +19,9 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import engines, models
 from llm_serving.engines import memory
+from llm_serving.services.environment import Process
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, supervisor
-from llm_serving.workloads.environment import Process
 from tests import serving
 from tests.serving import Load
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.services.environment import Process
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, supervisor
-from llm_serving.workloads.environment import Process
 from tests import dns_discovery, serving
 
 pytestmark = pytest.mark.engine

@@ -16,11 +16,11 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.hub import make_tiny
+from llm_serving.services.environment import Process
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import adapters, supervisor
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.workloads.environment import Process
 from tests import serving
 
 pytestmark = pytest.mark.engine

@@ -10,10 +10,10 @@ import pytest
 
 from llm_serving.catalog import engines
 from llm_serving.engines import base, vllm
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings import schema
 from llm_serving.settings.errors import InputError
-from llm_serving.workloads.serving.blueprint import Blueprint
-from tests.workloads.serving import resolving
+from tests.kinds.serving import resolving
 
 SLIM = """\
 source: a test

@@ -15,22 +15,22 @@ from pydantic import ValidationError
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import CommandPart
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import resolve
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.roles import RouterPolicy
+from llm_serving.services.environment import Environment
 from llm_serving.settings.document import load
 from llm_serving.targets import matrix
 from llm_serving.targets.local import engine_env
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving import resolve
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.roles import RouterPolicy
 from tests.engines_own import EngineProbe
-from tests.workloads.serving import resolving
+from tests.kinds.serving import resolving
 
 ROOT = Path(__file__).parents[2]
 
 
-def _resolve_aggregated() -> Deployment:
+def _resolve_aggregated() -> ServingDeployment:
     names = ("aws", "worker-0", "worker-1", "router", "router-metrics", "router-admin")
     environment = Environment(
         target="local",
@@ -123,17 +123,17 @@ CASES = [
 """Blueprints that ask for every option of the engine between them, and the target of each."""
 
 
-def _list_serving_deployments() -> list[Deployment]:
+def _list_serving_deployments() -> list[ServingDeployment]:
     """Every cell of the matrix that has engines behind a router."""
-    return [cell.deployment for cell in matrix.build_cells() if isinstance(cell.deployment, Deployment)]
+    return [cell.deployment for cell in matrix.build_cells() if isinstance(cell.deployment, ServingDeployment)]
 
 
-def _resolve(folder: Path, text: str, target: str) -> Deployment:
+def _resolve(folder: Path, text: str, target: str) -> ServingDeployment:
     endpoint = "http://127.0.0.1:20000"
     return resolving.resolve_files(folder, f"name: mine\n{text}", FLEET, target, cores=2, s3_endpoint=endpoint)
 
 
-def _list_engine_arguments(deployments: Iterable[Deployment]) -> list[list[str]]:
+def _list_engine_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
     """What the engine's own parser is given: all after `vllm serve`, whatever joins the machines before it."""
     commands = {
         process.command
@@ -272,7 +272,7 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
         assert router_port != str(process.port)
 
 
-def _list_router_arguments(deployments: Iterable[Deployment]) -> list[list[str]]:
+def _list_router_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
     """What the router's own parser is given, whatever finds the engines for it."""
     commands = [process.command for deployment in deployments for process in deployment.router.processes]
     program_indexes = [

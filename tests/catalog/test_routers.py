@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths, processes
+from llm_serving.services.environment import Process
 from llm_serving.targets.local import engine_env
-from llm_serving.workloads.environment import Process
 from tests.http_handler import QuietHandler
-from tests.workloads.serving.resolving import resolve_files
+from tests.kinds.serving.resolving import resolve_files
 
 pytestmark = pytest.mark.engine
 

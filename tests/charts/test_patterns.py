@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.targets import matrix, planning
+from llm_serving.targets import matrix, planning, render
 from llm_serving.targets.matrix import Cell
-from llm_serving.workloads import render
 from tests.charts import objects
 from tests.charts.conftest import Render
 

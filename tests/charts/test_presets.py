@@ -14,8 +14,8 @@ import yaml
 from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
+from llm_serving.kinds.serving import processes
 from llm_serving.targets.local import engine_env
-from llm_serving.workloads.serving import processes
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, ROUTER_OPTION, Helm, Render
 from tests.engines_own import EngineProbe

@@ -193,14 +193,14 @@ def test_help_imports_no_heavy_module() -> None:
     assert result.stderr == "[]\n"
 
 
-@pytest.mark.parametrize("entry", main.COMMANDS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", main.list_commands(), ids=lambda entry: entry.name)
 def test_every_command_loads_and_its_help_begins_with_its_summary(entry: main.CommandEntry) -> None:
     command = main.load_command(entry)
     assert command.name == entry.name
     assert command.help.split("\n\n")[0] == entry.summary
 
 
-@pytest.mark.parametrize("entry", main.COMMANDS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", main.list_commands(), ids=lambda entry: entry.name)
 def test_every_summary_is_one_active_sentence_that_fits_its_line(entry: main.CommandEntry) -> None:
     assert re.fullmatch(r"[A-Z][^.]*(?:\.[^ .]+)?[^.]*\.", entry.summary)
     assert len(entry.summary) <= 64
@@ -216,7 +216,7 @@ def test_the_help_lists_the_commands_in_groups_and_documents_the_exit_codes(caps
     assert codes in " ".join(output.split())
 
 
-@pytest.mark.parametrize("arguments", [[entry.name] for entry in main.COMMANDS], ids=lambda words: words[0])
+@pytest.mark.parametrize("arguments", [[entry.name] for entry in main.list_commands()], ids=lambda words: words[0])
 def test_every_commands_help_fits_80_columns(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +238,8 @@ def test_a_command_imports_its_modules_at_the_top() -> None:
     """Only completions, which must be fast and share a module, import where they need it."""
     inner_imports = [
         f"{file.name}:{number}"
-        for file in sorted((ROOT / "src/llm_serving/cli").rglob("*.py"))
+        for folder in ("cli", "options")
+        for file in sorted((ROOT / "src/llm_serving" / folder).rglob("*.py"))
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if re.match(r"\s+(?:from \S+ )?import ", line)
     ]

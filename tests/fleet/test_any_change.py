@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROOT = Path(__file__).parents[2]
 FILES = [

@@ -9,9 +9,9 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.operations import context
+from llm_serving.services import inputs
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
-from llm_serving.workloads import inputs
 
 FLEET = """\
 name: kept

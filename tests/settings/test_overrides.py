@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.errors import InputError
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 TEXT = """\
 # What to serve.

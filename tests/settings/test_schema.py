@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from llm_serving.cli.commands.schema import SchemaFile, render_schema
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.batch.blueprint import Blueprint as BatchBlueprint
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings import yaml_source
 from llm_serving.settings.document import FILE_CONTEXT, Settings
-from llm_serving.workloads.batch.blueprint import Blueprint as BatchBlueprint
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROOT = Path(__file__).parents[2]
 SCHEMA_FILES: dict[type[Settings], Path] = {

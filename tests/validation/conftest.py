@@ -9,20 +9,20 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from llm_serving.kinds.serving.blueprint import Disruption
+from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
+from llm_serving.services.environment import Environment, Process
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
-from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving.blueprint import Disruption
-from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
-from llm_serving.workloads.serving.traffic import Slo, Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 
-DeploymentFactory = Callable[..., Deployment]
+DeploymentFactory = Callable[..., ServingDeployment]
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +33,10 @@ def make_deployment() -> DeploymentFactory:
 
 def build_deployment(
     url: str, traffic: dict[str, Any], slo: dict[str, Any] | None = None, *, random: bool = True
-) -> Deployment:
+) -> ServingDeployment:
     port = urlsplit(url).port or 0
     weights = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=random)
-    return Deployment(
+    return ServingDeployment(
         name="known",
         pattern="aggregated",
         target="local",
@@ -97,7 +97,7 @@ ServerValidator = Callable[..., FinishedRun]
 
 @pytest.fixture(scope="module")
 def validate_server(
-    make_deployment: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
+    make_deployment: Callable[..., ServingDeployment], tmp_path_factory: pytest.TempPathFactory
 ) -> ServerValidator:
     """Validates a server of a given behaviour."""
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import data_rows
 from llm_serving.validation.load import cycle_prompts
 from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.workloads.serving.traffic import Traffic
 
 CHAT = Traffic(users=1)
 DATA = Path(__file__).with_name("data")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.validation import run
-from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator, build_options
@@ -77,7 +77,7 @@ class TestAServiceThatIsValidatedTwice:
 
     @pytest.fixture
     def validate_twice(self, make_deployment: DeploymentFactory, tmp_path: Path) -> Any:
-        def _validate(deployment: Deployment) -> FinishedRun:
+        def _validate(deployment: ServingDeployment) -> FinishedRun:
             return FinishedRun(*run.validate(deployment, build_options(tmp_path)), known={})
 
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:

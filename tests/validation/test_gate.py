@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 import pytest
 
+from llm_serving.services.traffic import Slo
 from llm_serving.validation import gate
 from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.distribution import Distribution
 from llm_serving.validation.gate import Goodput, Judgement, MissedObjective
 from llm_serving.validation.sample_statistics import Metric
-from llm_serving.workloads.serving.traffic import Slo
 
 _GOOD_RATES = {"requests_per_s": 10.0, "output_tokens_per_s": 100.0}
 ENOUGH = 300

@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.validation import load_plan
 from llm_serving.validation.load_plan import Shard
 from llm_serving.validation.trace import TraceRow
-from llm_serving.workloads.serving.traffic import Traffic
 
 
 def _build_traffic(**overrides: object) -> Traffic:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import load, load_plan, pictures, prompts, soundness
 from llm_serving.validation.driver_result import DriverResult
@@ -17,7 +18,6 @@ from llm_serving.validation.load import generate_prompts
 from llm_serving.validation.load_plan import LoadPlan, Shard
 from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.prompt import Prompt
-from llm_serving.workloads.serving.traffic import Traffic
 
 COSTS = {"tiny": prompts.TokenCosts(2, {"the": 1, "of": 1}, picture=50)}
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import tasks
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import (
@@ -35,9 +38,6 @@ from llm_serving.validation.prompt import Prompt
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.validation.stream import Connection
 from llm_serving.validation.validation_run import ValidationRun
-from llm_serving.workloads.serving import tasks
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
 
 COSTS = {"tiny": prompts.TokenCosts(2, {"the": 1, "of": 1})}
 
@@ -126,7 +126,7 @@ def test_a_connection_that_broke_before_any_answer_says_nothing_of_its_content()
 
 
 @pytest.fixture
-def build_report(make_deployment: Callable[..., Deployment]) -> Callable[..., Report]:
+def build_report(make_deployment: Callable[..., ServingDeployment]) -> Callable[..., Report]:
     def build(samples: list[Sample], slo: dict[str, Any] | None = None, **changes: Any) -> Report:
         deployment = make_deployment("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
         deployment = deployment.model_copy(update={"task": "embed", "unused_keys": ("slo.itl_ms",), **changes})

@@ -16,14 +16,14 @@ import jsonschema
 import pytest
 
 from llm_serving.console import CommandFailed
+from llm_serving.kinds.serving import measured_prompts
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import driver_result, load_plan, report, run, run_folder, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import Progress
 from llm_serving.validation.drivers import registry
-from llm_serving.workloads.serving import measured_prompts
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.validation.conftest import FinishedRun, ServerValidator, build_options
@@ -424,12 +424,14 @@ def test_the_time_limit_stops_sending_and_requests_in_flight_are_counted(validat
     )
 
 
-def _check_refused(deploy: Callable[..., Deployment], root: Path, traffic: dict[str, Any], **options: Any) -> None:
+def _check_refused(
+    deploy: Callable[..., ServingDeployment], root: Path, traffic: dict[str, Any], **options: Any
+) -> None:
     run.validate(deploy("http://127.0.0.1:9", traffic), build_options(root, folder=root, **options))
 
 
 def test_an_unreachable_deployment_is_reported_and_leaves_no_report(
-    make_deployment: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
 ) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:9 is unreachable: .*refused"):
         _check_refused(make_deployment, tmp_path, TRAFFIC)
@@ -437,7 +439,7 @@ def test_an_unreachable_deployment_is_reported_and_leaves_no_report(
 
 
 def test_invalid_prompts_and_a_missing_user_file_are_reported_before_anything_starts(
-    make_deployment: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text('{"question": "?"}\n')
     with pytest.raises(InputError, match=r"own.jsonl:1:1: now .*exactly one of `prompt` and `messages`"):
@@ -447,7 +449,7 @@ def test_invalid_prompts_and_a_missing_user_file_are_reported_before_anything_st
 
 
 def test_a_second_validation_at_the_same_time_is_refused(
-    make_deployment: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
 ) -> None:
     with (
         run_folder.lock_work(tmp_path / "logs", "known"),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from llm_serving.kinds.batch.validation.report import BatchReport
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run, run_folder
-from llm_serving.validation.batch_report import BatchReport
 from tests.validation.conftest import DeploymentFactory, build_options
 
 

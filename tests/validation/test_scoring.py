@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from llm_serving.services.traffic import Judge, Traffic
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import data_rows, scoring
 from llm_serving.validation.answer import Sample
-from llm_serving.workloads.serving.traffic import Judge, Traffic
 from tests.http_handler import QuietHandler
 
 SCHEMA = json.dumps({"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}})

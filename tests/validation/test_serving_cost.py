@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import instances
+from llm_serving.kinds.serving.deployment import Resources, ServingDeployment
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import serving_cost
 from llm_serving.validation.answer import Sample
-from llm_serving.workloads.serving.deployment import Deployment, Resources
 
 ANSWERED = [Sample(number, 0.0, input_tokens=2000, output_tokens=200) for number in range(100)]
 
 
 @pytest.fixture
-def deployment(make_deployment: Callable[..., Deployment]) -> Deployment:
+def deployment(make_deployment: Callable[..., ServingDeployment]) -> ServingDeployment:
     """Two replicas on two of four GPUs each, on a target with prices."""
     built = make_deployment("http://127.0.0.1:1", {"users": 1})
     engine, router = built.roles
@@ -27,7 +27,7 @@ def deployment(make_deployment: Callable[..., Deployment]) -> Deployment:
     return built.model_copy(update={"roles": roles, "environment": environment})
 
 
-def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment: Deployment) -> None:
+def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment: ServingDeployment) -> None:
     cost = serving_cost.estimate(deployment, ANSWERED, 100.0)
     assert cost is not None
     usd_h = instances.find("g6e.12xlarge").prices["us-east-1"].usd_h
@@ -39,16 +39,16 @@ def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment
     assert "2 x 0.5 of g6e.12xlarge" in cost.basis
 
 
-def test_this_machine_has_no_price(make_deployment: Callable[..., Deployment]) -> None:
+def test_this_machine_has_no_price(make_deployment: Callable[..., ServingDeployment]) -> None:
     assert serving_cost.estimate(make_deployment("http://127.0.0.1:1", {"users": 1}), ANSWERED, 100.0) is None
 
 
-def test_an_unknown_price_is_not_guessed(deployment: Deployment) -> None:
+def test_an_unknown_price_is_not_guessed(deployment: ServingDeployment) -> None:
     environment = deployment.environment.model_copy(update={"region": "sa-east-1"})
     assert serving_cost.estimate(deployment.model_copy(update={"environment": environment}), ANSWERED, 100.0) is None
 
 
-def test_replicas_from_zero_cost_at_least_one_where_requests_are_answered(deployment: Deployment) -> None:
+def test_replicas_from_zero_cost_at_least_one_where_requests_are_answered(deployment: ServingDeployment) -> None:
     engine, router = deployment.roles
     scaled = engine.model_copy(update={"replicas": Bounds(0, 4)})
     cost = serving_cost.estimate(deployment.model_copy(update={"roles": (scaled, router)}), ANSWERED, 100.0)

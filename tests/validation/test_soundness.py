@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation import soundness
 from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
-from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 OPEN = Traffic.model_validate({"arrivals": "24/s", "requests": 150})
 CLOSED = Traffic.model_validate({"users": 4})

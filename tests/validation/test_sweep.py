@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Slo
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import charts, sweep, sweep_page
@@ -16,8 +18,6 @@ from llm_serving.validation.knee import Knee, Point
 from llm_serving.validation.report import Report, Steady
 from llm_serving.validation.sweep import Loader, Options
 from llm_serving.validation.sweep_result import Sweep
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Slo
 from tests.validation.conftest import build_options
 from tests.validation.test_knee import build_point
 
@@ -26,7 +26,7 @@ SLO = {"ttft_ms": {"p95": 800, "p50": 400}, "itl_ms": {"p95": 40}}
 
 
 @pytest.fixture
-def deployment(make_deployment: Callable[..., Deployment]) -> Deployment:
+def deployment(make_deployment: Callable[..., ServingDeployment]) -> ServingDeployment:
     return make_deployment(URL, {"arrivals": 20, "requests": 300}, SLO)
 
 
@@ -52,7 +52,7 @@ def build_sweep(knee: Knee, *points: float) -> Sweep:
     )
 
 
-def test_a_rate_is_sent_for_the_least_time_with_the_requests_that_bounds_need(deployment: Deployment) -> None:
+def test_a_rate_is_sent_for_the_least_time_with_the_requests_that_bounds_need(deployment: ServingDeployment) -> None:
     slow, fast = (sweep.build_traffic(deployment, "rate", load, 30, 0.0, 1) for load in (0.5, 40))
     assert (slow.arrivals, slow.requests) == (0.5, 59), "95% of fewer than 59 requests have no upper bound"
     assert (fast.arrivals, fast.requests) == (40, 1200)
@@ -61,7 +61,9 @@ def test_a_rate_is_sent_for_the_least_time_with_the_requests_that_bounds_need(de
     assert longer.requests == 3 * fast.requests
 
 
-def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_is_known(deployment: Deployment) -> None:
+def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_is_known(
+    deployment: ServingDeployment,
+) -> None:
     first = sweep.build_traffic(deployment, "users", 32, 30, 0.0, 1)
     assert (first.users, first.arrivals, first.requests) == (32, None, 32 * sweep.TURNS)
     assert sweep.build_traffic(deployment, "users", 32, 30, 2.5, 1).requests == math.ceil(2.5 * 32 * 30)
@@ -73,14 +75,14 @@ def test_an_slo_without_a_limit_on_a_latency_has_nothing_to_sweep_for() -> None:
     assert sweep.has_limits(Slo.model_validate(SLO))
 
 
-def test_the_search_starts_at_the_blueprints_own_load(deployment: Deployment) -> None:
+def test_the_search_starts_at_the_blueprints_own_load(deployment: ServingDeployment) -> None:
     assert sweep.build_search(deployment.traffic, "rate", Options()).start == 20
     assert sweep.build_search(deployment.traffic, "users", Options()).start == sweep.START["users"]
     bounded = sweep.build_search(deployment.traffic, "rate", Options(lowest=2, highest=30))
     assert (bounded.lowest, bounded.highest) == (2, 30)
 
 
-def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> None:
+def test_replicas_that_come_and_go_have_no_capacity(deployment: ServingDeployment) -> None:
     import datetime
 
     now, bracket = datetime.datetime.now(datetime.UTC), Knee(build_point(24), build_point(26, "fail"))
@@ -105,7 +107,7 @@ def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> N
     ids=["broken", "interrupted"],
 )
 def test_a_load_that_fails_ends_the_sweep_with_what_is_known(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, note: str
+    deployment: ServingDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, note: str
 ) -> None:
     """Minutes of loads are not lost because the engine restarts after the last one, or its user is in a hurry."""
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_serving.kinds.serving.deployment import Weights
 from llm_serving.validation import weight_loading
-from llm_serving.workloads.serving.deployment import Weights
 
 _WEIGHTS = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=False)
 

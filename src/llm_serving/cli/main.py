@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+import pkgutil
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from llm_serving import program, startup
+from llm_serving import kinds, program, startup
+from llm_serving.options.command import AWS, BLUEPRINTS, FLEET, MODELS, PANELS, TOOLS, CommandEntry
 from llm_serving.program import DEBUG
 from llm_serving.settings.errors import InputError
 
 EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem."
 
-BLUEPRINTS, MODELS, FLEET, AWS, TOOLS = "Blueprints", "Models", "Fleet", "AWS", "Tools"
-"""The groups of `blueprint --help`, in order."""
-
-
-@dataclass(frozen=True)
-class CommandEntry:
-    """One command of the command line, known before its module is imported."""
-
-    panel: str
-    name: str
-    location: str
-    """MODULE:OBJECT below llm_serving.cli.commands; a function, or the Typer object of a group of commands."""
-
-    summary: str
-    """First sentence of its help."""
-
-    hidden: bool = False
-
-
 _BASELINE = "Create the aggregated baseline of a disaggregated blueprint."
 
-COMMANDS = (
+_GENERAL = (
     CommandEntry(BLUEPRINTS, "list", "patterns:list_", "List the patterns that `new` copies."),
     CommandEntry(BLUEPRINTS, "new", "patterns:new", "Copy a pattern to a folder of your own."),
     CommandEntry(BLUEPRINTS, "check", "check:check", "Check a blueprint against its fleet, without side effects."),
@@ -56,10 +39,7 @@ COMMANDS = (
     CommandEntry(BLUEPRINTS, "destroy", "deploy:destroy", "Remove a deployment."),
     CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", _BASELINE),
     CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", _BASELINE, True),
-    CommandEntry(BLUEPRINTS, "shift", "shift:shift", "Split a route's requests between deployments on EKS."),
-    CommandEntry(BLUEPRINTS, "batch", "batch:app", "Submit files of rows to a batch deployment."),
     CommandEntry(MODELS, "model", "model:app", "List, size, create and upload models."),
-    CommandEntry(MODELS, "adapter", "adapter:app", "Load and unload LoRA adapters at run time."),
     CommandEntry(FLEET, "fleet", "fleet:app", "Show, plan, apply and destroy the fleet."),
     CommandEntry(FLEET, "rehearse", "rehearse:rehearse", "Apply and destroy the stacks against an embedded AWS."),
     CommandEntry(FLEET, "images", "images:app", "Pin container images by digest."),
@@ -71,6 +51,14 @@ COMMANDS = (
     CommandEntry(TOOLS, "schema", "schema:schema", "Print the JSON Schema of a file."),
     CommandEntry(TOOLS, "catalog", "catalog:app", "Update the catalog of instance types."),
 )  # fmt: skip
+
+
+def list_commands() -> list[CommandEntry]:
+    """List all commands: the general ones, and those of each kind, by the groups of the help."""
+    packages = [importlib.import_module(f"{kinds.__name__}.{row.name}") for row in pkgutil.iter_modules(kinds.__path__)]
+    own = [dataclasses.replace(entry, location=f"{__package__}.commands.{entry.location}") for entry in _GENERAL]
+    entries = [*own, *(entry for package in packages for entry in package.COMMANDS)]
+    return sorted(entries, key=lambda entry: PANELS.index(entry.panel))
 
 
 class _OutputClosedError(BrokenPipeError):
@@ -89,10 +77,10 @@ class _LazyCommand(TyperCommand):
 
 
 class _LazyGroup(TyperGroup):
-    """All commands, in the order of COMMANDS."""
+    """All commands, by the groups of the help."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": {entry.name: _LazyCommand(entry) for entry in COMMANDS}})
+        super().__init__(**{**attributes, "commands": {entry.name: _LazyCommand(entry) for entry in list_commands()}})
 
     def invoke(self, ctx: Any) -> Any:
         # Typer itself ends with 1, a failed check, when a pipe is closed.
@@ -105,7 +93,7 @@ class _LazyGroup(TyperGroup):
 def load_command(entry: CommandEntry) -> Any:
     """Import a command's module and return the command."""
     module, _, name = entry.location.partition(":")
-    target = getattr(importlib.import_module(f"llm_serving.cli.commands.{module}"), name)
+    target = getattr(importlib.import_module(module), name)
     if not isinstance(target, typer.Typer):
         command_app = typer.Typer(add_completion=False)
         command_app.command(entry.name)(target)

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llm_serving.catalog.models import RANDOM_NOTICE
-from llm_serving.workloads.serving import tasks
-from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import tasks
 
 
-def render_usage(deployment: Deployment, folder: str) -> RenderableType:
+def render_usage(deployment: ServingDeployment, folder: str) -> RenderableType:
     """Render the commands to call, validate, watch and remove a deployment of the blueprint in `folder`."""
     folder = shlex.quote(folder)
     commands = {
@@ -33,7 +33,7 @@ def render_usage(deployment: Deployment, folder: str) -> RenderableType:
     )
 
 
-def format_request(deployment: Deployment) -> str:
+def format_request(deployment: ServingDeployment) -> str:
     """Format a curl command that sends a request of the deployment's task."""
     model, pooled = deployment.served_models[0].name, tasks.POOLED.get(deployment.task)
     body = pooled.build(["Hello"]) if pooled else {"messages": [{"role": "user", "content": "Hello"}]}

@@ -71,5 +71,5 @@ class MatrixTable:
 
 
 def _list_labels(cell: Cell) -> list[str | Text]:
-    """List the lines of a pattern's first column: its name, kind of workload, engine and framework."""
+    """List the lines of a pattern's first column: its name, kind, engine and framework."""
     return [cell.pattern, Text(cell.kind, "dim"), Text(f"{cell.engine}, {cell.framework}", "dim")]

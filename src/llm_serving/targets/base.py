@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import kinds
+from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads.environment import Conventions, Environment
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
 
 READY, STARTING, STOPPED, FAILED = "ready", "starting", "stopped", "failed"
 """States of a replica. On AWS a replica that is not ready has the orchestrator's own reason instead."""
@@ -69,7 +69,7 @@ class LoadOrigin(StrEnum):
 class ValidationInputs:
     """A deployment that can be reached, and the options that reach it."""
 
-    deployment: Deployment
+    deployment: ServingDeployment
     options: ValidationOptions
 
 
@@ -80,13 +80,13 @@ class Target(Protocol):
     """Name of the package and of `--target`, and prefix of the patterns' templates."""
 
     conventions: Conventions
-    """Discovery, addresses and variables of its processes, which every workload is resolved with."""
+    """Discovery, addresses and variables of its processes, which every kind is resolved with."""
 
     needs_aws: bool
     """Whether it runs in the fleet's AWS account; otherwise on this machine."""
 
     def check_kind(self, kind: str) -> None:
-        """Refuse a kind of workload that the target cannot run.
+        """Refuse a kind of work that the target cannot run.
 
         Raises:
             InputError: with the reason.
@@ -172,10 +172,10 @@ class Target(Protocol):
 
 
 def require_kind(target: Target, kind: str) -> None:
-    """Refuse a kind of workload that does not work with a target's conventions.
+    """Refuse a kind of work that does not work with a target's conventions.
 
     Raises:
-        InputError: with the workload's reason.
+        InputError: with the kind's reason.
     """
-    if reason := workloads.get(kind).find_refusal(target.conventions):
+    if reason := kinds.get(kind).find_refusal(target.conventions):
         raise InputError(f"kind: now {kind}: {reason}. Fix: another --target.")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import processes
+from llm_serving.kinds.serving import measured_prompts
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import kinds
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads.serving import measured_prompts
-from llm_serving.workloads.serving.deployment import Deployment
 
 FOLDER = ".blueprint"
 
@@ -122,16 +122,16 @@ class DeploymentDir:
             with contextlib.suppress(OSError):  # other deployments or targets still use it
                 parent.rmdir()
 
-    def load_deployment(self) -> Deployment | None:
+    def load_deployment(self) -> ServingDeployment | None:
         """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
         try:
             text = (self.data / "deployment.json").read_text(encoding="utf-8")
-            deployment: Deployment = workloads.load_deployment(text)
+            deployment: ServingDeployment = kinds.load_deployment(text)
             return deployment
         except (FileNotFoundError, ValueError, InputError):
             return None
 
-    def save_deployment(self, deployment: Deployment) -> None:
+    def save_deployment(self, deployment: ServingDeployment) -> None:
         """Save what is deployed."""
         (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import kinds
+from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
+from llm_serving.targets import render
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import render
-from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DeploymentPlan:
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
     directory: DeploymentDir
-    deployment: Deployment
+    deployment: ServingDeployment
     text: str
     """The rendered template: supervisord's configuration, the chart's values, or task definitions and services."""
 
@@ -63,7 +63,7 @@ def build_plan(
         InputError: the blueprint cannot work there, or its template is missing or wrong.
     """
     template = render.find_template(folder, environment.target)
-    deployment = workloads.get_for(blueprint).resolve(blueprint, fleet, environment)
+    deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)
     session = aws or AwsSession.from_environment(fleet.value.region)
     return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)

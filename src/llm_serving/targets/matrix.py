@@ -11,12 +11,11 @@ from llm_serving import paths
 from llm_serving.catalog import engines, instances
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
+from llm_serving.services import inputs, kinds
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.targets import registry
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs, render
-from llm_serving.workloads.base import BaseDeployment
+from llm_serving.targets import registry, render
 
 NEURON_PRESET = "trainium2"
 """Replaces the pattern's own blueprint on Neuron devices, which need whole instances and larger models."""
@@ -35,7 +34,7 @@ class Cell:
     fleet: str
     engine: str
     framework: str
-    deployment: BaseDeployment | None
+    deployment: Deployment | None
     """On the first of the fleet's pools that fits all of its roles; None if none does."""
 
     reason: str
@@ -91,10 +90,10 @@ def _set_engine(document: Document[Any], engine: str) -> Document[Any]:
 
 def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) -> Cell:
     folder, selected_target = document.path.parent, registry.load_target(target)
-    settings, workload = document.value, workloads.get_for(document)
+    settings, kind = document.value, kinds.get_for(document)
     engine, framework = getattr(settings, "engine", ""), getattr(settings, "framework", "")
-    empty = Cell(folder.name, workload.KIND, target, fleet.path.stem, engine, framework, None, "")
-    if refusal := workload.find_refusal(selected_target.conventions):
+    empty = Cell(folder.name, kind.NAME, target, fleet.path.stem, engine, framework, None, "")
+    if refusal := kind.find_refusal(selected_target.conventions):
         return _explain(empty, refusal)
     if target not in render.list_targets(folder):
         return _explain(empty, f"the pattern has no template {target}.*.j2")
@@ -103,10 +102,10 @@ def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) ->
     explanations: dict[str, None] = {}
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
-        candidate = load(folder / "presets" / f"{preset}.yaml", workload.SETTINGS) if preset else document
+        candidate = load(folder / "presets" / f"{preset}.yaml", kind.SETTINGS) if preset else document
         candidate = _set_engine(candidate, engine)
         try:
-            deployment = workload.resolve(workload.move_to_pool(candidate, pool), fleet, environment)
+            deployment = kind.resolve(kind.move_to_pool(candidate, pool), fleet, environment)
         except InputError as error:
             reason, fix = _split_first_part(error)
             mistakes.setdefault(reason, []).append(pool)

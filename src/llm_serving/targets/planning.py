@@ -11,14 +11,14 @@ from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context, image_pins
+from llm_serving.services import inputs, kinds
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.document import Document
-from llm_serving.targets import registry
+from llm_serving.targets import registry, render
 from llm_serving.targets.base import Target
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan, build_plan
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs, render
-from llm_serving.workloads.base import BaseDeployment
 
 
 def plan(
@@ -44,7 +44,7 @@ def plan(
         Unavailable: `port` is taken.
     """
     selected_target, blueprint, fleet = _read_inputs(folder, fleet_file, target)
-    directory = DeploymentDir(workloads.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    directory = DeploymentDir(resolve_name(blueprint), (root or Path.cwd()).resolve())
     aws = aws or context.open_session(fleet.value.region)
     if selected_target.needs_aws and account is None:
         account = identity.find_account(aws)
@@ -52,16 +52,14 @@ def plan(
         directory, blueprint.value, fleet.value, account=account, port=port
     )
     environment = environment.model_copy(update={"image_digests": image_pins.read(fleet_file)})
-    environment = workloads.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
+    environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
     resolved_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         directory.save_ports(environment.ports)
     return resolved_plan
 
 
-def resolve_offline(
-    folder: Path, fleet_file: Path, target: str
-) -> tuple[Document[Any], Document[Fleet], BaseDeployment]:
+def resolve_offline(folder: Path, fleet_file: Path, target: str) -> tuple[Document[Any], Document[Fleet], Deployment]:
     """Read both files, and resolve and render the deployment in an assumed environment; asks and keeps nothing.
 
     Raises:
@@ -78,9 +76,9 @@ def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
         InputError: with everything that cannot work.
     """
     selected_target, blueprint, fleet = _read_inputs(folder, fleet_file, target)
-    directory = DeploymentDir(workloads.resolve_name(blueprint), Path.cwd())
+    directory = DeploymentDir(resolve_name(blueprint), Path.cwd())
     environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
-    environment = workloads.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
+    environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
     return build_plan(folder, blueprint, fleet, directory, environment)
 
 
@@ -88,7 +86,7 @@ def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, D
     """Read both files, and refuse what the target cannot run before anything is asked or chosen."""
     selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
-    selected_target.check_kind(workloads.get_for(blueprint).KIND)
+    selected_target.check_kind(kinds.get_for(blueprint).NAME)
     render.find_template(folder, target)
     return selected_target, blueprint, fleet
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_serving.services import inputs
+from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings import yaml_edit
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import planning
-from llm_serving.workloads import base, inputs
 
 _ANCHOR = "model"
 """Key of `blueprint.yaml` below which a key is added."""
@@ -51,7 +52,7 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
     Raises:
         InputError: the blueprint cannot work with them on the target; with every reason, by line of its file.
     """
-    file = folder / base.FILE_NAME
+    file = folder / FILE_NAME
     if not file.is_file():
         inputs.read_blueprint(folder)  # which says so
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,12 +61,12 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*", "rendered", "runs"))
         try:
             for key, value in values.items():
-                text = yaml_edit.set_value(copy / base.FILE_NAME, key, value, after=_ANCHOR)
-                (copy / base.FILE_NAME).write_bytes(text.encode("utf-8"))
+                text = yaml_edit.set_value(copy / FILE_NAME, key, value, after=_ANCHOR)
+                (copy / FILE_NAME).write_bytes(text.encode("utf-8"))
             new = _render(copy, fleet_file, target)
         except InputError as error:
             raise InputError(_translate(error, copy, folder)) from None
-        text = (copy / base.FILE_NAME).read_bytes().decode("utf-8")
+        text = (copy / FILE_NAME).read_bytes().decode("utf-8")
     old = _render_now(folder, fleet_file, target)
     words = ", ".join(f"{key}: {value}" for key, value in values.items())
     rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")

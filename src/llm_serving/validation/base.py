@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from rich.console import RenderableType
 
+from llm_serving.services import kinds
 from llm_serving.settings.errors import InputError
-from llm_serving.workloads import base as workloads
 
 
 class MetricsPage(NamedTuple):
@@ -76,7 +76,7 @@ class ValidationOptions:
 
 
 class Validator(Protocol):
-    """A module that a workload names in `VALIDATOR`. Its reports are pydantic models, the same as their report.json."""
+    """A module that a kind names in `VALIDATOR`. Its reports are pydantic models, the same as their report.json."""
 
     def validate(self, deployment: Any, options: ValidationOptions) -> tuple[Any, Path]:
         """Run one validation; return the report and its folder, RUNS/NAME/TIME."""
@@ -98,7 +98,7 @@ def load_validator(kind: str) -> Validator:
     Raises:
         InputError: deployments of this kind have nothing to validate.
     """
-    module = workloads.get(kind).VALIDATOR
+    module = kinds.get(kind).VALIDATOR
     if not module:
         raise InputError(f"kind: now {kind}: a deployment of this kind has nothing to validate. Fix: blueprint status.")
     return cast(Validator, importlib.import_module(module))

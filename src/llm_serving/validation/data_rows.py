@@ -15,8 +15,8 @@ from typing import Any
 
 import jsonschema
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.workloads.serving.traffic import Traffic
 
 _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
 _HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")

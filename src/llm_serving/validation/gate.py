@@ -13,11 +13,11 @@ from typing import NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.services.traffic import Percentiles, Slo
 from llm_serving.validation import sample_statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.distribution import Distribution, Estimate
 from llm_serving.validation.sample_statistics import CONFIDENCE, Metric
-from llm_serving.workloads.serving.traffic import Percentiles, Slo
 
 LATENCIES: tuple[Metric, ...] = get_args(Metric)
 

@@ -27,10 +27,10 @@ METRIC_NAMES: dict[Metric, str] = {
 STATISTICS = (*PERCENTILES, "mean")
 
 
-def create_environment() -> jinja2.Environment:
+def create_environment(folder: Path | None = None) -> jinja2.Environment:
     """The templates of pages."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([*([folder] if folder else []), Path(__file__).parent]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

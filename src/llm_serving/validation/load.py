@@ -13,6 +13,7 @@ from pathlib import Path
 import gevent
 from gevent import queue
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.validation import driver_result, pictures, prompts
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.data_rows import DataRow
@@ -29,7 +30,6 @@ from llm_serving.validation.load_plan import (
 )
 from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.prompt import Prompt
-from llm_serving.workloads.serving.traffic import Traffic
 
 QUEUE_SIZE, QUEUE_BYTES = 1000, 256 * 2**20
 """Prompts generated before the load starts, and the most memory of their pictures; a longer load generates the others

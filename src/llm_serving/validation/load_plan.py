@@ -18,13 +18,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.services import tasks
+from llm_serving.services.token_lengths import TokenDistribution
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.driver_result import PLAN_FILE
 from llm_serving.validation.trace import TraceRow
-from llm_serving.workloads.serving import tasks
-from llm_serving.workloads.serving.token_lengths import TokenDistribution
-from llm_serving.workloads.serving.traffic import Traffic
 
 _T = TypeVar("_T")
 

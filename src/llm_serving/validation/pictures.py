@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from llm_serving.workloads.serving.traffic import Images, Traffic
+from llm_serving.services.traffic import Images, Traffic
 
 ROW_REPEATS = 12
 """Rows of equal pixels: three random bytes for twelve pixels are 2 bits each."""

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from llm_serving.services.tasks import PooledTask
 from llm_serving.validation.answer import Answer
-from llm_serving.workloads.serving.tasks import PooledTask
 
 SHOWN_SCORES = 8
 """Scores of an answer that a report shows."""

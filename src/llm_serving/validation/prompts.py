@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llm_serving.services.traffic import Images
 from llm_serving.validation import pictures, trace
 from llm_serving.validation.load_plan import RequestLength
-from llm_serving.workloads.serving.traffic import Images
 
 FIRST_WORD = "Read"
 """First word of each generated prompt: it may have other tokens than the same word after a space."""

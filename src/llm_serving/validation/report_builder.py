@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, get_args
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Engine
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Traffic
 from llm_serving.validation import (
     distribution,
     engine_metrics,
@@ -45,8 +47,6 @@ from llm_serving.validation.report import (
     WeightLoading,
 )
 from llm_serving.validation.sample_statistics import Latency, Metric
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
 
 MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
@@ -73,7 +73,7 @@ POOLED_METHOD = (
 
 
 def build(
-    deployment: Deployment,
+    deployment: ServingDeployment,
     result: DriverResult,
     samples: Sequence[Sample],
     weights: WeightLoading,
@@ -166,7 +166,7 @@ class _EngineReadings(NamedTuple):
         return engine_metrics.compute_cached_share(self.before, self.after)
 
 
-def _read_engines(deployment: Deployment, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
+def _read_engines(deployment: ServingDeployment, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
     engine = engines.load_engines()[deployment.engine]
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
     roles = _list_replica_roles(deployment, source)
@@ -179,7 +179,7 @@ def _read_engines(deployment: Deployment, result: DriverResult, source: LoadSour
 
 
 def _summarize_metrics(
-    deployment: Deployment, answered: Sequence[Sample], unmeasured: Mapping[str, str]
+    deployment: ServingDeployment, answered: Sequence[Sample], unmeasured: Mapping[str, str]
 ) -> dict[Metric, Latency]:
     """Latencies of answered requests, without the statistics that the driver does not measure."""
     latencies = collect_latencies(answered)
@@ -190,7 +190,7 @@ def _summarize_metrics(
 
 
 def _judge(
-    deployment: Deployment,
+    deployment: ServingDeployment,
     result: DriverResult,
     samples: Sequence[Sample],
     throughput: Throughput,
@@ -292,7 +292,7 @@ def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
     return Requests(total=len(samples), failed=by_error.total(), by_error=dict(by_error.most_common()), planned=planned)
 
 
-def _list_replica_roles(deployment: Deployment, source: LoadSource | None) -> dict[str, str]:
+def _list_replica_roles(deployment: ServingDeployment, source: LoadSource | None) -> dict[str, str]:
     """Role of each replica by its name: the target's own where it names them, else the process's."""
     engine_roles = {role.name: role for role in deployment.engine_roles}
     if source and source.pages:
@@ -300,7 +300,9 @@ def _list_replica_roles(deployment: Deployment, source: LoadSource | None) -> di
     return {process.name: name for name, role in engine_roles.items() for process in role.instances}
 
 
-def _count_router_requests(deployment: Deployment, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
+def _count_router_requests(
+    deployment: ServingDeployment, result: DriverResult, source: LoadSource | None
+) -> dict[str, int]:
     """Requests that each router counted between the two readings of its metrics."""
     names = [page.name for page in source.pages if page.role == deployment.router.name] if source else []
     pattern, counts = deployment.router.metrics.get("requests"), dict[str, int]()
@@ -326,7 +328,7 @@ def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_d
 
 
 def _summarize_transfers(
-    deployment: Deployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
+    deployment: ServingDeployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
 ) -> KvTransfers | None:
     before, after = readings.before, readings.after
     counts_transfers = bool(after) and "transfer-time" in readings.engine.metrics
@@ -337,7 +339,7 @@ def _summarize_transfers(
 
 
 def _compare_metrics(
-    deployment: Deployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
+    deployment: ServingDeployment, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
 ) -> list[Agreement]:
     """Compare the client's numbers with those of the engines that answer it.
 
@@ -360,7 +362,7 @@ def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
     }
 
 
-def list_metrics(deployment: Deployment) -> tuple[Metric, ...]:
+def list_metrics(deployment: ServingDeployment) -> tuple[Metric, ...]:
     """Return the latencies that the answers of a deployment have."""
     return ("e2e_ms",) if deployment.is_pooled else get_args(Metric)
 
@@ -422,7 +424,7 @@ def _count_tokens(answered: Sequence[Sample]) -> Tokens:
     )
 
 
-def _collect_settings(deployment: Deployment) -> dict[str, Any]:
+def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
     settings = deployment.model_dump(
         mode="json",
         include={"pattern", "target", "fleet", "engine", "url", "traffic", "slo"},
@@ -492,7 +494,7 @@ def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
     return shown
 
 
-def _describe_clock(deployment: Deployment, result: DriverResult, driver: Driver | None) -> str:
+def _describe_clock(deployment: ServingDeployment, result: DriverResult, driver: Driver | None) -> str:
     if driver:
         return f"A request's times run from when {driver.clock}, to when it read the bytes, as {driver.title} says."
     start = "it was due (open loop)" if deployment.traffic.is_open_loop else "it was sent"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import tasks
 from llm_serving.validation import sample_statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.engine_metrics import Replica
 from llm_serving.validation.report import PromptOverlap, Tokens
-from llm_serving.workloads.serving import tasks
-from llm_serving.workloads.serving.deployment import Deployment
 
 BUSY_CPU_SHARE = 0.8
 """Share of a core above which the driver itself may limit the load."""
@@ -26,7 +26,7 @@ MIN_SHARED_TEXT = 0.1
 
 
 def build(
-    deployment: Deployment,
+    deployment: ServingDeployment,
     result: DriverResult,
     samples: Sequence[Sample],
     tokens: Tokens,
@@ -42,7 +42,7 @@ def build(
     ]
 
 
-def build_memory_remarks(deployment: Deployment) -> list[str]:
+def build_memory_remarks(deployment: ServingDeployment) -> list[str]:
     """Say of which models the memory is not computed."""
     return [
         f"Memory of {served_model.model}: not computed, for its kind is unknown here; its weights and a tenth had room."
@@ -52,7 +52,7 @@ def build_memory_remarks(deployment: Deployment) -> list[str]:
 
 
 def _build_load_remarks(
-    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
+    deployment: ServingDeployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
 ) -> list[str]:
     traffic = deployment.traffic
     remarks = [tasks.describe_unused(deployment.task, deployment.unused_keys)] if deployment.unused_keys else []
@@ -100,7 +100,7 @@ def _build_load_remarks(
     return remarks
 
 
-def _build_cache_remarks(deployment: Deployment, overlap: PromptOverlap, tokens: Tokens) -> list[str]:
+def _build_cache_remarks(deployment: ServingDeployment, overlap: PromptOverlap, tokens: Tokens) -> list[str]:
     """Explain why the engines found nothing in their caches although prompts share text."""
     if overlap.cached is None or overlap.cached >= MIN_SHARE or (overlap.prompts or 0) < MIN_SHARED_TEXT:
         return []

@@ -17,6 +17,9 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.console import Command
 from llm_serving.hub import source
+from llm_serving.kinds.serving import measured_prompts
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import (
@@ -41,9 +44,6 @@ from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.validation.terminal_summary import render as render
 from llm_serving.validation.trace import TraceRow
-from llm_serving.workloads.serving import measured_prompts
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 MAX_PROBES = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.CONCURRENCY)
@@ -56,7 +56,7 @@ _START_TIMEOUT_S = 60.0
 """Time limit of Locust's start and end together."""
 
 
-def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report, Path]:
+def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
     """Send the deployment's traffic; return the report and its folder, RUNS/NAME/TIME.
 
     The folder has report.json, report.html, Locust's CSV and log, every request (requests.jsonl) and the plan.
@@ -100,7 +100,7 @@ def validate(deployment: Deployment, options: ValidationOptions) -> tuple[Report
         return run_report, run_folder.save(run_report, samples, work, options.runs / deployment.name)
 
 
-def _override(deployment: Deployment, url: str | None, requests: int | None) -> Deployment:
+def _override(deployment: ServingDeployment, url: str | None, requests: int | None) -> ServingDeployment:
     if requests is not None:
         traffic = deployment.traffic.model_copy(update={"requests": requests})
         deployment = deployment.model_copy(update={"traffic": traffic})
@@ -125,7 +125,7 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
     return ""
 
 
-def _read_weight_loading(deployment: Deployment, logs: Path) -> WeightLoading:
+def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoading:
     main_model = deployment.served_models[0]
     replicas = [
         process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
@@ -156,7 +156,7 @@ def require_slo(run_report: Report) -> None:
 
 
 def _write_plan(
-    deployment: Deployment, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
+    deployment: ServingDeployment, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
 ) -> LoadPlan:
     """Write the driver's plan for Locust and return it."""
     traffic, data = deployment.traffic, None
@@ -289,7 +289,7 @@ def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
     return Path(driver_plan.folder) / driver_result.name_part(name, index)
 
 
-def _compute_timeout(deployment: Deployment, rows: Sequence[TraceRow]) -> float:
+def _compute_timeout(deployment: ServingDeployment, rows: Sequence[TraceRow]) -> float:
     """Return the time limit of the driver, in seconds, whatever the server does."""
     traffic = deployment.traffic
     in_turn = traffic.warm_up // load_plan.count_users(traffic, rows)
@@ -304,7 +304,7 @@ def _read_progress(driver_plan: LoadPlan) -> Progress | None:
     return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None
 
 
-def _collect_versions(deployment: Deployment) -> dict[str, str]:
+def _collect_versions(deployment: ServingDeployment) -> dict[str, str]:
     """Return the versions of this program and of an engine that runs on this machine."""
     versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
     if not deployment.environment.conventions.shared_host:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llm_serving import console, processes
+from llm_serving.kinds.batch.validation.report import BatchReport
+from llm_serving.kinds.serving import measured_prompts
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import driver_result, html_report
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.batch_report import BatchReport
 from llm_serving.validation.report import Report
-from llm_serving.workloads.serving import measured_prompts
 
 REPORT_FILE, PAGE_FILE = measured_prompts.REPORT, "report.html"
 

@@ -24,10 +24,10 @@ from statistics import fmean
 import jsonschema
 
 from llm_serving import console, paths
+from llm_serving.services.traffic import Judge, Traffic
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import api_key, on_demand
 from llm_serving.validation.answer import Sample
-from llm_serving.workloads.serving.traffic import Judge, Traffic
 
 JUDGE_KEY = "BLUEPRINT_JUDGE_API_KEY"
 JUDGE_CONCURRENCY = 8

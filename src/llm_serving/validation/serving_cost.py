@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.validation.answer import Sample
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.price import price_deployment
 
 _MILLION = 1e6
 _THOUSAND = 1e3
@@ -43,7 +43,7 @@ class Cost(BaseModel):
     """Instances and prices in words, with their date."""
 
 
-def estimate(deployment: Deployment, answered: Sequence[Sample], duration_s: float) -> Cost | None:
+def estimate(deployment: ServingDeployment, answered: Sequence[Sample], duration_s: float) -> Cost | None:
     """Estimate the cost of a load; None on a target without prices, and where one is unknown."""
     price = price_deployment(deployment)
     if price is None or duration_s <= 0:

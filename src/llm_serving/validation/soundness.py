@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation import answer, gate, sample_statistics, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
-from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 GROWTH = 1.25
 """Growth of the requests in flight from the middle third of a load to its last, above which the queue still grows."""

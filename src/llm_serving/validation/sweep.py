@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console
+from llm_serving.kinds.serving import measured_capacity
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.environment import MeasuredCapacity
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.errors import BlueprintError, CheckFailed
 from llm_serving.validation import knee, run, run_folder, sample_statistics, sweep_page
 from llm_serving.validation.base import ValidationOptions
@@ -27,10 +31,6 @@ from llm_serving.validation.knee import Axis, Knee, Point, Search, SearchEndedEr
 from llm_serving.validation.report import Report
 from llm_serving.validation.sample_statistics import PERCENTILES, Latency
 from llm_serving.validation.sweep_result import Sweep
-from llm_serving.workloads.environment import MeasuredCapacity
-from llm_serving.workloads.serving import measured_capacity
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 PAGE_FILE = "sweep.html"
 POINTS = "points"
@@ -79,7 +79,7 @@ def has_limits(slo: Slo) -> bool:
     )
 
 
-def sweep(deployment: Deployment, options: Options, validation: ValidationOptions) -> tuple[Sweep, Path]:
+def sweep(deployment: ServingDeployment, options: Options, validation: ValidationOptions) -> tuple[Sweep, Path]:
     """Find the knee of a running deployment; return it and the folder with its page, RUNS/NAME/sweep-TIME.
 
     A failure or an interruption after the first load ends the search, and the loads before it count.
@@ -174,7 +174,7 @@ def build_search(traffic: Traffic, axis: Axis, options: Options) -> Search:
 class Loader:
     """Sends one load after the other to a deployment and keeps their reports in the options' `runs`."""
 
-    def __init__(self, deployment: Deployment, axis: Axis, point_s: float, options: ValidationOptions) -> None:
+    def __init__(self, deployment: ServingDeployment, axis: Axis, point_s: float, options: ValidationOptions) -> None:
         # Least rates are objectives of one load: a lower load would miss them by itself.
         slo = deployment.slo.model_copy(update=dict.fromkeys(_LEAST_RATES))
         self.deployment = deployment.model_copy(update={"slo": slo})
@@ -208,7 +208,9 @@ class Loader:
         return point, report
 
 
-def build_traffic(deployment: Deployment, axis: Axis, load: float, point_s: float, rate: float, times: int) -> Traffic:
+def build_traffic(
+    deployment: ServingDeployment, axis: Axis, load: float, point_s: float, rate: float, times: int
+) -> Traffic:
     """Return the traffic of one load.
 
     Args:
@@ -268,7 +270,7 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
 
 
 def _build_capacity(
-    deployment: Deployment, bracket: Knee, axis: Axis, started: datetime.datetime
+    deployment: ServingDeployment, bracket: Knee, axis: Axis, started: datetime.datetime
 ) -> MeasuredCapacity | None:
     """What the planner goes by; None where no load was kept, and where replicas may have come or gone meanwhile.
 
@@ -291,11 +293,11 @@ def _divide_by_replicas(capacity: MeasuredCapacity | None) -> dict[str, float]:
     return {name: round(capacity.requests_per_s / count, 3) for name, count in capacity.replicas.items()}
 
 
-def _list_scaled(deployment: Deployment) -> list[str]:
+def _list_scaled(deployment: ServingDeployment) -> list[str]:
     return [role.name for role in deployment.engine_roles if role.replicas.min != role.replicas.max]
 
 
-def _list_notes(deployment: Deployment, bracket: Knee, axis: Axis) -> list[str]:
+def _list_notes(deployment: ServingDeployment, bracket: Knee, axis: Axis) -> list[str]:
     notes = []
     if bracket.kept and bracket.missed is None:
         notes.append(f"The highest load, {format_load(bracket.kept.load, axis)}, is kept: the knee lies above it.")

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.services.environment import MeasuredCapacity
 from llm_serving.validation.knee import Axis, Point
-from llm_serving.workloads.environment import MeasuredCapacity
 
 
 class Sweep(BaseModel):

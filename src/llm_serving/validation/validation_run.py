@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, get_args
 
+from llm_serving.services.traffic import Slo
 from llm_serving.validation import distribution, gate, sample_statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.distribution import Distribution
 from llm_serving.validation.sample_statistics import PERCENTILES, Interval, Metric
-from llm_serving.workloads.serving.traffic import Slo
 
 BATCHES = 10
 """Batches of one run: fewer do not tell its spread, more are too short to be independent."""

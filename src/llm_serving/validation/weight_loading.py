@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from llm_serving.kinds.serving.deployment import Weights
 from llm_serving.validation.report import WeightLoading
-from llm_serving.workloads.serving.deployment import Weights
 
 _LINE = re.compile(r"Overall time to stream ([\d.]+) (Bytes?|[KMGT]iB) of all files to \S+: ([\d.]+)s")
 _UNITS = {"Byte": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

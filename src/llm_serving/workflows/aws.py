@@ -25,6 +25,7 @@ from llm_serving.operations.checkpoints import Checkpoints, compute_digest
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator, stacks
+from llm_serving.services import inputs
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.settings.units import format_bytes, format_count
@@ -33,7 +34,6 @@ from llm_serving.targets import planning
 from llm_serving.targets.local import weights
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 from llm_serving.terraform import runner
-from llm_serving.workloads import inputs
 
 CDKTF = "cdktf-cli@0.21.0"
 """The last of CDKTF's own command lines; the bindings are of the same version."""

@@ -23,6 +23,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_serving import console, processes
+from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.measured_prompts import RUNS
+from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.services import inputs
+from llm_serving.services.blueprint import FILE_NAME, resolve_name
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
@@ -35,12 +41,6 @@ from llm_serving.validation.knee import Point
 from llm_serving.validation.racing import Trial
 from llm_serving.validation.sweep import Loader, Options
 from llm_serving.validation.tuning import Tuning, describe
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs
-from llm_serving.workloads.serving import capacity_estimate
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.measured_prompts import RUNS
-from llm_serving.workloads.serving.price import price_deployment
 
 RESERVED = ("kind", "name", "traffic", "slo")
 """Keys that every configuration is held against, and no part of one."""
@@ -89,7 +89,7 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
         Unavailable: the blueprint itself is up on this machine.
     """
     document, _ = inputs.read(job.folder, job.fleet_file)
-    name = workloads.resolve_name(document)
+    name = resolve_name(document)
     _require_keys(job.varied, document)
     _require_machine(job, name)
     runs = Path.cwd() / RUNS / name
@@ -240,7 +240,7 @@ class _Session:
                 trial.state, trial.why = "refused", _describe_refusal(error)
                 refusals.append(error)
                 continue
-            assert isinstance(deployment, Deployment), "its blueprint has traffic and an SLO"
+            assert isinstance(deployment, ServingDeployment), "its blueprint has traffic and an SLO"
             priced = price_deployment(deployment)
             trial.usd_h = priced and priced[0]
             trial.expected_per_s = capacity_estimate.estimate_requests_per_s(deployment)
@@ -351,7 +351,7 @@ class _Session:
 
     def _write_blueprint(self, trial: Trial) -> None:
         text = overrides.apply(self.text, {**trial.settings, "name": self.work.name})
-        (self.work / workloads.FILE_NAME).write_text(text, encoding="utf-8")
+        (self.work / FILE_NAME).write_text(text, encoding="utf-8")
 
     def _require_values(self, trial: Trial) -> None:
         """Refuse values that are wrong by themselves, at the command line that has them."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from llm_serving.cli import main
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.services import inputs
 from llm_serving.settings.document import load
-from llm_serving.workloads import inputs
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 PATTERNS = Path(__file__).resolve().parents[3] / "blueprints"
 PRESETS = sorted((path.parents[1].name, path.stem) for path in PATTERNS.glob("*/presets/*.yaml"))

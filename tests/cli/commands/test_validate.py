@@ -15,10 +15,10 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.cli import main
+from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
+from llm_serving.services.environment import Environment, Process
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 
@@ -77,7 +77,7 @@ def _write_deployment(root: Path, url: str) -> None:
             }
         )
 
-    deployment = Deployment.model_validate(
+    deployment = ServingDeployment.model_validate(
         {
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
             "framework": "plain", "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),

@@ -26,8 +26,8 @@ from batch.store import Stored
 from botocore.exceptions import ReadTimeoutError
 
 from llm_serving import processes
+from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 from scripts.benchmarks import batch_kills
 from scripts.benchmarks.batch_kills import BUCKET, BatchRun
 

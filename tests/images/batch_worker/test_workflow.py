@@ -14,9 +14,9 @@ from batch.resources import Queues, build_execution_input, find_queues
 from batch.store import Store
 
 from llm_serving import processes
+from llm_serving.kinds.batch import resolve
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from llm_serving.workloads.batch import resolve
 from tests.images.batch_worker.conftest import REGION
 
 LIMIT_S = 60.0

@@ -16,10 +16,10 @@ import yaml
 from infra import main, stack_rules
 from llm_serving import paths
 from llm_serving.fleet import loading
+from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.eks import manifest as eks_manifest
-from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 from tests.asl_validator.fixtures import FindErrors
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from llm_serving.validation.batch_sample import SampleRows
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
+from llm_serving.kinds.batch.validation.sample import SampleRows
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Traffic
 from scripts.benchmarks import batch_use
+from tests.kinds.batch.test_blueprint import MINIMAL, resolve
 from tests.validation.conftest import build_deployment
-from tests.workloads.batch.test_blueprint import MINIMAL, resolve
 
 RATES = {16: iter([900.0, 1100.0]), 64: iter([1300.0, 1500.0])}
 DEPLOYMENT = cast(Any, SimpleNamespace(sample=SimpleNamespace(rows=100)))
@@ -42,7 +42,7 @@ def test_the_driver_sends_prompts_as_long_as_the_jobs(monkeypatch: pytest.Monkey
     rows = SampleRows(deployment)
     sent: list[Traffic] = []
 
-    def validate(serving: Deployment, _: object) -> Any:
+    def validate(serving: ServingDeployment, _: object) -> Any:
         sent.append(serving.traffic)
         return SimpleNamespace(throughput=SimpleNamespace(output_tokens_per_s=1.0)), tmp_path
 

@@ -14,8 +14,8 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context
 from llm_serving.rehearsal import emulator
+from llm_serving.services import inputs
 from llm_serving.settings.document import Document
-from llm_serving.workloads import inputs
 
 REGION = "us-west-2"
 

@@ -15,11 +15,11 @@ import pytest
 
 from llm_serving import paths, processes
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.targets import planning
 from llm_serving.targets.ecs import manifest, stack
-from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 from scripts.benchmarks import batch_kills
 from tests.infra.batch.conftest import FLEET, write_blueprint
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet

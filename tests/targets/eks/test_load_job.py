@@ -20,6 +20,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import own_image
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -29,7 +30,6 @@ from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers
-from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks import known_server
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
@@ -152,7 +152,7 @@ def test_the_jobs_pods_send_one_load_and_leave_nothing(
         drivers = RemoteDrivers(aws, BUCKET, lambda urls: run_pods(cluster, plan, package, secrets, urls), 60)
         source = LoadSource("From the Job.", play=drivers.play, max_processes=4)
         traffic = {"arrivals": "20/s", "requests": 40, "input_tokens": 20, "output_tokens": 4}
-        deployment: Deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 20_000}})
+        deployment: ServingDeployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 20_000}})
         report, _ = run.validate(deployment, build_options(tmp_path, load_source=source))
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown

@@ -13,10 +13,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.hub import make_tiny
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.local import adapters
-from llm_serving.workloads.serving.deployment import Deployment
 from tests.http_handler import QuietHandler
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,9 @@ class _Engine(QuietHandler):
 
 
 @pytest.fixture
-def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, list[tuple[str, dict[str, str]]]]]:
+def deployment_and_requests(
+    working_folder: Path,
+) -> Iterator[tuple[ServingDeployment, list[tuple[str, dict[str, str]]]]]:
     """A deployment of two models, of which `long` has an adapter, and the requests to its engine."""
     blueprint = (ROOT / "blueprints/multi-model/blueprint.yaml").read_text()
     (working_folder / "mine/blueprint.yaml").write_text(blueprint.replace("# adapters:", "adapters:"))
@@ -58,7 +60,7 @@ def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, 
         server.shutdown()
 
 
-DeploymentAndRequests = tuple[Deployment, list[tuple[str, dict[str, str]]]]
+DeploymentAndRequests = tuple[ServingDeployment, list[tuple[str, dict[str, str]]]]
 
 
 def test_an_adapter_is_loaded_and_unloaded_over_the_engines_api(

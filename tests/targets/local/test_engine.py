@@ -17,16 +17,15 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
+from llm_serving.services.environment import Process
+from llm_serving.services.traffic import Images
 from llm_serving.settings.units import Bounds
-from llm_serving.targets import planning
+from llm_serving.targets import planning, render
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.validation import pictures
-from llm_serving.workloads import render
-from llm_serving.workloads.environment import Process
-from llm_serving.workloads.serving.traffic import Images
 from tests import serving
 from tests.serving import Load
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from llm_serving import processes
+from llm_serving.services.environment import Probe, Process
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import readiness
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import ProcessState
-from llm_serving.workloads.environment import Probe, Process
 from tests.http_handler import QuietHandler
 
 RESPONSES = {

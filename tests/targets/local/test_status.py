@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.services.environment import Probe, Process
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, readiness, status, supervisor
 from llm_serving.targets.local.supervisor import ProcessState
-from llm_serving.workloads.environment import Probe, Process
 
 PlanFactory = Callable[[], DeploymentPlan]
 

@@ -9,11 +9,11 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.fleet.loading import load_fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings.document import load
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_env, environment
 from llm_serving.targets.local.environment import SHORTCUTS_VARIABLE
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 SEES, READS = "Qwen/Qwen2.5-VL-7B-Instruct", "tiny"
 

@@ -14,12 +14,12 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import source
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import weights
-from llm_serving.workloads.serving.deployment import Deployment, Role
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +30,9 @@ def client(emulator_endpoint: str) -> Any:
 
 
 @pytest.fixture
-def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pytest.FixtureRequest) -> Deployment:
+def deployment(
+    emulator_endpoint: str, tmp_path: Path, client: Any, request: pytest.FixtureRequest
+) -> ServingDeployment:
     """A deployment with an empty bucket."""
     resolved = planning.plan(
         ROOT / "blueprints/aggregated", ROOT / "fleet.yaml", root=tmp_path, target="local"
@@ -47,7 +49,7 @@ def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pyt
     return _set_weights(resolved.model_copy(update={"environment": environment}), f"s3://{bucket}/models/tiny/")
 
 
-def _set_weights(deployment: Deployment, uri: str, model: str = "tiny") -> Deployment:
+def _set_weights(deployment: ServingDeployment, uri: str, model: str = "tiny") -> ServingDeployment:
     """Return the deployment with its workers' weights at `uri`."""
     worker, router = deployment.roles
     assert worker.served_model
@@ -66,7 +68,7 @@ def _list_keys(client: Any, bucket: str) -> list[str]:
 
 
 def test_a_generated_model_is_uploaded_completely_and_once(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     # The files have headers besides the tensors.
@@ -83,7 +85,7 @@ def test_a_generated_model_is_uploaded_completely_and_once(
 
 
 def test_a_model_in_a_directory_is_uploaded(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any, folder: Path
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any, folder: Path
 ) -> None:
     bucket = deployment.environment.bucket
     weights.upload_models(deployment_dir, _set_weights(deployment, f"s3://{bucket}/models/model/", str(folder)))
@@ -91,13 +93,13 @@ def test_a_model_in_a_directory_is_uploaded(
 
 
 def test_weights_of_the_user_are_not_changed(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, _set_weights(deployment, f"s3://{deployment.environment.bucket}/mine/"))
     assert _list_keys(client, deployment.environment.bucket) == []
 
 
-def test_an_empty_bucket_is_refused(deployment: Deployment) -> None:
+def test_an_empty_bucket_is_refused(deployment: ServingDeployment) -> None:
     with pytest.raises(Unavailable) as error:
         weights.check(deployment)
     assert str(error.value) == (
@@ -106,14 +108,14 @@ def test_an_empty_bucket_is_refused(deployment: Deployment) -> None:
     )
 
 
-def test_a_model_without_weights_is_refused(deployment: Deployment, client: Any) -> None:
+def test_a_model_without_weights_is_refused(deployment: ServingDeployment, client: Any) -> None:
     client.put_object(Bucket=deployment.environment.bucket, Key="models/tiny/config.json", Body=b"{}")
     with pytest.raises(Unavailable, match="no model: safetensors is missing"):
         weights.check(deployment)
 
 
 def test_a_model_without_tokenizer_or_a_shard_is_refused(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     assert weights.check(deployment)
@@ -129,7 +131,7 @@ def test_a_model_without_tokenizer_or_a_shard_is_refused(
 
 
 def test_weights_of_another_revision_are_refused(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     pinned = _set_revision(deployment, "v2")
@@ -144,7 +146,7 @@ def test_weights_of_another_revision_are_refused(
     assert weights.check(_set_revision(deployment, "0123456"))
 
 
-def _set_revision(deployment: Deployment, revision: str) -> Deployment:
+def _set_revision(deployment: ServingDeployment, revision: str) -> ServingDeployment:
     def pin(role: Role) -> Role:
         assert role.served_model
         pinned_weights = role.served_model.weights.model_copy(update={"revision": revision})
@@ -158,7 +160,7 @@ def _set_revision(deployment: Deployment, revision: str) -> Deployment:
 
 @pytest.mark.parametrize("size", [0, 4, 200, 1_000_000])
 def test_an_incomplete_object_is_named(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any, size: int
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any, size: int
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     name = "model-00002-of-00004.safetensors"
@@ -174,13 +176,13 @@ def test_an_incomplete_object_is_named(
     assert "\n" not in message
 
 
-def test_a_missing_bucket_is_named(deployment: Deployment) -> None:
+def test_a_missing_bucket_is_named(deployment: ServingDeployment) -> None:
     with pytest.raises(Unavailable, match=r"s3://demo-nowhere: \S+ has no such bucket"):
         weights.check(_set_weights(deployment, "s3://demo-nowhere/models/tiny/"))
 
 
 def test_an_unreadable_bucket_names_the_denied_action(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+    deployment: ServingDeployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     bucket = deployment.environment.bucket
@@ -192,7 +194,7 @@ def test_an_unreadable_bucket_names_the_denied_action(
         weights.check(deployment)
 
 
-def test_an_unreachable_s3_is_named(deployment: Deployment) -> None:
+def test_an_unreachable_s3_is_named(deployment: ServingDeployment) -> None:
     unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
     environment = deployment.environment.model_copy(update={"s3_endpoint": unreachable_url})
     with pytest.raises(Unavailable, match=f"{unreachable_url} does not answer"):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from llm_serving import paths
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import on_demand, run
 from llm_serving.validation.answer import Sample
@@ -16,8 +18,6 @@ from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import LOCKS, Job
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prompt import Prompt
-from llm_serving.workloads.serving.deployment import Deployment
-from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.validation.conftest import build_options
@@ -173,7 +173,7 @@ def test_an_older_python_is_refused_before_anything_is_downloaded(
 @pytest.mark.engine
 @pytest.mark.timeout(240)
 def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(
-    make_deployment: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
 ) -> None:
     traffic = {"arrivals": "20/s", "requests": 20, "input_tokens": 40, "output_tokens": 8, "warm_up": 1}
     slo = {"ttft_ms": {"p50": 5000}}

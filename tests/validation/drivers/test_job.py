@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.validation.drivers import job
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prompt import Prompt
-from llm_serving.workloads.serving.traffic import Traffic
 
 USERS = 4
 

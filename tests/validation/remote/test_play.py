@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.session import AwsSession
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
-from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.validation.conftest import build_options
@@ -79,7 +79,7 @@ def list_objects(aws: AwsSession) -> list[Any]:
 
 
 @pytest.fixture
-def validate(tmp_path: Path, make_deployment: Callable[..., Deployment]) -> Callable[..., Any]:
+def validate(tmp_path: Path, make_deployment: Callable[..., ServingDeployment]) -> Callable[..., Any]:
     def _validate(url: str, source: LoadSource, slo: dict[str, Any] | None = None, **options: Any) -> Any:
         deployment = make_deployment(url, TRAFFIC, slo or {"ttft_ms": {"p50": 20_000}})
         return run.validate(deployment, build_options(tmp_path, load_source=source, **options))

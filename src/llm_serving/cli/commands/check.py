@@ -10,13 +10,13 @@ import typer
 
 from llm_serving import console
 from llm_serving.catalog import eks
-from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
+from llm_serving.options import arguments
+from llm_serving.services import kinds
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads.base import BaseDeployment
 
 
 def check(
@@ -42,14 +42,14 @@ def check(
         _print_summary(blueprint, fleet_document, deployment)
 
 
-def _build_payload(blueprint: Document[Any], deployment: BaseDeployment) -> dict[str, Any]:
+def _build_payload(blueprint: Document[Any], deployment: Deployment) -> dict[str, Any]:
     common = {key: getattr(deployment, key) for key in ("name", "kind", "target", "fleet")}
-    return {**common, **workloads.get_for(blueprint).build_summary(deployment)}
+    return {**common, **kinds.get_for(blueprint).build_summary(deployment)}
 
 
-def _print_summary(blueprint: Document[Any], fleet: Document[Fleet], deployment: BaseDeployment) -> None:
+def _print_summary(blueprint: Document[Any], fleet: Document[Fleet], deployment: Deployment) -> None:
     """Print what the files resolve to, one line for each part."""
-    for part, text in (*_describe_fleet(fleet), *workloads.get_for(blueprint).describe(blueprint, deployment)):
+    for part, text in (*_describe_fleet(fleet), *kinds.get_for(blueprint).describe(blueprint, deployment)):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
 

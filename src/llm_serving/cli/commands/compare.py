@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import AsJson
+from llm_serving.kinds.serving import measured_capacity, measured_prompts
+from llm_serving.options.arguments import AsJson
+from llm_serving.services import inputs
+from llm_serving.services.blueprint import FILE_NAME, resolve_name
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.tables import comparison_table
 from llm_serving.validation import comparison, comparison_page, driver_result, run_folder, sweep
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.comparison import Change, Comparison
 from llm_serving.validation.validation_run import ValidationRun
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs
-from llm_serving.workloads.serving import measured_capacity, measured_prompts
 
 Runs = Annotated[
     list[Path],
@@ -98,13 +98,13 @@ def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
 
 def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
     """A validation itself, or groups of the newest ones of a blueprint, the oldest group first."""
-    if not (folder / workloads.FILE_NAME).is_file():
+    if not (folder / FILE_NAME).is_file():
         if repeats > 1:
             reason = f"{console.shorten_path(folder)} is no blueprint, whose newest validations count together"
             raise InputError(f"--runs: now {repeats}: {reason}. Fix: the folder of a blueprint.")
         return [[folder]]
     document = inputs.read_blueprint(folder)
-    name = workloads.resolve_name(document)
+    name = resolve_name(document)
     runs, count = Path(measured_prompts.RUNS) / name, groups * repeats
     newest = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
     if len(newest) < count:

@@ -9,13 +9,12 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.cli.commands.render import Force
+from llm_serving.options import confirm
+from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.tables import deployment_table
-from llm_serving.targets import planning, registry
+from llm_serving.targets import planning, registry, render
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.workloads import render
 
 
 def deploy(

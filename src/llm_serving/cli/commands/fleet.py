@@ -13,8 +13,6 @@ import typer
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
-from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
 from llm_serving.cli.commands.fleet_show import show
 from llm_serving.cli.commands.network_test import test_network
 from llm_serving.fleet import model
@@ -23,10 +21,12 @@ from llm_serving.operations import context, plans
 from llm_serving.operations import destroy as stack_destroy
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.options import confirm
+from llm_serving.options.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
+from llm_serving.services import inputs
 from llm_serving.settings.document import Document
 from llm_serving.tables import fleet_plan_table
 from llm_serving.terraform import synthesis
-from llm_serving.workloads import inputs
 
 app = typer.Typer(help="Show, plan, apply and destroy the fleet.", no_args_is_help=True)
 app.command()(show)

@@ -8,9 +8,9 @@ import typer
 
 from llm_serving import console
 from llm_serving.catalog import instances
-from llm_serving.cli import arguments
 from llm_serving.fleet import capacity, checks
 from llm_serving.fleet.model import Fleet
+from llm_serving.options import arguments
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.tables import capacity_table, fleet_table

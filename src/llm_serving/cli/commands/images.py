@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import FLEET, AsJson, Fleet
 from llm_serving.operations import image_pins
+from llm_serving.options.arguments import FLEET, AsJson, Fleet
 
 app = typer.Typer(help="Pin container images by digest.", no_args_is_help=True)
 

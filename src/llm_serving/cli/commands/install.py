@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Target, Yes
 from llm_serving.cli.commands import deploy as deploy_commands
 from llm_serving.cli.commands import validate as validate_command
 from llm_serving.cli.commands.fleet import WithData
+from llm_serving.options import confirm
+from llm_serving.options.arguments import FLEET, TARGET, Fleet, Target, Yes
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
 from llm_serving.validation import run as validation

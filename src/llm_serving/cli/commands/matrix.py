@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from llm_serving import console
-from llm_serving.cli.arguments import AsJson
+from llm_serving.options.arguments import AsJson
 from llm_serving.tables import matrix_table
 from llm_serving.targets import matrix as target_matrix
 

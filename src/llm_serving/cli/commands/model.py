@@ -16,19 +16,19 @@ from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances, models, records
 from llm_serving.catalog.records import ModelRecord
-from llm_serving.cli import completions
-from llm_serving.cli.arguments import FLEET, AsJson
 from llm_serving.engines import memory
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.hub import make_gguf, read, upload
 from llm_serving.hub import make_tiny as tiny_model
 from llm_serving.hub import source as source_record
+from llm_serving.kinds.serving import resolve
+from llm_serving.options import completions
+from llm_serving.options.arguments import FLEET, AsJson
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Tokens, format_bytes
 from llm_serving.tables import fit_table, models_table
-from llm_serving.workloads.serving import resolve
 
 _FORMATS = get_args(models.WeightsFormat)
 

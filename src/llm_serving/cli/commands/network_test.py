@@ -11,16 +11,16 @@ import typer
 
 from llm_serving import console
 from llm_serving.catalog import instances
-from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, AsJson, Fleet, Yes
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet as FleetSettings
 from llm_serving.operations import network_test
 from llm_serving.operations.network_test.output import Verdict
+from llm_serving.options import confirm
+from llm_serving.options.arguments import FLEET, AsJson, Fleet, Yes
+from llm_serving.services import inputs
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed, InputError
-from llm_serving.workloads import inputs
 
 MIN_NODES = 2
 _MINUTE_S = 60

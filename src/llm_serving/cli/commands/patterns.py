@@ -13,15 +13,16 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console, paths
-from llm_serving.cli import completions
-from llm_serving.cli.arguments import FLEET, AsJson, Folder
 from llm_serving.fleet.model import Name
+from llm_serving.kinds.serving import baseline as baselines
+from llm_serving.kinds.serving import blueprint
+from llm_serving.kinds.serving.patterns import FACTS_FILE
+from llm_serving.options import completions
+from llm_serving.options.arguments import FLEET, AsJson, Folder
+from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings.errors import InputError
 from llm_serving.tables import patterns_table
-from llm_serving.workloads import render
-from llm_serving.workloads.serving import baseline as baselines
-from llm_serving.workloads.serving import blueprint
-from llm_serving.workloads.serving.patterns import FACTS_FILE
+from llm_serving.targets import render
 
 ROOT = paths.ROOT
 PATTERNS = paths.PATTERNS
@@ -105,7 +106,7 @@ def baseline(
     )
     # The user may have edited the templates; prompts and adapters are next to them.
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
-    (destination / blueprint.FILE_NAME).write_text(baseline_text, encoding="utf-8")
+    (destination / FILE_NAME).write_text(baseline_text, encoding="utf-8")
     shutil.copy(PATTERNS / pattern / "README.md", destination)
     _inline_includes(destination)
     console.out.print(f"{destination}: the accelerators of {folder} as {pattern} replicas", markup=False)

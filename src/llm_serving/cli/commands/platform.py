@@ -11,12 +11,12 @@ import typer
 
 from llm_serving import console
 from llm_serving.catalog import instances
-from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, AsJson, Fleet, Yes
 from llm_serving.fleet import model
 from llm_serving.operations import add_ons, cluster, context
 from llm_serving.operations import tunnel as forwarding
 from llm_serving.operations.add_ons import Command
+from llm_serving.options import confirm
+from llm_serving.options.arguments import FLEET, AsJson, Fleet, Yes
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 

@@ -9,8 +9,8 @@ import typer
 from llm_serving.aws.preflight import report
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
-from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
+from llm_serving.options import arguments
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.tables import preflight_table

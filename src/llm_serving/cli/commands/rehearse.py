@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
-from llm_serving.cli.arguments import FLEET, OUT, AsJson, Out
+from llm_serving.options.arguments import FLEET, OUT, AsJson, Out
 from llm_serving.rehearsal import emulator, run
+from llm_serving.services import inputs
 from llm_serving.settings.errors import InputError
 from llm_serving.tables import rehearsal_table
-from llm_serving.workloads import inputs
 
 
 def rehearse(

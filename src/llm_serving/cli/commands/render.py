@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target
+from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning, registry
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.services import kinds
 from llm_serving.settings import schema as settings_schema
 from llm_serving.validation import report
-from llm_serving.workloads import base as workloads
 
 
 class SchemaFile(StrEnum):
@@ -35,7 +35,7 @@ def render_schema(file: SchemaFile) -> str:
         case SchemaFile.FLEET:
             return settings_schema.render(Fleet, "fleet.yaml")
         case SchemaFile.BLUEPRINT:
-            models = {kind: workloads.get(kind).SETTINGS for kind in workloads.list_kinds()}
+            models = {kind: kinds.get(kind).SETTINGS for kind in kinds.list_kinds()}
             return settings_schema.render_kinds(models, "blueprint.yaml")
         case SchemaFile.REPORT:
             return report.render_schema()

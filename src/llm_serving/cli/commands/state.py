@@ -7,8 +7,8 @@ import typer
 from llm_serving import console
 from llm_serving.aws import state_bucket
 from llm_serving.aws.session import AwsSession
-from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
+from llm_serving.options import arguments
 from llm_serving.settings.document import load
 
 app = typer.Typer(help="Create and delete the bucket of Terraform's state.", no_args_is_help=True)

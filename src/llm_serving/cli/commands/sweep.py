@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from llm_serving import console, processes
-from llm_serving.cli import quantities
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
+from llm_serving.options import quantities
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
+from llm_serving.services import inputs
 from llm_serving.settings import diagnostics
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
@@ -18,7 +19,6 @@ from llm_serving.targets import registry
 from llm_serving.validation import sweep as sweeps
 from llm_serving.validation.knee import Axis
 from llm_serving.validation.sweep import Options
-from llm_serving.workloads import inputs
 
 Precision = Annotated[
     float,

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
-from llm_serving.cli import confirm, quantities
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
 from llm_serving.cli.commands.sweep import Precision, require_limits
+from llm_serving.options import confirm, quantities
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
+from llm_serving.services import inputs
 from llm_serving.settings import overrides
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Duration
@@ -17,7 +18,6 @@ from llm_serving.tables import tune_table
 from llm_serving.validation.sweep import Options
 from llm_serving.workflows import tune as tuning_workflow
 from llm_serving.workflows.tune import Job, Limits
-from llm_serving.workloads import inputs
 
 
 def tune(

@@ -10,7 +10,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
 from llm_serving.targets.base import LoadOrigin

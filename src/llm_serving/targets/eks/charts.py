@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import paths
-from llm_serving.workloads.base import BaseDeployment
-from llm_serving.workloads.batch.deployment import BatchDeployment
-from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.deployment import Deployment
 
 INFERENCE, BATCH = paths.CHARTS / "inference", paths.CHARTS / "batch"
 
@@ -35,12 +35,12 @@ class Installation:
     """Whether some replica spans several nodes."""
 
 
-def describe(deployment: BaseDeployment) -> Installation:
+def describe(deployment: Deployment) -> Installation:
     """Return the installation of a deployment."""
     return _BY_KIND[deployment.kind](deployment)
 
 
-def _describe_serving(deployment: Deployment) -> Installation:
+def _describe_serving(deployment: ServingDeployment) -> Installation:
     starts = [
         process.probe.deadline_s + (role.prefetch.timeout_s if role.prefetch else 0)
         for role in deployment.engine_roles

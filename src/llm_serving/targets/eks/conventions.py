@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.workloads.environment import Conventions
+from llm_serving.services.environment import Conventions
 
 CONVENTIONS = Conventions(
     title="EKS",

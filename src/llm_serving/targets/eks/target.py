@@ -11,6 +11,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster
+from llm_serving.services.environment import Environment
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import batch, load_job, release
@@ -20,7 +21,6 @@ from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
-from llm_serving.workloads.environment import Environment
 
 
 class EksTarget(AwsTarget):

@@ -12,10 +12,10 @@ import yaml
 
 from llm_serving import console
 from llm_serving.fleet import names
+from llm_serving.kinds.serving import processes
 from llm_serving.operations import add_ons as addons
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.eks import charts
-from llm_serving.workloads.serving import processes
 
 _HELM_TIMEOUT_S = 120
 

@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from llm_serving.kinds.serving import adapters
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.services.environment import Process
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.workloads.environment import Process
-from llm_serving.workloads.serving import adapters
-from llm_serving.workloads.serving.deployment import Deployment, Role
 
 _LOAD_TIMEOUT_S = 60.0
 """Longest that an engine takes to load one, in seconds."""
@@ -32,7 +32,7 @@ def parse_folder(text: str) -> Path:
     return Path(text)
 
 
-def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
+def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> None:
     """Load the adapter in `folder` as `name` on every replica of `role`.
 
     Raises:
@@ -50,7 +50,7 @@ def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
 
-def unload(deployment: Deployment, role: str, name: str) -> None:
+def unload(deployment: ServingDeployment, role: str, name: str) -> None:
     """Unload the adapter `name` from every replica of `role`.
 
     Raises:
@@ -62,7 +62,7 @@ def unload(deployment: Deployment, role: str, name: str) -> None:
         _post(process, "unload_lora_adapter", {"lora_name": name})
 
 
-def _require_role(deployment: Deployment, name: str) -> Role:
+def _require_role(deployment: ServingDeployment, name: str) -> Role:
     """Return the role, if its engines accept adapters."""
     roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:

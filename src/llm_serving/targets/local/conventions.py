@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.workloads.environment import LOOPBACK, Conventions
+from llm_serving.services.environment import LOOPBACK, Conventions
 
 CONVENTIONS = Conventions(
     title="this machine",

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from llm_serving import console, processes
 from llm_serving.rehearsal import emulator
+from llm_serving.services.environment import Process
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
@@ -32,7 +33,6 @@ from llm_serving.targets.local import (
 from llm_serving.targets.local.engine_setups import EngineSetup
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.workloads.environment import Process
 
 _S3_HOME = "us-east-1"
 """The region whose buckets are created without naming it."""

@@ -56,7 +56,7 @@ class EngineSetup(Protocol):
 
 
 def find(engine: str = "") -> EngineSetup:
-    """The set-up of an engine; of the default one where left out, as for a kind of workload without engines."""
+    """The set-up of an engine; of the default one where left out, as for a kind without engines."""
     row = engines.load_engines().get(engine)
     return _PackagedSetup(row.local) if row and row.local else _DefaultSetup()
 

@@ -9,14 +9,14 @@ import sys
 from llm_serving import paths, processes
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
+from llm_serving.services import kinds
+from llm_serving.services.environment import Environment, Process
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_setups, subreaper, vision
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 IMAGE_PROGRAMS = {
     "router-front": "router/router_front.py",
@@ -57,7 +57,7 @@ def resolve_environment(
     Raises:
         Unavailable: `port` is in use.
     """
-    ports = _choose_ports(directory, [AWS, *workloads.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
+    ports = _choose_ports(directory, [AWS, *kinds.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     # vLLM prepares a picture in several threads before its further processes start: a fork would wait for them forever.
     has_pictures = isinstance(blueprint, Blueprint) and vision.sees(blueprint)

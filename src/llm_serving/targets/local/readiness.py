@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from llm_serving import console
+from llm_serving.services.environment import Process
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import probe
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import log_diagnosis
 from llm_serving.targets.local.supervisor import ProcessState, Supervisor
-from llm_serving.workloads.environment import Process
 
 _RESPONSE_TIMEOUT_S = 60.0
 """Longest wait for one answer, in seconds; the first one on a busy machine takes several."""

@@ -9,13 +9,13 @@ from typing import Literal
 import psutil
 
 from llm_serving import console
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.environment import Process
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.local.supervisor import ProcessState
-from llm_serving.workloads.environment import Process
-from llm_serving.workloads.serving.deployment import Deployment
 
 PROBE_TIMEOUT_S = 10.0
 """Longest wait for a probe's answer, in seconds: a status is not worth a longer one."""
@@ -83,7 +83,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
     )
 
 
-def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
+def require_services(directory: DeploymentDir, deployment: ServingDeployment) -> None:
     """Check that emulated AWS runs.
 
     Raises:

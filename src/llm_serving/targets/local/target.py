@@ -10,18 +10,19 @@ from pathlib import Path
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services import inputs, kinds
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.environment import Environment
 from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets import render
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, environment, logs, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs, render
-from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
 
 _FIRST_ASSUMED_PORT = 20000
 
@@ -34,7 +35,7 @@ class LocalTarget:
     needs_aws = False
 
     def check_kind(self, kind: str) -> None:
-        """Refuse a kind of workload that the target cannot run."""
+        """Refuse a kind of work that the target cannot run."""
         require_kind(self, kind)
 
     def resolve_environment(
@@ -54,7 +55,7 @@ class LocalTarget:
         """Return an environment with ports that nothing has claimed."""
         ports = {
             name: _FIRST_ASSUMED_PORT + number
-            for number, name in enumerate(workloads.get(blueprint.kind).list_port_names(blueprint))
+            for number, name in enumerate(kinds.get(blueprint.kind).list_port_names(blueprint))
         }
         return Environment(
             target=self.name,
@@ -122,7 +123,7 @@ class LocalTarget:
         directory = self.find_directory(folder)
         deployment = self.require_deployment(folder)
         status.require_services(directory, deployment)
-        deployment = workloads.get(deployment.kind).refresh(deployment, blueprint)
+        deployment = kinds.get(deployment.kind).refresh(deployment, blueprint)
         options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
         yield ValidationInputs(deployment, options)
 
@@ -143,7 +144,7 @@ class LocalTarget:
         with directory.lock(), console.step(f"Destroy {directory.name}"):
             return deploy.destroy(directory)
 
-    def require_deployment(self, folder: Path) -> Deployment:
+    def require_deployment(self, folder: Path) -> ServingDeployment:
         """Return what is deployed of the blueprint in `folder`.
 
         Raises:
@@ -173,7 +174,7 @@ class LocalTarget:
                 return fallback
             raise
         render.find_template(folder, self.name)
-        return DeploymentDir(workloads.resolve_name(document), Path.cwd())
+        return DeploymentDir(resolve_name(document), Path.cwd())
 
 
 TARGET: Target = LocalTarget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_serving.catalog import models
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.blueprint import Blueprint
 
 
 def sees(blueprint: Blueprint) -> bool:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from llm_serving.catalog import gguf, models, safetensors
 from llm_serving.catalog.architecture import ModelError
+from llm_serving.kinds.serving import resolve
+from llm_serving.kinds.serving.deployment import LoadedModel, ServingDeployment, Weights
+from llm_serving.services.environment import Environment
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving import resolve
-from llm_serving.workloads.serving.deployment import Deployment, LoadedModel, Weights
 
 if TYPE_CHECKING:
     from llm_serving.aws import s3
@@ -29,7 +29,7 @@ class _S3Access(TypedDict):
 
 
 def upload_models(
-    directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress = lambda _done, _all: None
+    directory: DeploymentDir, deployment: ServingDeployment, on_progress: OnProgress = lambda _done, _all: None
 ) -> None:
     """Upload the models to the model bucket, without what it has already.
 
@@ -87,7 +87,7 @@ _MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf}
 """What makes a model here, by the form of its weights."""
 
 
-def check(deployment: Deployment) -> int:
+def check(deployment: ServingDeployment) -> int:
     """Check that each model's URI has all of its files, complete; return the bytes of their weights.
 
     The engine fails without them too, but half a minute later and with a message about its internals.

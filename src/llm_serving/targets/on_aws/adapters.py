@@ -7,9 +7,9 @@ import functools
 from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.session import AwsSession
+from llm_serving.kinds.serving import adapters
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.workloads.serving import adapters
 
 _MAX_CONFIG_BYTES = 2**20
 """Most bytes of an adapter's settings that are read; PEFT writes about a thousand."""

@@ -14,7 +14,9 @@ from typing import ClassVar
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
+from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
@@ -24,8 +26,6 @@ from llm_serving.targets.on_aws import adapters, load_drivers
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
-from llm_serving.workloads.environment import Conventions, Environment
-from llm_serving.workloads.serving.blueprint import Blueprint
 
 
 class AwsTarget(abc.ABC):
@@ -45,7 +45,7 @@ class AwsTarget(abc.ABC):
     """Why a rehearsal against the embedded AWS ends before the deployment."""
 
     def check_kind(self, kind: str) -> None:
-        """Refuse a kind of workload that the target cannot run."""
+        """Refuse a kind of work that the target cannot run."""
         require_kind(self, kind)
 
     def resolve_environment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
-from llm_serving.workloads.environment import Conventions, Environment
+from llm_serving.services.environment import Conventions, Environment
 
 NO_ACCOUNT = f"No AWS credentials found: names contain the embedded AWS's account {emulator.ACCOUNT}, not yours."
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_serving.catalog import engines
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.validation.base import MetricsPage
-from llm_serving.workloads.serving.deployment import Deployment
 
 _ROUTER_PATH = "/metrics"
 
 
-def build(deployment: Deployment, replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
+def build(deployment: ServingDeployment, replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
     """Return the page of each replica.
 
     Args:

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
-from llm_serving.workloads.serving.traffic import Traffic
 
 _REPORTS = "reports"
 

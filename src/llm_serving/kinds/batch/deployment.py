@@ -1,0 +1,67 @@
+"""A batch blueprint resolved: the endpoint, the workers, the Batch API. Frozen data, every number decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_serving.kinds.batch.blueprint import BatchSlo, Limits, Sample, Team
+from llm_serving.kinds.batch.cloud import CloudParts
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.deployment import Deployment
+from llm_serving.services.environment import Process
+
+
+class BatchDeployment(Deployment):
+    """A resolved batch. `url` is the base URL of the Batch API, without /v1."""
+
+    kind: str = "batch"
+    pattern: str
+    endpoint_url: str
+    """Base URL of the endpoint, without /v1."""
+
+    model: str
+    """Name of the replicas' model in rows; empty without replicas of its own."""
+
+    metrics_urls: tuple[str, ...]
+    """Pages with the engines' metrics."""
+
+    serving: ServingDeployment | None
+    """Its own replicas beside the workers; None if it has none."""
+
+    usd_h: float | None = None
+    """Cost of its own replicas per hour; None without prices or replicas."""
+
+    bucket: str
+    prefix: str
+    """Prefix of all its objects in the bucket."""
+
+    teams: dict[str, Team]
+    limits: Limits
+    sample: Sample
+    slo: BatchSlo
+    workers: tuple[Process, ...]
+    api: Process
+    """The Batch API, which also starts the executions."""
+
+    cloud: CloudParts | None = None
+    """Its resources on AWS besides its processes; None on this machine."""
+
+    @property
+    def worker_processes(self) -> tuple[Process, ...]:
+        """Engines of its own replicas, and the workers, which wait for the endpoint."""
+        return (*(self.serving.worker_processes if self.serving else ()), *self.workers)
+
+    @property
+    def endpoint_processes(self) -> tuple[Process, ...]:
+        """The router of its own replicas, and the Batch API."""
+        return (*(self.serving.endpoint_processes if self.serving else ()), self.api)
+
+    @property
+    def loaded_models(self) -> tuple[Any, ...]:
+        """The models that its own replicas load."""
+        return self.serving.loaded_models if self.serving else ()
+
+    @property
+    def engine_processes(self) -> tuple[Process, ...]:
+        """The engines of its own replicas."""
+        return self.serving.engine_processes if self.serving else ()

@@ -1,0 +1,60 @@
+"""The kind `batch`: files of requests through an endpoint."""
+
+# ruff: noqa: ARG002 - a kind takes what others need
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.batch import blueprint as blueprints
+from llm_serving.kinds.batch import resolve, summary
+from llm_serving.kinds.batch.blueprint import Blueprint
+from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.kinds import Kind
+from llm_serving.settings.document import Document
+
+
+class BatchKind(Kind[Blueprint, BatchDeployment]):
+    """Offline batches; each method is described in `Kind`."""
+
+    NAME = "batch"
+    SETTINGS = Blueprint
+    DEPLOYMENT = BatchDeployment
+    VALIDATOR = "llm_serving.kinds.batch.validation.validate"
+
+    def find_refusal(self, conventions: Conventions) -> str:
+        return "" if conventions.workflows else "it has no queues and no state machine for them"
+
+    def read(self, folder: Path) -> Document[Blueprint]:
+        return blueprints.read(folder)
+
+    def list_port_names(self, blueprint: Blueprint) -> list[str]:
+        return resolve.list_port_names(blueprint)
+
+    def resolve(
+        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+    ) -> BatchDeployment:
+        return resolve.resolve(blueprint, fleet, environment)
+
+    def refresh(self, deployment: BatchDeployment, blueprint: Blueprint) -> BatchDeployment:
+        return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
+
+    def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
+        if not blueprint.value.endpoint.model:
+            return blueprint
+        endpoint = blueprint.value.endpoint.model_copy(update={"pool": pool})
+        return replace(blueprint, value=blueprint.value.model_copy(update={"endpoint": endpoint}))
+
+    def describe(self, blueprint: Document[Blueprint], deployment: BatchDeployment) -> Iterable[tuple[str, str]]:
+        return summary.describe(deployment)
+
+    def build_summary(self, deployment: BatchDeployment) -> dict[str, Any]:
+        return summary.build_payload(deployment)
+
+
+KIND = BatchKind()

@@ -1,0 +1,1 @@
+"""Validation of a batch: rows through the Batch API, judged against its SLO."""

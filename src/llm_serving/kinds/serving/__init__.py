@@ -1,0 +1,13 @@
+"""The kind `serving`: engines behind a router, or before prefill and decode, that answer an inference API."""
+
+from llm_serving.options.command import BLUEPRINTS, MODELS, CommandEntry
+
+COMMANDS = (
+    CommandEntry(
+        BLUEPRINTS,
+        "shift",
+        f"{__name__}.commands.shift:shift",
+        "Split a route's requests between deployments on EKS.",
+    ),
+    CommandEntry(MODELS, "adapter", f"{__name__}.commands.adapter:app", "Load and unload LoRA adapters at run time."),
+)

@@ -1,0 +1,105 @@
+"""Checks of a blueprint's LoRA adapters: its role can load each, and each was made for that role's model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from typing import Any
+
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.services.environment import Conventions
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Mistake
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files that PEFT writes and engines read."""
+
+MAX_RANK = 64
+"""Engines reserve memory for adapters of this rank: --max-lora-rank in the engines' catalog."""
+
+_QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
+"""Suffixes of quantized checkpoints; adapters are trained on the model without them."""
+
+
+def check(blueprint: Document[Blueprint], target: str, conventions: Conventions) -> Iterator[Mistake]:
+    """Adapters that their roles cannot load on `target`, which has these conventions."""
+    for name, role in blueprint.value.roles.engine_roles.items():
+        model = blueprint.value.select_model_settings(role).model or ""
+        for adapter, location in role.adapters.items():
+            problem = _find_load_error(blueprint, model, location, target, conventions)
+            if problem:
+                yield blueprint.build_mistake(
+                    [*blueprint.value.find_key_path(name), "adapters", adapter], location, *problem
+                )
+
+
+def _find_load_error(
+    blueprint: Document[Blueprint], model: str, location: str, target: str, conventions: Conventions
+) -> tuple[str, str] | None:
+    """Why a role cannot load an adapter, and the fix."""
+    is_remote = location.startswith("s3://")
+    if is_remote and not conventions.containers:
+        reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
+        return reason, "a folder beside the blueprint"
+    if is_remote:
+        return None  # read when it is deployed: `check_remote`
+    if conventions.containers:
+        reason = f"a container on {target} cannot read this folder"
+        return reason, "s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
+    return find_folder_error(blueprint.path.resolve().parent / location, model)
+
+
+def check_remote(
+    blueprint: Document[Blueprint], read_files: Callable[[str], tuple[Container[str], str] | None]
+) -> Iterator[Mistake]:
+    """Adapters in S3 that do not belong to their roles' models.
+
+    Args:
+        read_files: returns the names below s3://BUCKET/PREFIX and the text of its CONFIG; None where access is denied.
+    """
+    for name, role in blueprint.value.roles.engine_roles.items():
+        model = blueprint.value.select_model_settings(role).model or ""
+        for adapter, location in role.adapters.items():
+            files = read_files(location) if location.startswith("s3://") else None
+            problem = files and _find_error(*files, location, model)
+            if problem:
+                yield blueprint.build_mistake(
+                    [*blueprint.value.find_key_path(name), "adapters", adapter], location, *problem
+                )
+
+
+def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:
+    """Why the adapter in `folder` does not belong to `model`, and the fix; None where it does."""
+    file_names = {name for name in (CONFIG, WEIGHTS) if (folder / name).is_file()}
+    text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace") if CONFIG in file_names else ""
+    return _find_error(file_names, text, str(folder), model)
+
+
+def _find_error(file_names: Container[str], text: str, location: str, model: str) -> tuple[str, str] | None:
+    missing = [name for name in (CONFIG, WEIGHTS) if name not in file_names]
+    if missing:
+        return f"{location} has no {' and no '.join(missing)}", "a folder that PEFT wrote"
+    config = _parse_config(text)
+    base, rank = str(config.get("base_model_name_or_path", "")), config.get("r")
+    if _normalize_model(base) != _normalize_model(model):
+        reason = f"it was trained on {base or 'a model that it does not name'}, and the role serves {model}"
+        return reason, f"an adapter of {model}, or a role of {base}" if base else f"an adapter of {model}"
+    if not isinstance(rank, int) or not 0 < rank <= MAX_RANK:
+        reason = f"its rank is {rank}, and replicas reserve memory for {MAX_RANK}"
+        return reason, f"an adapter of rank {MAX_RANK} or less"
+    return None
+
+
+def _parse_config(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _normalize_model(model: str) -> str:
+    """A model's name without its organization and quantization."""
+    return _QUANTIZED.sub("", Path(model).name)

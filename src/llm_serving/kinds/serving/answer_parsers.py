@@ -1,0 +1,77 @@
+"""How the engine reads a model's answers: calls of tools, reasoning, and the template that formats chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from llm_serving.catalog import engine_options, engines, models
+from llm_serving.catalog.engines import AnswerParsers
+from llm_serving.catalog.models import Model
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Mistake
+
+AUTO, OFF = "auto", "off"
+
+
+class SelectedParsers(NamedTuple):
+    """In the engine's names; empty for none."""
+
+    tools: str
+    reasoning: str
+    chat_template: str
+    """A file in the engine's image."""
+
+    model_config_json: str = ""
+    """What the model's config.json is to say instead, JSON."""
+
+
+def select(settings: Blueprint, role: EngineRole, model: Model) -> SelectedParsers:
+    """What the engine reads the answers of a role with."""
+    row, model_settings = find_row(settings.engine, model), settings.select_model_settings(role)
+    if settings.is_pooled:
+        return SelectedParsers("", "", row.chat_template if row.model_config_json else "", row.model_config_json)
+    # Random weights end no thought, and all that they write would be reasoning.
+    reasoning = row.reasoning if not model.random else ()
+    tools = _choose(model_settings.tools, row.tools)
+    return SelectedParsers(tools, _choose(model_settings.reasoning, reasoning), row.chat_template if tools else "")
+
+
+def find_row(engine: str, model: Model) -> AnswerParsers:
+    """The engine's row of a model: by its name, else by its architecture; an empty one where there is none."""
+    rows, name = engines.load_engines()[engine].answer_parsers, model.name.rstrip("/").rpartition("/")[2].lower()
+    by_name = (row for row in rows if any(fnmatchcase(name, pattern) for pattern in row.models))
+    by_architecture = (row for row in rows if model.kind in row.architectures)
+    return next(by_name, None) or next(by_architecture, None) or AnswerParsers()
+
+
+def _choose(written: str, defaults: tuple[str, ...]) -> str:
+    if written == OFF:
+        return ""
+    return next(iter(defaults), "") if written == AUTO else written
+
+
+def check(
+    blueprint: Document[Blueprint], key_path: tuple[str, ...], role: EngineRole, model: Model
+) -> Iterator[Mistake]:
+    """Parsers that the engine does not have, or that read the answers of other models."""
+    settings, recorded = blueprint.value, engine_options.load(blueprint.value.engine)
+    model_settings, row = settings.select_model_settings(role), find_row(settings.engine, model)
+    for key, written, defaults in (
+        ("tools", model_settings.tools, row.tools),
+        ("reasoning", model_settings.reasoning, row.reasoning),
+    ):
+        path = settings.find_model_key_path(key_path, role, key)
+        names = recorded.parsers.get(key, ()) if recorded else ()  # type: ignore[call-overload]
+        if written in (AUTO, OFF):
+            continue
+        if written not in names:
+            nearest = engine_options.find_nearest(written, names)
+            reason = f"{settings.engine} has no such parser"
+            yield blueprint.build_mistake(path, written, reason, f"{nearest or AUTO}, or {OFF}")
+        elif (row.models or model.name in models.load()) and written not in defaults:
+            reason = f"it does not read the answers of {model.name}"
+            yield blueprint.build_mistake(path, written, reason, f"{' or '.join(defaults) or AUTO}, or {OFF}")

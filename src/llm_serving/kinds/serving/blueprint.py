@@ -1,0 +1,440 @@
+"""`blueprint.yaml`: what to serve, under which load, and with which SLO. Plain typed data."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llm_serving import paths
+from llm_serving.catalog import engines, records
+from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving.load_balancer import MIN_ROUTERS, LoadBalancer
+from llm_serving.kinds.serving.roles import (
+    EngineArguments,
+    EngineRole,
+    ModelName,
+    ModelRole,
+    ModelSettings,
+    Roles,
+    Variables,
+)
+from llm_serving.services import tasks
+from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.traffic import Percentiles, Slo, Traffic
+from llm_serving.settings.choices import OneOf, Task
+from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
+
+TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
+"""Fields of the SLO that hold tokens, which not every task's answers have."""
+
+
+def _list_engines() -> list[str]:
+    return list(engines.load_engines())
+
+
+def _list_frameworks() -> list[str]:
+    return list(engines.load_frameworks())
+
+
+Image = Annotated[
+    str,
+    TextFormat(
+        # Registry and repository, then a tag that stays what it is, a digest, or both.
+        r"[a-z0-9][a-z0-9._-]*(?::[0-9]{2,5})?(?:/[a-z0-9._-]+)*"
+        r"(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?:@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
+        "an image with a tag other than latest, or a digest",
+        engines.load_engines()[engines.get_default(engines.load_engines())].image,
+    ),
+]
+
+
+CompileCache = Annotated[
+    str,
+    TextFormat(
+        r"node|claim:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?",
+        "a place for compiled programs: node, or claim: and a PersistentVolumeClaim's name",
+        "node",
+    ),
+]
+
+
+class Speculative(Settings):
+    """Speculative decoding: tokens guessed ahead and verified together."""
+
+    method: Literal["ngram", "eagle", "eagle3", "draft_model", "mtp"]
+    """Source of the guesses: the prompt itself, a small draft model, or the model's own prediction layers."""
+
+    tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """Tokens guessed at a time."""
+
+    model: ModelName | None = None
+    """The model that guesses; for eagle, eagle3 and draft_model. It is read from the fleet's model bucket, where
+    `blueprint model copy` puts it."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_model(),)
+
+    def _check_model(self) -> Iterator[Conflict]:
+        needs_model = self.method in ("eagle", "eagle3", "draft_model")
+        if needs_model and not self.model:
+            yield Conflict(("method",), "this method needs a draft model", "model: NAME too, or ngram")
+        if self.model and not needs_model:
+            reason = f"{self.method} needs no second model"
+            yield Conflict(("model",), reason, "no model, or method: draft_model")
+
+
+class Tuning(Settings):
+    """Settings of the engine; defaults are the engine's."""
+
+    quantization: Literal["fp8"] | None = None
+    """Quantizes 16-bit weights when they are loaded; not needed for a quantized checkpoint."""
+
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """Number format of the KV cache: the model's own, or 8 bits for twice the tokens."""
+
+    prefix_cache: Annotated[bool, Switch()] = True
+    """Keeps the cache of prompts' prefixes for later requests."""
+
+    chunked_prefill: Annotated[bool, Switch()] = True
+    """Splits long prompts, so that they do not delay other answers."""
+
+    batch_tokens: Tokens | None = None
+    """Maximum tokens of one step."""
+
+    sequences: Annotated[int, Field(ge=1, le=8192)] | None = None
+    """Maximum requests of one step."""
+
+    kv_offload: Memory | None = None
+    """Memory of the node, for each replica, for cached prompts that no longer fit into the accelerators."""
+
+    speculative: Speculative | None = None
+    """Speculative decoding."""
+
+    compile_cache: CompileCache | None = None
+    """Keeps compiled programs for later starts: `node` on the node's disk, NVMe where it has any; `claim:NAME` on EKS
+    in a PersistentVolumeClaim. Each image, model and accelerator has its own. Engines execute these
+    files: give nobody else write access. Default is off."""
+
+    priority: Annotated[bool, Switch()] = False
+    """Reads `priority` from the body of a request, an integer: the lowest goes first; default is 0."""
+
+    kv_transfer: Literal["auto", "rdma", "host"] = "auto"
+    """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
+
+
+class Disruption(Settings):
+    """How many replicas an upgrade may take down at once, and how long they may drain."""
+
+    unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Replicas of a role that an upgrade or a drained node may take down at once."""
+
+    drain: Duration = parse_default("120s")
+    """How long a replica that is stopped may finish its requests."""
+
+
+class Blueprint(BaseBlueprint, ModelSettings):
+    """A user's copy of a pattern that serves models."""
+
+    kind: Literal["serving"] = "serving"
+    """Kind of work."""
+
+    pattern: Annotated[str, OneOf(patterns.list_names)]
+    """Pattern that this is a copy of, a folder of blueprints/."""
+
+    model: ModelName | None = None
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
+
+    task: Task = tasks.GENERATE
+    """Task of the model: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
+    /v1/score, `classify` /classify."""
+
+    engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
+    """Engine that runs the model."""
+
+    framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
+    """Framework that runs the replicas: `plain` uses the target's own means, such as Deployments on EKS."""
+
+    image: Image | None = None
+    """The engine's image on EKS and ECS, with its tag or digest; default is the pinned one."""
+
+    roles: Annotated[Roles, Field(examples=[{"worker": {"pool": "general"}}])]
+    """Roles, each on a pool."""
+
+    tuning: Tuning = Tuning()
+    """Settings of the engine."""
+
+    engine_arguments: EngineArguments = Field(default_factory=dict)
+    """The engine's own options without leading dashes, such as `max_num_seqs: 64`, if they have no key here. Checked
+    against the engine's parser."""
+
+    environment: Variables = Field(default_factory=dict)
+    """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. Do not put secrets here."""
+
+    disruption: Disruption = Disruption()
+    """How many replicas an upgrade may take down at once."""
+
+    load_balancer: LoadBalancer | None = None
+    """A load balancer with TLS in front of the routers, on EKS and ECS; without it, the VPC calls the routers."""
+
+    traffic: Annotated[Traffic, Field(examples=[{"arrivals": "20/s"}])]
+    """The load that it is designed for."""
+
+    slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
+    """Objectives for the answers."""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an answer is numbers for whole texts, without tokens."""
+        return tasks.is_pooled(self.task)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens that the engine computes of one request together: prompt and answer, or one text."""
+        return self.traffic.input_tokens.max if self.is_pooled else self.traffic.max_request_tokens
+
+    @property
+    def held_slo(self) -> Slo:
+        """The SLO without limits that the answers of the task cannot have."""
+        update = {name: Slo.model_fields[name].get_default() for name in TOKEN_LIMITS}
+        return self.slo.model_copy(update=update) if self.is_pooled else self.slo
+
+    @property
+    def unused_keys(self) -> tuple[str, ...]:
+        """Written settings of tokens that the task leaves out."""
+        limits = [f"slo.{name}" for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
+        lengths = ["traffic.output_tokens"] if "output_tokens" in self.traffic.model_fields_set else []
+        return (*limits, *lengths) if self.is_pooled else ()
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill hands its KV cache to decode."""
+        return self.roles.prefill is not None and self.roles.decode is not None
+
+    def find_key_path(self, name: str) -> tuple[str, ...]:
+        """The key path of the engine role `name`."""
+        return ("roles", "models", name) if name in self.roles.models else ("roles", name)
+
+    def merge_arguments(self, role: EngineRole) -> EngineArguments:
+        """The engine's own options of a role: the blueprint's, and the role's over them."""
+        return {**self.engine_arguments, **role.engine_arguments}
+
+    def merge_environment(self, role: EngineRole) -> Variables:
+        """The environment variables of a role: the blueprint's, and the role's over them."""
+        return {**self.environment, **role.environment}
+
+    def find_reckoned_argument(self, role: EngineRole, setting: str) -> float | None:
+        """What the engine's own options of a role say of a number that the memory arithmetic takes."""
+        arguments, row = self.merge_arguments(role), engines.load_engines()[self.engine]
+        values = [arguments.get(name) for name, meaning in row.reckoned_arguments.items() if meaning == setting]
+        return next((value for value in values if isinstance(value, int | float)), None)
+
+    def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
+        """What holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
+        return role if isinstance(role, ModelRole) else self
+
+    def locate_weights(self, role: EngineRole) -> tuple[str, str]:
+        """The key that says where a role's weights lie, and what it says: `s3`, or s3://BUCKET/PREFIX."""
+        settings = self.select_model_settings(role)
+        model = settings.model or ""
+        is_in_s3 = settings.weights == "s3" and model.startswith(records.S3_SCHEME)
+        return ("model", model) if is_in_s3 else ("weights", settings.weights)
+
+    def find_model_key_path(self, key_path: Sequence[str], role: EngineRole, key: str) -> tuple[str, ...]:
+        """The key path of a model setting `key` for the role at `key_path`."""
+        return (key,) if self.select_model_settings(role) is self else (*key_path, key)
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (
+            self._check_pattern_roles(),
+            self._check_model(),
+            self._check_context(),
+            self._check_pipeline(),
+            self._check_deadline(),
+            self._check_score(),
+            self._check_routers(),
+            self._check_served_names(),
+            self._check_task(),
+            self._check_token_settings(),
+        )
+
+    def _check_task(self) -> Iterator[Conflict]:
+        pattern_tasks = patterns.load_patterns()[self.pattern].tasks
+        if self.task not in pattern_tasks:
+            others = [row.name for row in patterns.load_patterns().values() if self.task in row.tasks]
+            reason = f"the pattern {self.pattern} is made for {' and '.join(pattern_tasks)}"
+            yield Conflict(("task",), reason, f"pattern: {' or '.join(others)}, or no task")
+
+    def _check_token_settings(self) -> Iterator[Conflict]:
+        """Settings that have no meaning by what an answer is, and whose user expects one."""
+        if not self.is_pooled:
+            yield from self._check_text_settings()
+            return
+        reason = f"an answer of the task {self.task} has no tokens"
+        worker, speculative = self.roles.worker, self.tuning.speculative
+        refused: dict[tuple[str, ...], object] = {
+            ("tools",): self.tools not in ("auto", "off"),
+            ("reasoning",): self.reasoning not in ("auto", "off"),
+            ("tuning", "speculative"): speculative,
+            ("roles", "worker", "adapters"): worker and worker.adapters,
+            ("roles", "worker", "scale", "kv_usage"): worker and worker.scale and worker.scale.kv_usage,
+            ("roles", "router", "policy"): self.roles.router.policy == "kv-aware",
+            ("traffic", "api"): "api" in self.traffic.model_fields_set,
+            ("traffic", "turns"): self.traffic.turns.max > 1,
+            ("slo", "score"): self.slo.score is not None and self.task != "classify",
+        }
+        fixes = {"kv_usage": "queue: 4", "policy": "policy: load-aware"}
+        for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
+            yield Conflict(key_path, reason, fixes.get(key_path[-1], f"no {key_path[-1]}"))
+        if self.traffic.images is not None:
+            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "no images")
+        if self.traffic.data is not None and self.task == "rerank":
+            yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "no data")
+        if self.traffic.data is not None and self.traffic.inputs.max > 1:
+            yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "no inputs")
+        yield from self._check_remaining_limits(reason)
+
+    def _check_text_settings(self) -> Iterator[Conflict]:
+        for key_path, is_written in {
+            ("traffic", "inputs"): self.traffic.inputs.max > 1,
+            ("slo", "inputs_per_s"): self.slo.inputs_per_s is not None,
+        }.items():
+            if is_written:
+                reason = "a request of the task generate has one prompt"
+                yield Conflict(key_path, reason, f"task: {' or '.join(tasks.POOLED)}, or no {key_path[-1]}")
+
+    def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
+        """Limits on tokens alone: without them nothing would be left to hold."""
+        written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
+        latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
+        if latencies and self.slo.e2e_ms == Percentiles():
+            limits = getattr(self.slo, latencies[0]).model_dump(exclude_none=True)
+            name, limit = next(iter(limits.items()), ("p95", 1000.0))
+            yield Conflict(("slo", latencies[0]), reason, f"e2e_ms: {{{name}: {limit:g}}} in its place")
+
+    def _check_served_names(self) -> Iterator[Conflict]:
+        """Names that clients put in `model` and that two models or adapters have: the router would mix them."""
+        owners: dict[str, str] = {}
+        for role_name, role in self.roles.models.items():
+            own = ("served_name",) if role.served_name else ()
+            names: list[tuple[tuple[str, ...], str]] = [(own, role.served_name or role_name)]
+            for key, name in names + [(("adapters", adapter), adapter) for adapter in role.adapters]:
+                if name in owners:
+                    reason = f"clients put {name} in `model`, and it is in roles.models.{owners[name]} too"
+                    yield Conflict(("roles", "models", role_name, *key), reason, "a name of its own")
+                owners.setdefault(name, role_name)
+
+    def _check_routers(self) -> Iterator[Conflict]:
+        if self.load_balancer and self.roles.router.replicas < MIN_ROUTERS:
+            reason = "one router is in one zone, and the load balancer is for the loss of it"
+            yield Conflict(("roles", "router", "replicas"), reason, f"replicas: {MIN_ROUTERS} or more")
+
+    def _check_pattern_roles(self) -> Iterator[Conflict]:
+        pattern_roles = patterns.load_patterns()[self.pattern].roles
+        for name in patterns.ENGINE_ROLES:
+            is_present = bool(getattr(self.roles, name))
+            if is_present and name not in pattern_roles:
+                role_names = " and ".join(pattern_roles)
+                yield Conflict(("roles", name), f"the pattern {self.pattern} has {role_names}", f"no {name}")
+            if name in pattern_roles and not is_present:
+                reason = f"the pattern {self.pattern} needs it, and it is missing"
+                yield Conflict(("roles", name), reason, f"{name}: {_format_example_role(name)}")
+
+    def _check_model(self) -> Iterator[Conflict]:
+        has_many_models = "models" in patterns.load_patterns()[self.pattern].roles
+        if has_many_models and self.model:
+            yield Conflict(("model",), "each role of this pattern names its own", "model in each of roles.models")
+        if not has_many_models and not self.model:
+            yield Conflict(("model",), "required field is missing", "model: Qwen/Qwen3-0.6B")
+
+    def _check_context(self) -> Iterator[Conflict]:
+        max_tokens = self.max_sequence_tokens
+        contexts = [role.context for role in self.roles.models.values()] or [self.context]
+        if max_tokens > max(contexts):
+            sequence, shorter = "a request", "input_tokens and output_tokens"
+            together = "input and output together, "
+            if self.is_pooled:
+                sequence, together, shorter = "a text", "", "input_tokens"
+            yield Conflict(
+                ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
+                f"{sequence} of this traffic takes up to {max_tokens} tokens, {together}and the context is "
+                f"{max(contexts)}",
+                f"context: {max_tokens} or more, or shorter {shorter}",
+            )
+
+    def _check_pipeline(self) -> Iterator[Conflict]:
+        for name in ("prefill", "decode"):
+            role: EngineRole | None = getattr(self.roles, name)
+            if role and role.pipeline > 1:
+                reason = "the KV transfer sends the cache of one pipeline stage"
+                yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
+
+    def _check_score(self) -> Iterator[Conflict]:
+        if self.slo.score is not None and self.traffic.data is None:
+            reason = "no answer is expected: traffic has no data"
+            yield Conflict(("slo", "score"), reason, "data: FILE with expected answers in traffic, or no score")
+
+    def _check_deadline(self) -> Iterator[Conflict]:
+        timeout, deadline = self.roles.router.request_timeout, self.traffic.deadline
+        if deadline > timeout:
+            reason = f"the router cuts a request off after {timeout:g} s, roles.router.request_timeout"
+            fix = f"deadline: {timeout:g}s or less, or request_timeout: {deadline:g}s or more for the router"
+            yield Conflict(("traffic", "deadline"), reason, fix)
+
+
+def _format_example_role(name: str) -> str:
+    return "{NAME: {model: tiny, pool: general}}" if name == "models" else "{pool: general}"
+
+
+def read(folder: Path) -> Document[Blueprint]:
+    """Reads the blueprint in `folder`.
+
+    Raises:
+        InputError: with every mistake of its file at once.
+    """
+    if not folder.exists():
+        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _suggest_folder(folder))])
+    if not folder.is_dir():
+        reason = "it is a file, and a blueprint is a folder"
+        raise InputError([Mistake(folder, 1, 1, "", "", reason, f"the folder that holds it, {folder.parent}")])
+    if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
+        reason = f"the folder holds no {FILE_NAME}"
+        raise InputError(
+            [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` creates one")]
+        )
+    document = load(folder / FILE_NAME, Blueprint)
+    missing_files = [
+        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"the name of a {what}")
+        for key_path, file, what in _list_files(document.value)
+        if not (folder / file).is_file()
+    ]
+    if missing_files:
+        raise InputError(missing_files)
+    return document
+
+
+def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Files that the blueprint names: key path, name, and what it is."""
+    traffic = settings.traffic
+    for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
+        if file is not None:
+            yield ("traffic", key), file, f"{kind} file beside the blueprint"
+    for name, role in settings.roles.engine_roles.items():
+        model_settings = settings.select_model_settings(role)
+        if model_settings.chat_template:
+            key_path = settings.find_model_key_path(settings.find_key_path(name), role, "chat_template")
+            yield key_path, model_settings.chat_template, "Jinja file beside the blueprint"
+
+
+def _suggest_folder(folder: Path) -> str:
+    siblings = [file.parent for file in folder.parent.glob(f"*/{FILE_NAME}")]
+    patterns = [file.parent for file in paths.PATTERNS.glob(f"*/{FILE_NAME}")]
+    close_names = difflib.get_close_matches(folder.name, [suggested.name for suggested in siblings + patterns], n=1)
+    suggested = [path for path in siblings + patterns if path.name in close_names]
+    return f"the folder of a blueprint{f', such as {suggested[0]}' if suggested else '; `blueprint new` creates one'}"

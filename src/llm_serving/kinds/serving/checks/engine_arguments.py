@@ -1,0 +1,141 @@
+"""`engine_arguments` and `environment`: what the engine's parser takes, and what the deployment writes by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from pydantic import JsonValue
+
+from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog.engine_options import EngineOptions
+from llm_serving.catalog.engines import Engine
+from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import Placement
+from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Mistake
+
+ARGUMENTS, ENVIRONMENT = "engine_arguments", "environment"
+
+HIDDEN = "(hidden)"
+"""In place of a secret: a message goes into logs."""
+
+_SECRET = re.compile(r"(?:^|_)(?:TOKEN$|SECRET|PASSWORD|CREDENTIALS?|API_KEY|ACCESS_KEY(?:_ID)?)(?:$|_)", re.IGNORECASE)
+
+KeyPath = tuple[str, ...]
+
+
+def check(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
+    """Options and variables that no deployment of this engine can have."""
+    for key_path, arguments in _list_mappings(blueprint.value, ARGUMENTS):
+        yield from _check_arguments(blueprint, key_path, arguments)
+    for key_path, variables in _list_mappings(blueprint.value, ENVIRONMENT):
+        yield from _check_variables(blueprint, key_path, variables)
+
+
+def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Mapping[str, JsonValue]]]:
+    """The blueprint's own mapping, and those of its roles, with their key paths."""
+    yield (key,), getattr(settings, key)
+    for name, role in settings.roles.engine_roles.items():
+        yield (*settings.find_key_path(name), key), getattr(role, key)
+
+
+def _check_arguments(
+    blueprint: Document[Blueprint], key_path: KeyPath, arguments: Mapping[str, JsonValue]
+) -> Iterator[Mistake]:
+    name = blueprint.value.engine
+    recorded = engine_options.load(name)
+    if arguments and recorded is None:
+        reason = f"the catalog has no list of what the parser of {name} takes"
+        yield blueprint.build_mistake(key_path, dict(arguments), reason, "no engine_arguments, or another engine")
+        return
+    for option, value in arguments.items():
+        assert recorded, "there are arguments"
+        engine = engines.load_engines()[name]
+        refusal = _find_refusal(blueprint.value, engine, recorded, option, value)
+        if refusal:
+            is_secret = any(row.secret and option in row.names for row in engine.refused_arguments)
+            shown = HIDDEN if is_secret else _format_value(value)
+            yield blueprint.build_mistake([*key_path, option], shown, *refusal)
+
+
+def _find_refusal(
+    settings: Blueprint, engine: Engine, recorded: EngineOptions, option: str, value: JsonValue
+) -> tuple[str, str] | None:
+    """Why an option cannot be set, and what to write; None where it can."""
+    if option not in recorded.options:
+        nearest = recorded.suggest_option(option)
+        nearest = engine.argument_keys.get(nearest, nearest)
+        fix = f"{nearest}, or no {option}" if nearest else f"no {option}; the help of {settings.engine} names all"
+        return f"{recorded.source.partition(',')[0]} has no such option", fix
+    key = engine.argument_keys.get(option)
+    if key:
+        return f"the deployment writes it from {key}", f"{key}, and no {option} here"
+    refused = next((row.reason for row in engine.refused_arguments if option in row.names), None)
+    if refused:
+        return refused, f"no {option}"
+    if option in engine.written_arguments:
+        return "the deployment writes it by itself", f"no {option}"
+    setting = engine.reckoned_arguments.get(option)
+    if setting and getattr(settings.tuning, setting, None) is not None:
+        return f"tuning.{setting} says it too", f"one of {option} and tuning.{setting}"
+    mismatch = recorded.options[option].describe_mismatch(value)
+    return (f"the engine takes {mismatch}", mismatch) if mismatch else None
+
+
+def _format_value(value: JsonValue) -> str:
+    return {True: "true", False: "false", None: "nothing"}[value] if isinstance(value, bool | None) else str(value)
+
+
+def _check_variables(
+    blueprint: Document[Blueprint], key_path: KeyPath, variables: Mapping[str, JsonValue]
+) -> Iterator[Mistake]:
+    recorded = engine_options.load(blueprint.value.engine)
+    for name in variables:
+        if _SECRET.search(name):
+            reason = "a secret here could be read by whoever reads this file, the state or the command line"
+            yield blueprint.build_mistake([*key_path, name], HIDDEN, reason, f"no {name}")
+        elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
+            nearest = recorded.suggest_variable(name)
+            reason = f"{recorded.source.partition(',')[0]} reads no such variable"
+            yield blueprint.build_mistake(
+                [*key_path, name], variables[name], reason, f"{nearest or 'a variable that it reads'}, or no {name}"
+            )
+
+
+def _has_prefix(recorded: EngineOptions, name: str) -> bool:
+    """Whether a variable is the engine's by its name: half of them begin in one way."""
+    prefixes = [variable.partition("_")[0] for variable in recorded.variables]
+    return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
+
+
+def check_written(
+    blueprint: Document[Blueprint], context: Context, key_path: KeyPath, role: EngineRole, role_placement: Placement
+) -> Iterator[Mistake]:
+    """Options and variables that this deployment writes by itself where the role runs."""
+    settings, parts = blueprint.value, processes.list_command_parts(context, role, role_placement, 0)
+    options = engine_options.get_options(settings.engine)
+    words = [word for part in parts for word in part.arguments]
+    written_options = set(engines.list_option_names(words))
+    for option, value in settings.merge_arguments(role).items():
+        # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
+        is_same = isinstance(value, bool) and set(options[option].format_words(option, value)) <= set(words)
+        if option in written_options and not is_same:
+            path = (*key_path, ARGUMENTS) if option in role.engine_arguments else (ARGUMENTS,)
+            setting = context.engine.reckoned_arguments.get(option)
+            fix = f"tuning.{setting}, and no {option} here" if setting else f"no {option}"
+            reason = f"the deployment writes it by itself on {context.conventions.title}"
+            yield blueprint.build_mistake([*path, option], _format_value(value), reason, fix)
+    written_variables = {
+        *context.engine.environment,
+        *context.environment.env,
+        *(name for part in parts for name in (*part.environment, *part.address_variables)),
+    }
+    for name, text in settings.merge_environment(role).items():
+        if name in written_variables:
+            path = (*key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
+            reason = f"the deployment writes it by itself on {context.conventions.title}"
+            yield blueprint.build_mistake([*path, name], text, reason, f"no {name}")

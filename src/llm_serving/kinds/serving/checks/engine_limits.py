@@ -1,0 +1,269 @@
+"""What an engine does not support, in general and on a platform; the reasons are in the engines' catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llm_serving.catalog import drivers, engines, instances
+from llm_serving.catalog.engines import Engine, EngineLimits, Platform
+from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import base, memory
+from llm_serving.engines.base import MemoryModel
+from llm_serving.fleet import machine_images
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators
+from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
+from llm_serving.services import tasks
+from llm_serving.services.environment import Environment
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Mistake
+
+KeyPath = tuple[str, ...]
+
+
+def check_engine(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+    """The engine or the framework where the target cannot run it at all."""
+    settings, target = blueprint.value, environment.target
+    engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
+    if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
+        reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
+        yield blueprint.build_mistake(
+            ["engine"], settings.engine, reason, "a target with accelerators: --target TARGET"
+        )
+    if not environment.conventions.containers and engine.streaming is None and not environment.fetcher:
+        reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
+        yield blueprint.build_mistake(["engine"], settings.engine, reason, "a target with containers: --target TARGET")
+    if framework.targets and target not in framework.targets:
+        reason = f"the framework does not run on the target {target}"
+        fix = f"--target {' or '.join(framework.targets)}, or another framework"
+        yield blueprint.build_mistake(["framework"], settings.framework, reason, fix)
+
+
+def check_pool(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: KeyPath, role: EngineRole
+) -> Iterator[Mistake]:
+    """A pool with a type that the engine does not run on."""
+    platforms, pool = _get_engine(blueprint.value).platforms, fleet.value.pools.get(role.pool)
+    catalogue = instances.load()
+    for instance in [catalogue[name] for name in pool.types if name in catalogue] if pool else []:
+        device = instance.accelerators
+        if device and device.kind not in platforms:
+            reason = f"{instance.name} has {device.name}, on which the engine {blueprint.value.engine} does not run"
+            fix = f"a pool of {_describe_processors(platforms)}, or another engine"
+            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            return
+        limits = platforms[device.kind].limits if device else None
+        if limits and device and instance.family not in limits.families:
+            reason = f"{instance.name} carries {device.name}: {limits.unsupported_reason}"
+            fix = f"a pool of {' or '.join(limits.families)}, or one of GPUs"
+            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            return
+
+
+def _describe_processors(platforms: Mapping[str, Platform]) -> str:
+    """The types of instances that an engine runs on."""
+    kinds = [kind for kind in platforms if kind != "cpu"]
+    return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
+
+
+def check_drivers(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """AMIs whose driver is older than the engine's image needs. Of the user's own images and AMIs nothing is known."""
+    if blueprint.value.image:
+        return
+    settings, mistakes = fleet.value, []
+    for _, _, role_placement in placed_roles:
+        pool, branch = role_placement.pool, role_placement.platform.nvidia_driver
+        if pool.ami or not branch:
+            continue
+        release = machine_images.find_release(settings, settings.get_orchestrator(pool), pool.os)
+        if drivers.find_branch(release.ami, release.name) < branch:
+            engine = blueprint.value.engine
+            reason = f"its NVIDIA driver is older than branch {branch}, which the image of {engine} needs"
+            fix = f"{release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
+            mistakes.append(fleet.build_mistake(release.key_path, release.name, reason, fix))
+    yield from dict.fromkeys(mistakes)
+
+
+def check_settings(
+    blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """Settings and models that the engine does not support where a role runs."""
+    mistakes: list[Mistake] = []
+    for key_path, role, role_placement in placed_roles:
+        is_real = environment.conventions.real_accelerators
+        platform = role_placement.platform if is_real else _get_engine(blueprint.value).platforms["cpu"]
+        mistakes += _check_options(blueprint, key_path, role, role_placement, platform, is_real=is_real)
+        if platform.limits:
+            mistakes += _check_model(blueprint, key_path, role, role_placement, platform.limits)
+            mistakes += _check_segments(blueprint, key_path, role, platform.limits)
+            mistakes += _check_whole_node(blueprint, key_path, role, role_placement, platform.limits)
+        mistakes += _check_scale(blueprint, key_path, role)
+    # A setting of all roles is reported once.
+    yield from dict.fromkeys(mistakes)
+
+
+def _get_engine(settings: Blueprint) -> Engine:
+    return engines.load_engines()[settings.engine]
+
+
+def _check_options(
+    blueprint: Document[Blueprint],
+    key_path: KeyPath,
+    role: EngineRole,
+    role_placement: Placement,
+    platform: Platform,
+    *,
+    is_real: bool,
+) -> Iterator[Mistake]:
+    """Options that the blueprint needs and that the engine's row, or its platform, does not have."""
+    engine = _get_engine(blueprint.value)
+    options = {
+        "pooled": (blueprint.value.is_pooled, ("task",), blueprint.value.task, "task: generate, or engine: vllm"),
+        "ranked": (
+            blueprint.value.task in tasks.RANKED,
+            ("task",),
+            blueprint.value.task,
+            "task: embed, or engine: vllm",
+        ),
+        **_list_role_options(blueprint.value, key_path, role, role_placement),
+        **_list_tuning_options(blueprint.value.tuning),
+    }
+    present = {*engine.options, *platform.options, *(("transfer",) if engine.transfers else ())}
+    suffix = "" if is_real else " in a copy to try here"
+    for option, (is_requested, option_path, value, fix) in options.items():
+        reason = platform.unsupported_options.get(option, "")
+        if option not in present:
+            reason = reason or f"the engine {blueprint.value.engine} has no option for it in the catalog"
+        if is_requested and reason:
+            yield blueprint.build_mistake(option_path, value, reason, f"{fix}{suffix}")
+
+
+RequestedOptions = dict[str, tuple[bool, KeyPath, Any, str]]
+"""By option: whether the blueprint needs it, the key path, the current value, and the fix."""
+
+
+def _list_role_options(
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement
+) -> RequestedOptions:
+    policy, whole_node = settings.roles.router.policy, f"accelerators: {count_accelerators(role_placement.instance)}"
+    pattern = patterns.load_patterns()[settings.pattern]
+    transfer_fix = f"pattern: {pattern.baseline}, or pools of GPUs" if pattern.baseline else "pools of GPUs"
+    accelerators_path, spans_nodes = (*key_path, "accelerators"), role_placement.nodes > 1
+    return {
+        "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
+        "transfer": (settings.is_disaggregated, ("pattern",), settings.pattern, transfer_fix),
+        "nodes": (spans_nodes, accelerators_path, role.accelerators, whole_node),
+        "tensor": (role.tensor > 1, accelerators_path, role.accelerators, "accelerators: 1"),
+        "pipeline": (role.pipeline > 1, (*key_path, "pipeline"), role.pipeline, "pipeline: 1"),
+        "data": (role.data > 1, (*key_path, "data"), role.data, "data: 1"),
+        "expert": (role.expert, (*key_path, "expert"), True, "expert: off"),
+        "adapters": (bool(role.adapters), (*key_path, "adapters"), ", ".join(role.adapters), "no adapters"),
+    }
+
+
+def _list_tuning_options(tuning: Tuning) -> RequestedOptions:
+    speculative, offload = tuning.speculative, tuning.kv_offload
+    options = {
+        "fp8-weights": (tuning.quantization == "fp8", "quantization", "fp8", "no quantization"),
+        "fp8-cache": (tuning.kv_cache == "fp8", "kv_cache", "fp8", "kv_cache: auto"),
+        "no-prefix-cache": (not tuning.prefix_cache, "prefix_cache", False, "prefix_cache: on"),
+        "no-chunked-prefill": (not tuning.chunked_prefill, "chunked_prefill", False, "chunked_prefill: on"),
+        "batch-tokens": (tuning.batch_tokens is not None, "batch_tokens", tuning.batch_tokens, "no batch_tokens"),
+        "sequences": (tuning.sequences is not None, "sequences", tuning.sequences, "no sequences"),
+        "kv-offload": (offload is not None, "kv_offload", f"{(offload or 0) / 2**30:g}Gi", "no kv_offload"),
+        "speculative": (speculative is not None, "speculative", speculative and speculative.method, "no speculative"),
+        "priority": (tuning.priority, "priority", True, "priority: off"),
+    }
+    return {
+        option: (is_requested, ("tuning", key), value, fix)
+        for option, (is_requested, key, value, fix) in options.items()
+    }
+
+
+def _check_scale(blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole) -> Iterator[Mistake]:
+    """Scaling by a measure that the engine does not have."""
+    scale, engine = resolve_scale(key_path[-1], role), blueprint.value.engine
+    if scale is None:
+        return
+    key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
+    if metric not in _get_engine(blueprint.value).metrics:
+        others = {"queue": "scale: {kv_usage: 80%}", "kv_usage": "scale: {queue: 4}"}
+        reason = f"the engine {engine} has no metric of it"
+        yield blueprint.build_mistake([*key_path, "scale", key], value, reason, others[key])
+
+
+def _check_model(
+    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
+) -> Iterator[Mistake]:
+    model, device = role_placement.model, role_placement.instance.accelerators
+    model_path = blueprint.value.find_model_key_path(key_path, role, "model")
+    engine_label = f"on {device.name if device else role_placement.instance.name} the engine"
+    sizes = limits.architectures.get(model.kind, ())
+    if not sizes:
+        reason = f"it is a {model.kind}, and {engine_label} runs {' and '.join(limits.architectures)}"
+        yield blueprint.build_mistake(model_path, model.name, reason, "a model of one of these")
+    elif model.quantization != "none":
+        reason = f"its weights are {model.quantization}, and {engine_label} takes those of 16 bits"
+        yield blueprint.build_mistake(model_path, model.name, reason, "the checkpoint that is not quantized")
+    elif model.head_dim not in sizes:
+        supported_sizes = " or ".join(map(str, sizes))
+        reason = (
+            f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} "
+            f"for a {model.kind}"
+        )
+        yield blueprint.build_mistake(model_path, model.name, reason, "another model")
+
+
+def _check_segments(
+    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, limits: EngineLimits
+) -> Iterator[Mistake]:
+    model_settings, tokens = blueprint.value.select_model_settings(role), blueprint.value.tuning.batch_tokens
+    sizes = [size for size in limits.segments if size < model_settings.context]
+    if not sizes:
+        context_path = blueprint.value.find_model_key_path(key_path, role, "context")
+        reason = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
+        yield blueprint.build_mistake(
+            context_path, model_settings.context, reason, f"context: {2 * limits.segments[0]} or more"
+        )
+    elif tokens is not None and tokens not in sizes:
+        reason = "a step is one segment of a prompt here, compiled for its size and below the context"
+        yield blueprint.build_mistake(
+            ["tuning", "batch_tokens"], tokens, reason, f"one of {', '.join(map(str, sizes))}"
+        )
+
+
+def _check_whole_node(
+    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
+) -> Iterator[Mistake]:
+    largest = max(role_placement.instances, key=count_accelerators)
+    max_accelerators = count_accelerators(largest)
+    if role.accelerators < max_accelerators:
+        reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
+        yield blueprint.build_mistake(
+            [*key_path, "accelerators"],
+            role.accelerators,
+            reason,
+            _describe_whole_node(base.get_memory_model(blueprint.value.engine), role_placement.model, largest),
+        )
+
+
+def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:
+    """How a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
+    max_accelerators = count_accelerators(instance)
+    degree = max(
+        (
+            candidate
+            for candidate in memory.list_tensor_sizes(model, instance)
+            if not memory_model.describe_indivisible(model, candidate)
+        ),
+        default=1,
+    )
+    return f"accelerators: {max_accelerators}" + (
+        f", with data: {max_accelerators // degree} or more" if degree < max_accelerators else ""
+    )

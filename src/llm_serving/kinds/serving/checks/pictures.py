@@ -1,0 +1,91 @@
+"""`traffic.images`: whether the models see, and whether a request with its pictures fits the context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_serving.catalog.models import Model
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services.traffic import Images
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Mistake
+
+MARK_TOKENS = 4
+"""Most tokens that say where a picture begins and ends: two of Qwen's, four of Gemma's with its line feeds."""
+
+_LIMIT = "limit_mm_per_prompt"
+_KEY_PATH = ("traffic", "images")
+
+
+def check(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+    """Pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
+    settings = blueprint.value
+    images = settings.traffic.images
+    # Several roles serve one model, and each mistake is one.
+    models = {
+        placed.model.name: (key_path, role, placed.model)
+        for key_path, role, placed in placed_roles
+        if placed.model.is_known
+    }
+    for key_path, role, model in models.values():
+        limits = settings.merge_arguments(role).get(_LIMIT)
+        if model.vision is None and limits is not None:
+            path = (*key_path, "engine_arguments") if _LIMIT in role.engine_arguments else ("engine_arguments",)
+            reason = f"{model.name} reads text alone"
+            yield blueprint.build_mistake((*path, _LIMIT), limits, reason, f"no {_LIMIT}, or a model that sees")
+    for _, role, model in models.values() if images else ():
+        assert images
+        shown = f"{images.width} x {images.height}"
+        if model.vision is None:
+            reason = f"{model.name} reads text alone as {settings.engine} runs it"
+            fix = "no images, or a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
+            yield blueprint.build_mistake(_KEY_PATH, shown, reason, fix)
+            continue
+        yield from _check_context(blueprint, role, model, images)
+        limit, count = find_limit(settings, role), settings.traffic.max_images
+        if limit is not None and count > limit:
+            reason = f"a request of this traffic has up to {count} pictures, and {_LIMIT} allows {limit}"
+            fix = f"{_LIMIT}: {{image: {count}}} in engine_arguments, or fewer pictures"
+            yield blueprint.build_mistake((*_KEY_PATH, "count"), str(images.count), reason, fix)
+
+
+def _check_context(blueprint: Document[Blueprint], role: EngineRole, model: Model, images: Images) -> Iterator[Mistake]:
+    traffic, context = blueprint.value.traffic, blueprint.value.select_model_settings(role).context
+    picture_tokens = count_tokens(model, images)
+    needed = traffic.max_request_tokens + traffic.max_images * picture_tokens
+    if needed > context:
+        count = traffic.max_images
+        pictures = f"{count} pictures of up to {picture_tokens} each" if count > 1 else f"{picture_tokens} of a picture"
+        reason = (
+            f"a request of this traffic takes up to {needed} tokens with {model.name}, {pictures} among them, and the "
+            f"context is {context}"
+        )
+        fix = f"context: {needed} or more, or smaller or fewer pictures"
+        yield blueprint.build_mistake(_KEY_PATH, f"{images.width} x {images.height}", reason, fix)
+
+
+def count_tokens(model: Model, images: Images) -> int:
+    """Most tokens of one of the pictures, with those that mark it; 0 for a model that is not known to see."""
+    return model.vision.count_tokens(images.width, images.height) + MARK_TOKENS if model.vision else 0
+
+
+def find_limit(settings: Blueprint, role: EngineRole) -> int | None:
+    """Most pictures of a request that the engine is told to take; None where it is not told."""
+    limits = settings.merge_arguments(role).get(_LIMIT)
+    limit = limits.get("image") if isinstance(limits, dict) else None
+    return limit if isinstance(limit, int) else None
+
+
+def describe(settings: Blueprint, role: EngineRole, model: Model) -> str:
+    """How much of the context a picture takes, in a sentence."""
+    assert model.vision
+    context, images = settings.select_model_settings(role).context, settings.traffic.images
+    if images:
+        size = f"{images.width} x {images.height}"
+        return f"A picture of {size} takes up to {count_tokens(model, images)} of {context} tokens with {model.name}."
+    return (
+        f"A picture takes up to {model.vision.image_tokens} of a request's {context} tokens with {model.name}; "
+        f"engine_arguments: {{{_LIMIT}: {{image: 1}}}} limits how many a request may have."
+    )

@@ -1,0 +1,350 @@
+"""A blueprint resolved against a fleet: frozen data, every number decided. Templates lay it out and compute nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.instances import DEVICES
+from llm_serving.catalog.models import WeightsFormat
+from llm_serving.fleet import interfaces
+from llm_serving.kinds.serving.blueprint import Disruption, Tuning
+from llm_serving.kinds.serving.roles import Scale
+from llm_serving.services import tasks
+from llm_serving.services.deployment import Deployment
+from llm_serving.services.environment import LOOPBACK, Process, ResolvedData
+from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.settings.choices import Task
+from llm_serving.settings.units import Bounds
+
+PREFILL, DECODE = "prefill", "decode"
+"""Names of the roles that a request is split between."""
+
+
+class Weights(ResolvedData):
+    """Where the weights come from."""
+
+    uri: str
+    """s3://BUCKET/PREFIX/"""
+
+    format: WeightsFormat = "safetensors"
+    """Their form."""
+
+    loader: str
+    """The engine's own name of the way they are loaded."""
+
+    bytes: int
+    """Size of the weights."""
+
+    random: bool
+    """Whether they are random numbers from a seed: every report of their output says so."""
+
+    memory_computed: bool = True
+    """Whether the memory of the model is computed: of a kind that is not known, the size of the weights is all there
+    is."""
+
+    revision: str = ""
+    """The branch, tag or commit on the hub that they must be a copy of; any where empty."""
+
+
+class LoadedModel(ResolvedData):
+    """A model's files in S3."""
+
+    model: str
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
+
+    weights: Weights
+
+
+class ServedModel(ResolvedData):
+    """A model as clients see it."""
+
+    model: str
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
+
+    name: str
+    """What clients put in `model`."""
+
+    weights: Weights
+    context: int
+    """Most tokens of a request."""
+
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Location of each LoRA adapter, by the name that clients put in `model`."""
+
+    draft: LoadedModel | None = None
+    """The model that guesses tokens ahead; None where none does."""
+
+
+class Parallelism(ResolvedData):
+    """How one replica is spread over accelerators."""
+
+    tensor: int = 1
+    """Ways that each layer is split."""
+
+    pipeline: int = 1
+    """Stages of layers."""
+
+    data: int = 1
+    """Copies of the attention layers."""
+
+    expert: bool = False
+    """Whether whole experts are spread over the accelerators."""
+
+
+class Resources(ResolvedData):
+    """What one node gives to one replica."""
+
+    device: str = ""
+    """Kubernetes' name of the accelerator; empty where none is needed."""
+
+    accelerators: int = 0
+    """As nodes allocate them: whole Neuron devices, of several NeuronCores each."""
+
+    efa: int = 0
+    """EFA interfaces: the replica's share by accelerators."""
+
+    node_efa: int = 0
+    """EFA interfaces of the whole instance: what ECS, which hands out none of them, shows to each task."""
+
+    cpus: int = 1
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0
+    """Of /dev/shm, through which the processes of one node exchange tensors."""
+
+    @property
+    def gpus(self) -> int:
+        """NVIDIA GPUs among the accelerators."""
+        return self.accelerators if self.device == DEVICES["gpu"] else 0
+
+    @property
+    def device_files(self) -> tuple[str, ...]:
+        """Devices that a container sees where nobody hands them out, as on ECS: the whole instance's EFA interfaces,
+        of which the engine takes those next to its GPUs, and the Neuron devices.
+        """
+        neuron_devices = self.accelerators if self.device == DEVICES["neuron"] else 0
+        return (
+            *interfaces.list_device_files(self.node_efa),
+            *(f"/dev/neuron{number}" for number in range(neuron_devices)),
+        )
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
+        return interfaces.EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
+
+
+class Prefetch(ResolvedData):
+    """Files of S3 that are copied to the node before the engine starts."""
+
+    image: str
+    """Image with the AWS CLI."""
+
+    uris: dict[str, str]
+    """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
+
+    timeout_s: int
+    """Longest that one of them may take, seconds."""
+
+    disk_bytes: int
+    """Of the node's disk: for all of them, and for the engine's caches."""
+
+
+class ResolvedLoadBalancer(ResolvedData):
+    """The load balancer before the routers."""
+
+    certificate: str
+    public: bool
+    web_acl: str
+    """ARN; empty without one."""
+
+    gateway: str
+    """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
+
+    idle_timeout_s: int
+    drain_s: int
+    """How long it lets requests of a stopped router finish."""
+
+    ranges: tuple[str, ...]
+    """Address ranges from which it calls the routers."""
+
+
+class Toleration(ResolvedData):
+    """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class CompileCache(ResolvedData):
+    """Where a role's compiled programs outlive its containers."""
+
+    path: str
+    """In the container."""
+
+    key: str
+    """Folder below the claim: of this image, model and accelerator alone."""
+
+    node_path: str = ""
+    """Folder of the node, the key's; empty with a claim."""
+
+    claim: str = ""
+    """PersistentVolumeClaim; empty on a node."""
+
+
+class Role(ResolvedData):
+    """One kind of process in a deployment."""
+
+    name: str
+    kind: Literal["engine", "router"]
+    image: str = ""
+    """Empty where the target runs no containers."""
+
+    served_model: ServedModel | None = None
+    """The model; None for the router, which serves what the engines do."""
+
+    pool: str = ""
+    """The fleet's pool; empty if it needs no dedicated node."""
+
+    instance_types: tuple[str, ...] = ()
+    """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
+
+    zones: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that the pool's nodes carry."""
+
+    tolerations: tuple[Toleration, ...] = ()
+    accelerators: int = 0
+    """Of one replica; on Neuron its NeuronCores."""
+
+    prefetch: Prefetch | None = None
+    """None where nothing of S3 is copied to the node."""
+
+    compile_cache: CompileCache | None = None
+    """None where programs are compiled at each start."""
+
+    nodes: int = 1
+    """Of one replica: more than one start together, in one zone."""
+
+    parallelism: Parallelism = Parallelism()
+    resources: Resources = Resources()
+    replicas: Bounds
+    scale: Scale | None = None
+    """When replicas come and go between the bounds; None where they are always as many."""
+
+    ports: dict[str, int] = Field(default_factory=dict)
+    """Further ports that its processes listen on, by name, where each replica has its own address."""
+
+    kv_block: int = 0
+    """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+    """Prometheus names of its processes' metrics, by the catalog's names."""
+
+    processes: tuple[Process, ...]
+    """Of one replica, by rank. Where the target numbers the nodes itself, the second describes every further rank."""
+
+    instances: tuple[Process, ...]
+    """All that the target is asked to run, each with a unique name: `processes` of every replica where the target
+    makes no copies itself, else `processes`."""
+
+
+class ServingDeployment(Deployment):
+    """What serves models: all that a renderer needs."""
+
+    kind: str = "serving"
+    pattern: str
+    task: Task = tasks.GENERATE
+    """What the models are for."""
+
+    engine: str
+    framework: str
+    tuning: Tuning = Tuning()
+    roles: tuple[Role, ...]
+    """Engines in the order in which requests meet them, and the router last."""
+
+    url: str
+    """Base URL for clients, without /v1."""
+
+    request_timeout_s: int = 1800
+    """Longest request, up to its last token: the router cuts it off then, and nothing before the router may earlier."""
+
+    load_balancer: ResolvedLoadBalancer | None = None
+    """What has TLS before the routers; None where clients call them."""
+
+    disruption: Disruption
+    traffic: Traffic
+    slo: Slo
+    """Limits that answers of the task can have."""
+
+    unused_keys: tuple[str, ...] = ()
+    """Settings of tokens that the blueprint has and the task leaves out."""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an answer is numbers for whole texts, without tokens."""
+        return tasks.is_pooled(self.task)
+
+    @property
+    def engine_roles(self) -> tuple[Role, ...]:
+        """The roles that run an engine."""
+        return tuple(role for role in self.roles if role.kind == "engine")
+
+    @property
+    def router(self) -> Role:
+        """The one endpoint."""
+        return self.roles[-1]
+
+    @property
+    def engine_processes(self) -> tuple[Process, ...]:
+        """The processes of all engines."""
+        return tuple(process for role in self.engine_roles for process in role.instances)
+
+    @property
+    def metrics_urls(self) -> dict[str, str]:
+        """Pages with the engines' metrics by process, where all processes run on this machine; empty elsewhere."""
+        if not self.environment.conventions.shared_host:
+            return {}
+        path = engines.load_engines()[self.engine].metrics_path
+        return {process.name: f"http://{LOOPBACK}:{process.port}{path}" for process in self.engine_processes}
+
+    @property
+    def answering_roles(self) -> tuple[Role, ...]:
+        """The engines' roles whose answers reach a client: prefill only hands its cache on."""
+        return tuple(role for role in self.engine_roles if role.name != PREFILL)
+
+    @property
+    def served_models(self) -> tuple[ServedModel, ...]:
+        """The models that clients can name, each once."""
+        return tuple(
+            {role.served_model.name: role.served_model for role in self.engine_roles if role.served_model}.values()
+        )
+
+    @property
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
+        """The models that the engines load, those that guess tokens among them, each once."""
+        loaded = [
+            loaded_model
+            for model in self.served_models
+            for loaded_model in (LoadedModel(model=model.model, weights=model.weights), model.draft)
+            if loaded_model
+        ]
+        return tuple({loaded_model.weights.uri: loaded_model for loaded_model in loaded}.values())
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that clients can put in `model`: models and their adapters."""
+        return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
+
+    @property
+    def worker_processes(self) -> tuple[Process, ...]:
+        """The processes of all engines."""
+        return self.engine_processes
+
+    @property
+    def endpoint_processes(self) -> tuple[Process, ...]:
+        """The router's processes."""
+        return self.router.instances

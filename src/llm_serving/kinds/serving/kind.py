@@ -1,0 +1,64 @@
+"""The kind `serving`: engines behind a router that answer completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import blueprint as blueprints
+from llm_serving.kinds.serving import measured_capacity, measured_prompts, resolve, summary
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.environment import Environment
+from llm_serving.services.kinds import Kind
+from llm_serving.settings.document import Document
+
+
+class ServingKind(Kind[Blueprint, ServingDeployment]):
+    """Serving of models; each method is described in `Kind`."""
+
+    NAME = "serving"
+    SETTINGS = Blueprint
+    DEPLOYMENT = ServingDeployment
+    VALIDATOR = "llm_serving.validation.run"
+
+    def read(self, folder: Path) -> Document[Blueprint]:
+        return blueprints.read(folder)
+
+    def list_port_names(self, blueprint: Blueprint) -> list[str]:
+        return resolve.list_port_names(blueprint)
+
+    def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
+        measured = measured_prompts.find_measured(blueprint, root)
+        capacities = measured_capacity.read_all(root / measured_prompts.RUNS / resolve_name(blueprint))
+        return environment.model_copy(update={"measured": measured, "capacities": capacities})
+
+    def resolve(
+        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+    ) -> ServingDeployment:
+        return resolve.resolve(blueprint, fleet, environment)
+
+    def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
+        settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}
+        return deployment.model_copy(update=settings)
+
+    def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
+        roles = blueprint.value.roles
+        roles_by_name = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
+        moved = {name: role.model_copy(update={"pool": pool}) for name, role in roles_by_name.items() if role}
+        models = {name: role.model_copy(update={"pool": pool}) for name, role in roles.models.items()}
+        value = blueprint.value.model_copy(update={"roles": roles.model_copy(update={**moved, "models": models})})
+        return replace(blueprint, value=value)
+
+    def describe(self, blueprint: Document[Blueprint], deployment: ServingDeployment) -> Iterable[tuple[str, str]]:
+        return summary.describe(blueprint, deployment)
+
+    def build_summary(self, deployment: ServingDeployment) -> dict[str, Any]:
+        return summary.build_payload(deployment)
+
+
+KIND = ServingKind()

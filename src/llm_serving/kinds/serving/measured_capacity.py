@@ -1,0 +1,122 @@
+"""What `blueprint sweep` measured that a deployment carries within its SLO, and the replicas that its traffic needs.
+
+A sweep holds as long as what it measured stays: the model, the engine and its settings, the machines of a replica, the
+prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the replicas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.environment import MeasuredCapacity
+
+SWEEP_FOLDER, SWEEP_FILE = "sweep-", "sweep.json"
+"""Path of the sweeps: RUNS/NAME/sweep-TIME/sweep.json; this module reads their field `capacity`."""
+
+MAX_SWEEPS = 50
+"""Sweeps that are read, from the newest on."""
+
+_LOAD_FIELDS = {"users", "arrivals", "think_time", "trace_speed", "requests", "time_limit", "warm_up", "seed"}
+"""Settings of the traffic that say how much is sent, and not what or in which bursts."""
+
+_EPSILON = 1e-9
+
+
+def read_all(runs: Path) -> tuple[MeasuredCapacity, ...]:
+    """Return what a deployment's sweeps in the folder of its runs measured, the newest first, without broken files."""
+    files = sorted(runs.glob(f"{SWEEP_FOLDER}*/{SWEEP_FILE}"), reverse=True)
+    root = runs.parent.parent
+    results = (_read(file, str(file.relative_to(root))) for file in files[:MAX_SWEEPS])
+    return tuple(result for result in results if result)
+
+
+def _read(file: Path, source: str) -> MeasuredCapacity | None:
+    try:
+        capacity = json.loads(file.read_text(encoding="utf-8"))["capacity"]
+        return MeasuredCapacity.model_validate({**capacity, "source": source}) if capacity else None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def compute_key(deployment: ServingDeployment) -> str:
+    """Return a digest of what decides the load that a deployment carries, replicas left out."""
+    roles = [
+        {
+            **role.model_dump(mode="json", include={"name", "instance_types", "accelerators", "nodes", "parallelism"}),
+            "model": role.served_model and (role.served_model.model, role.served_model.context),
+        }
+        for role in deployment.engine_roles
+    ]
+    decisive = {
+        **deployment.model_dump(mode="json", include={"target", "pattern", "engine", "framework", "tuning", "slo"}),
+        "traffic": deployment.traffic.model_dump(mode="json", exclude=_LOAD_FIELDS),
+        "roles": roles,
+        "cores": deployment.environment.cores,
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find(deployment: ServingDeployment) -> MeasuredCapacity | None:
+    """Return the newest measurement that holds for a deployment; None where there is none."""
+    if not deployment.environment.capacities:
+        return None
+    key = compute_key(deployment)
+    return next((capacity for capacity in deployment.environment.capacities if capacity.key == key), None)
+
+
+def count_needed(capacity: MeasuredCapacity, arrivals: float) -> dict[str, int]:
+    """Return the replicas of each role that arrivals, in requests a second, need."""
+    share = arrivals / capacity.requests_per_s
+    return {name: max(1, math.ceil(count * share - _EPSILON)) for name, count in capacity.replicas.items()}
+
+
+def list_shortages(deployment: ServingDeployment) -> Iterator[str]:
+    """Yield a note for each role that has fewer replicas than the traffic's arrivals need by the last sweep."""
+    capacity, arrivals = find(deployment), deployment.traffic.arrivals
+    if capacity is None or arrivals is None:
+        return
+    needed = count_needed(capacity, arrivals)
+    for role in deployment.engine_roles:
+        if role.replicas.max < needed.get(role.name, 0):
+            yield (
+                f"{role.name}: {role.replicas} replicas are too few for arrivals of {arrivals:g}/s: they need "
+                f"{needed[role.name]}, by {_describe_measurement(capacity)}. Fix: replicas: {needed[role.name]}."
+            )
+
+
+def describe(deployment: ServingDeployment) -> Iterator[str]:
+    """Yield what the last sweep says of the deployment, and each shortage."""
+    capacity, arrivals = find(deployment), deployment.traffic.arrivals
+    if capacity is None:
+        return
+    needs = ""
+    if arrivals is not None:
+        counts = ", ".join(f"{count} {name}" for name, count in count_needed(capacity, arrivals).items())
+        needs = f"; arrivals of {arrivals:g}/s need {counts}"
+    yield f"{_describe_measurement(capacity)}{needs}"
+    yield from list_shortages(deployment)
+
+
+def _describe_measurement(capacity: MeasuredCapacity) -> str:
+    counts = " and ".join(f"{count} {name}" for name, count in capacity.replicas.items())
+    return f"{capacity.requests_per_s:.3g}/s with {counts}, swept {capacity.measured_at[:10]} ({capacity.source})"
+
+
+def build_payload(deployment: ServingDeployment) -> dict[str, Any] | None:
+    """Return the last sweep's capacity and the replicas that the arrivals need, as data; None without a sweep."""
+    capacity, arrivals = find(deployment), deployment.traffic.arrivals
+    if capacity is None:
+        return None
+    return {
+        **capacity.model_dump(mode="json", exclude={"key"}),
+        "per_replica": {name: capacity.requests_per_s / count for name, count in capacity.replicas.items()},
+        "needed_replicas": None if arrivals is None else count_needed(capacity, arrivals),
+    }

@@ -1,0 +1,532 @@
+"""Places roles on the fleet: the pool's types that fit, the nodes of a replica, and its share of each.
+
+Every refusal names its line of blueprint.yaml and what would fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_serving.catalog import engines, instances, quantizations
+from llm_serving.catalog.engines import Platform, WideExperts
+from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import base, memory
+from llm_serving.engines.base import MemoryModel
+from llm_serving.fleet import groups
+from llm_serving.fleet.model import Fleet, Pool
+from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.deployment import Parallelism, Resources, Toleration
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.units import Bounds
+
+HEADROOM = 0.85
+"""Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
+
+SHARED_MEMORY_BYTES = 4 * 2**30
+"""Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
+
+CPU_SHARED_MEMORY_BYTES = 64 * 2**20
+"""Of /dev/shm where a replica has no accelerator: what containers have by default."""
+
+OFFLOAD_ROOM = 1.2
+"""Of /dev/shm for each byte of offloaded cache: the engine maps the whole of it there, and refuses to start where less
+is free (vLLM 0.32.0, v1/kv_offload/cpu/shared_offload_region.py)."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the replicas of one role run."""
+
+    role: str
+    model: Model
+    pool: Pool
+    instances: tuple[Instance, ...]
+    """The pool's types that hold a replica, in its order of preference."""
+
+    zones: tuple[str, ...]
+    nodes: int
+    """Of one replica."""
+
+    parallelism: Parallelism
+    resources: Resources
+    platform: Platform
+    """The engine on its accelerators."""
+
+    batch: memory.Batch
+    """The largest step."""
+
+    wide_experts: WideExperts | None
+    """What the engine sets for experts over several nodes; None where they are on one."""
+
+    spare_experts: int
+    """Copies of experts beside the model's own; 0 where the engine makes none."""
+
+    labels: dict[str, str]
+    tolerations: tuple[Toleration, ...]
+    fit: memory.Fit | None
+    """On the first type; None where it has no accelerators."""
+
+    @property
+    def instance(self) -> Instance:
+        """The preferred type."""
+        return self.instances[0]
+
+    @property
+    def rdma(self) -> bool:
+        """Whether EFA reaches the accelerators' memory."""
+        return self.resources.efa > 0 and all(instance.gpudirect_rdma for instance in self.instances)
+
+
+PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
+"""The key path of a role, the role, and its placement."""
+
+
+class PlacementError(Exception):
+    """The role cannot be placed."""
+
+    def __init__(self, *mistakes: Mistake) -> None:
+        super().__init__()
+        self.mistakes = mistakes
+
+
+def apply_quantization(model: Model, tuning: Tuning) -> Model:
+    """The model as the engine holds it in memory."""
+    if tuning.quantization == "fp8":
+        return model.model_copy(update={"scheme": quantizations.FP8_TENSOR})
+    return model
+
+
+def place_role(
+    blueprint: Document[Blueprint],
+    fleet: Document[Fleet],
+    key_path: tuple[str, ...],
+    role: EngineRole,
+    model: Model,
+    context: int,
+) -> Placement:
+    """The placement of the role at `key_path` of the blueprint.
+
+    Raises:
+        PlacementError: no instance type of its pool fits it.
+    """
+    return _PlacementSearch(blueprint, fleet, key_path, role, model, context).find_placement()
+
+
+def require_pool(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: tuple[str, ...], role: EngineRole
+) -> tuple[Pool, list[Instance]]:
+    """The role's pool and its types as the catalog knows them.
+
+    Raises:
+        PlacementError: there is no such pool, or the catalog has none of its types.
+    """
+    pool = fleet.value.pools.get(role.pool)
+    if pool is None:
+        fix = f"one of its pools, {', '.join(fleet.value.pools)}"
+        raise PlacementError(
+            blueprint.build_mistake([*key_path, "pool"], role.pool, f"{fleet.path} has no such pool", fix)
+        )
+    known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
+    if not known_types:
+        reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
+        raise PlacementError(
+            blueprint.build_mistake([*key_path, "pool"], role.pool, reason, "a pool of types that it has")
+        )
+    return pool, known_types
+
+
+@dataclass(frozen=True)
+class _PlacementSearch:
+    """Finds the nodes of one role; each step narrows the instance types or refuses."""
+
+    blueprint: Document[Blueprint]
+    fleet: Document[Fleet]
+    key_path: tuple[str, ...]
+    role: EngineRole
+    model: Model
+    context: int
+
+    def find_placement(self) -> Placement:
+        pool, known_types = require_pool(self.blueprint, self.fleet, self.key_path, self.role)
+        accelerated_types = self._select_by_accelerators(pool, known_types)
+        self._check_divisible(accelerated_types[0])
+        fitting_types = self._select_by_memory(accelerated_types)
+        available_types = self._select_by_pool_size(pool, fitting_types)
+        nodes = self._count_nodes(available_types[0])
+        device = available_types[0].accelerators
+        return Placement(
+            role=self.key_path[-1],
+            model=self.model,
+            pool=pool,
+            instances=tuple(available_types),
+            zones=self._select_zones(pool, available_types),
+            nodes=nodes,
+            parallelism=self._parallelism,
+            resources=self._compute_resources(pool, available_types, nodes),
+            platform=self._select_platform(device),
+            batch=self._select_batch(device),
+            wide_experts=self._wide_experts,
+            spare_experts=self._spare_experts,
+            labels={"fleet/pool": self.role.pool},
+            tolerations=self._list_tolerations(),
+            fit=self._compute_fit(available_types[0]),
+        )
+
+    def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
+        key_path = [*self.key_path, key] if key else list(self.key_path)
+        return PlacementError(self.blueprint.build_mistake(key_path, value, reason, fix))
+
+    @property
+    def _memory_model(self) -> MemoryModel:
+        return base.get_memory_model(self.blueprint.value.engine)
+
+    @property
+    def _parallelism(self) -> Parallelism:
+        role = self.role
+        return Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert)
+
+    @property
+    def _expert_ranks(self) -> int:
+        return self.role.tensor * self.role.data if self.role.expert else 0
+
+    @property
+    def _wide_experts(self) -> WideExperts | None:
+        is_wide = self.role.expert and self.role.data > 1 and self._spans_nodes
+        return engines.load_engines()[self.blueprint.value.engine].wide_experts if is_wide else None
+
+    @property
+    def _spans_nodes(self) -> bool:
+        pool = self.fleet.value.pools[self.role.pool]
+        counts = [count_accelerators(instances.load()[name]) for name in pool.types if name in instances.load()]
+        return self.role.accelerators > max(counts, default=0)
+
+    @property
+    def _spare_experts(self) -> int:
+        """One or less for each accelerator, so that all hold as many."""
+        wide_experts, ranks = self._wide_experts, self._expert_ranks
+        is_balanced = wide_experts and self.model.kind in wide_experts.balanced_architectures
+        return ranks - self.model.experts % ranks if is_balanced else 0
+
+    def _select_platform(self, device: Accelerators | None) -> Platform:
+        platforms = engines.load_engines()[self.blueprint.value.engine].platforms
+        return (platforms.get(device.kind) if device else None) or platforms["cpu"]
+
+    @property
+    def _runs_on_cpu_pools(self) -> bool:
+        """Whether a replica may have all CPUs of a node in place of an accelerator."""
+        platform = engines.load_engines()[self.blueprint.value.engine].platforms.get("cpu")
+        return platform is not None and platform.on_pools
+
+    def _count_units(self, instance: Instance) -> int:
+        """Ways that a node's replicas divide it: its accelerators, or one where a replica has all of its CPUs."""
+        return count_units(instance) if self._runs_on_cpu_pools else count_accelerators(instance)
+
+    def _select_batch(self, device: Accelerators | None) -> memory.Batch:
+        """The largest step: of the blueprint, else the engine's choice."""
+        tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
+        engine_batch = self._memory_model.select_batch(device)
+        if limits:
+            engine_batch = memory.Batch(
+                tokens=limits.select_segment(engine_batch.tokens, self.context), sequences=limits.sequences
+            )
+        return memory.Batch(
+            tokens=tuning.batch_tokens or int(self._find_reckoned("batch_tokens", engine_batch.tokens)),
+            sequences=tuning.sequences or int(self._find_reckoned("sequences", engine_batch.sequences)),
+        )
+
+    @property
+    def _utilization(self) -> float:
+        """Share of an accelerator's memory that the engine uses."""
+        if self._wide_experts:
+            return self._wide_experts.memory_share
+        return self._find_reckoned("utilization", self._memory_model.UTILIZATION)
+
+    def _find_reckoned(self, setting: str, default: float) -> float:
+        """A number of the engine's own options in the blueprint, else the default."""
+        value = self.blueprint.value.find_reckoned_argument(self.role, setting)
+        return default if value is None else value
+
+    def _count_nodes(self, instance: Instance) -> int:
+        return max(1, -(-self.role.accelerators // (count_units(instance))))
+
+    def _select_by_accelerators(self, pool: Pool, known_types: Sequence[Instance]) -> list[Instance]:
+        accelerators = self.role.accelerators
+        large_types = [instance for instance in known_types if self._count_units(instance) >= accelerators]
+        if large_types:
+            return large_types
+        max_accelerators = max(map(self._count_units, known_types))
+        counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
+        pattern = patterns.load_patterns()[self.blueprint.value.pattern]
+        if not max_accelerators:
+            reason = f"the pool {self.role.pool} has no accelerators: {counts}"
+            raise self._build_error("accelerators", accelerators, reason, "a pool of types with accelerators")
+        if not pattern.spans_nodes:
+            reason = f"a replica runs on one node, and in the pool {self.role.pool} {counts}"
+            fix = f"accelerators: {max_accelerators} or less, or a pool of larger types"
+            larger_pattern = patterns.find_multi_node(pattern.roles)
+            if larger_pattern:
+                fix += f", or pattern: {larger_pattern}"
+            raise self._build_error("accelerators", accelerators, reason, fix)
+        return self._select_multi_node(
+            pool,
+            [instance for instance in known_types if self._count_units(instance) == max_accelerators],
+            max_accelerators,
+        )
+
+    def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
+        """A replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""
+        accelerators = self.role.accelerators
+        if accelerators % per_node:
+            reason = f"a replica over several nodes takes whole ones, and {types[0].name} has {per_node}"
+            raise self._build_error("accelerators", accelerators, reason, f"a multiple of {per_node}")
+        if self.role.tensor > per_node:
+            reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one node"
+            fix = f"pipeline: {accelerators // per_node}, so that a layer stays on one node"
+            raise self._build_error("pipeline", self.role.pipeline, reason, fix)
+        if not pool.efa:
+            reason = f"the nodes of a replica would communicate over TCP: the pool {self.role.pool} has no EFA"
+            raise self._build_error("pool", self.role.pool, reason, f"efa: on in the pool, or accelerators: {per_node}")
+        return types[:1]  # one type: the slowest node sets the pace of all
+
+    def _check_divisible(self, instance: Instance) -> None:
+        if not self.model.is_known:
+            return
+        role = self.role
+        if role.expert and not self.model.experts:
+            reason = f"{self.model.name} has no experts to spread"
+            raise self._build_error("expert", role.expert, reason, "expert: off")
+        if role.pipeline > self.model.layers:
+            reason = f"the model has {self.model.layers} layers"
+            raise self._build_error("pipeline", role.pipeline, reason, f"pipeline: {self.model.layers} or less")
+        misfit = self._memory_model.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
+        if misfit:
+            degrees = [
+                degree
+                for degree in range(1, role.tensor)
+                if not self._memory_model.describe_indivisible(self.model, degree, whole_experts=role.expert)
+            ]
+            options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
+            fix = f"accelerators: {' or '.join(map(str, options))}"
+            if instance.accelerators and self._select_platform(instance.accelerators).limits:
+                # A replica needs its whole node here.
+                fix = (
+                    f"data: {role.accelerators // max(degree for degree in degrees if role.accelerators % degree == 0)}"
+                )
+            if not role.expert and not self._memory_model.describe_indivisible(
+                self.model, role.tensor, whole_experts=True
+            ):
+                fix += ", or expert: on"
+            raise self._build_error("accelerators", role.accelerators, misfit, fix)
+
+    def _compute_fit(self, instance: Instance) -> memory.Fit | None:
+        if instance.accelerators is None and not self._runs_on_cpu_pools:
+            return None
+        tuning = self.blueprint.value.tuning
+        if not self.model.is_known:
+            return memory.compute_unknown_fit(
+                self.model, instance, self.role.tensor, self.role.pipeline, self._utilization, self.context
+            )
+        return self._memory_model.compute_fit(
+            apply_quantization(self.model, tuning),
+            instance,
+            self.role.tensor,
+            pipeline=self.role.pipeline,
+            expert_ranks=self._expert_ranks,
+            spare_experts=self._spare_experts,
+            utilization=self._utilization,
+            context=min(self.context, self.model.max_context),
+            dtype=tuning.kv_cache,
+            batch=self._select_batch(instance.accelerators),
+        )
+
+    def _select_by_memory(self, types: Sequence[Instance]) -> list[Instance]:
+        fits = {instance.name: fit for instance in types if (fit := self._compute_fit(instance))}
+        fitting_types = [instance for instance in types if instance.name in fits and fits[instance.name].fits]
+        if fitting_types:
+            return fitting_types
+        types_by_reason = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
+        misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
+        unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
+        capacity = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
+        reason = f"it does not fit into {capacity} of the pool {self.role.pool}: {misfits}"
+        key_path = self.blueprint.value.find_model_key_path(self.key_path, self.role, "model")
+        raise PlacementError(
+            self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())
+        )
+
+    def _describe_alternatives(self) -> str:
+        """The smallest way to hold the model: more accelerators, or types with more memory."""
+        if self._runs_on_cpu_pools:
+            return self._describe_larger_nodes()
+        if not self.model.is_known:
+            return "more accelerators, types with more memory, or a smaller model"
+        model = apply_quantization(self.model, self.blueprint.value.tuning)
+        context = min(self.context, model.max_context)
+        candidates = [
+            (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
+            for instance in instances.load().values()
+            if instance.accelerators and instance.accelerators.kind == "gpu"
+            for degree in memory.list_tensor_sizes(model, instance)
+            if self._memory_model.compute_fit(
+                model, instance, degree, context=context, dtype=self.blueprint.value.tuning.kv_cache
+            ).fits
+        ]
+        if not candidates:
+            larger_pattern = patterns.find_multi_node()
+            alternative = f", or pattern: {larger_pattern}" if larger_pattern else ""
+            return (
+                f"a smaller or more strongly quantized model{alternative}: "
+                "no single instance type of the catalog holds this one"
+            )
+        same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
+        suggestions = [
+            f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
+        ]
+        return f"{' or '.join(suggestions)}, or a smaller model"
+
+    def _describe_larger_nodes(self) -> str:
+        """The smallest type without accelerators whose memory holds the model."""
+        fits = [
+            (instance.memory_mib, instance.vcpus, instance.name)
+            for instance in instances.load().values()
+            if instance.accelerators is None and (fit := self._compute_fit(instance)) and fit.fits
+        ]
+        smaller = "a smaller or more strongly quantized model, a shorter context, or fewer tuning.sequences"
+        return f"a pool of {min(fits)[2]} or larger, {smaller}" if fits else smaller
+
+    def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
+        """Types of which the pool, at its maximum, has nodes for all replicas."""
+        available_types = [
+            instance for instance in fitting_types if self._count_max_replicas(pool, instance) >= self.role.replicas.max
+        ]
+        if available_types:
+            return available_types
+        largest = max(fitting_types, key=lambda instance: self._count_max_replicas(pool, instance))
+        max_replicas, replicas = self._count_max_replicas(pool, largest), self.role.replicas.max
+        nodes = count_nodes(largest, self.role.accelerators, replicas)
+        reason = f"the pool {self.role.pool} grows to {pool.size.max} nodes, which fit {max_replicas}"
+        fix = f"replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
+        raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
+
+    def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
+        if count_units(instance) >= self.role.accelerators:
+            return count_units(instance) // self.role.accelerators * pool.size.max
+        return pool.size.max // self._count_nodes(instance)
+
+    def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
+        """The pool's zones that offer one of the types, where the catalog has the region's answer."""
+        zones, region = self.fleet.value.get_zones(pool), self.fleet.value.region
+        offered = {zone for instance in types for zone in instance.zones.get(region, ())}
+        return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
+
+    def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
+        """The replica's share of each node, by accelerators: what all of the types can give."""
+        per_node = self.role.accelerators // nodes
+        shares = [(instance, per_node / count_units(instance)) for instance in types]
+        memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
+        device = types[0].accelerators
+        devices = -(-per_node // device.ranks) if device else 0
+        queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
+        self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
+        return Resources(
+            device=device.device if device else "",
+            accelerators=devices,
+            efa=min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0,
+            node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
+            cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
+            memory_bytes=memory_bytes,
+            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * (self.blueprint.value.tuning.kv_offload or 0)),
+        )
+
+    def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
+        """Refuses more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
+        offload = self.blueprint.value.tuning.kv_offload
+        if offload and OFFLOAD_ROOM * offload > room_bytes:
+            max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
+            reason = (
+                f"a replica's share of its node is {memory_bytes / 2**30:.0f} GiB, of which half may be shared memory, "
+                f"where the engine keeps this cache: {room_bytes / 2**30:.0f} GiB are free there, and it takes "
+                f"{OFFLOAD_ROOM:g} times its size"
+            )
+            fix = f"kv_offload: {max_gib}Gi or less" if max_gib else "no kv_offload, or a pool of larger types"
+            raise PlacementError(
+                self.blueprint.build_mistake(["tuning", "kv_offload"], f"{offload / 2**30:g}Gi", reason, fix)
+            )
+
+    def _list_tolerations(self) -> tuple[Toleration, ...]:
+        try:
+            pool_groups = groups.resolve_pool(self.fleet.value, self.role.pool, instances.load())
+        except InputError:  # a type that the catalog does not have, beside those that it has
+            return ()
+        taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
+        return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)
+
+
+def format_bounds(bounds: Bounds) -> int | str:
+    """Bounds as a person writes them: one number where both are the same."""
+    return bounds.min if bounds.min == bounds.max else str(bounds)
+
+
+def count_accelerators(instance: Instance) -> int:
+    """Ways that one node can split a model; 0 where it has no accelerator."""
+    return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
+
+
+def count_units(instance: Instance) -> int:
+    """Replicas of one accelerator that a node carries; one where it has none and a replica takes all of its CPUs."""
+    return max(1, count_accelerators(instance))
+
+
+def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
+    """Nodes for `replicas` of `accelerators` each."""
+    per_node = count_units(instance) // accelerators
+    return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))
+
+
+def check_pool_sizes(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[PlacedRole]
+) -> list[Mistake]:
+    """Pools that are too small for their roles together, each of which fits alone; reported at the last role."""
+    mistakes = []
+    for name in dict.fromkeys(role.pool for _, role, _ in placed):
+        pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
+        node_counts = {
+            key_path[-1]: count_nodes(placement.instance, role.accelerators, role.replicas.max)
+            for key_path, role, placement in pool_roles
+        }
+        max_nodes = fleet.value.pools[name].size.max
+        if len(pool_roles) > 1 and _count_shared_nodes(pool_roles) > max_nodes:
+            parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
+            reason = f"the roles need {parts} nodes of the pool {name}, which grows to {max_nodes}"
+            key_path, role, _ = pool_roles[-1]
+            fix = (
+                f"fewer replicas, or size: {fleet.value.pools[name].size.min}..{sum(node_counts.values())} in the pool"
+            )
+            mistakes.append(blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix))
+    return mistakes
+
+
+def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
+    """Nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
+    free_accelerators: list[int] = []
+    node_count = 0
+    for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):
+        per_node = count_units(placement.instance)
+        for _ in range(role.replicas.max):
+            if role.accelerators > per_node:
+                node_count += placement.nodes
+                continue
+            slot = next(
+                (index for index, remaining in enumerate(free_accelerators) if remaining >= role.accelerators), None
+            )
+            if slot is None:
+                free_accelerators.append(per_node)
+                slot = len(free_accelerators) - 1
+            free_accelerators[slot] -= role.accelerators
+    return node_count + len(free_accelerators)

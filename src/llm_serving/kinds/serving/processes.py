@@ -1,0 +1,635 @@
+"""Command lines and environments: rows of the engines' catalog with the deployment's numbers filled in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog.engines import CommandPart, Values
+from llm_serving.catalog.instances import Instance
+from llm_serving.engines import base
+from llm_serving.kinds.serving import answer_parsers
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServedModel, Weights
+from llm_serving.kinds.serving.placement import Placement
+from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
+from llm_serving.services import tasks
+from llm_serving.services.environment import Conventions, Discovery, Environment, Probe, Process
+from llm_serving.services.traffic import Traffic
+
+ENGINE_PORT, ROUTER_PORT, ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 8081, 9090, 9091
+"""Ports of a container that has its own address."""
+
+PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345}
+"""Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica."""
+
+MIN_LOAD_BYTES_S = 200e6
+"""Lowest rate of streaming weights, bytes per second, for the limit of a start: a tenth of a good S3's."""
+
+MAX_STREAM_BYTES, STREAM_SHARE = 40_000_000_000, 0.25
+"""Memory for weights on their way from S3: the streamer's own limit, and the largest share of a replica's memory on a
+node, without shared memory. Source of the first: runai_model_streamer 0.17.0, file_streamer/requests_iterator.py."""
+
+S3_CLIENT_BYTES_S = 10e9 / 8
+"""What one of the streamer's S3 clients is made for, bytes per second; it opens connections for as much, 22 to 25 of
+them. Source: github.com/run-ai/runai-model-streamer, docs/src/env-vars.md of 0.17.0, RUNAI_STREAMER_OBJ_CONCURRENCY and
+RUNAI_STREAMER_S3_TARGET_GBPS; connections counted with 0.17.0, 2026-11-23."""
+
+STREAM_CPU_S_PER_BYTE = 2e-9
+"""Seconds of one core for each byte that is streamed: kernel, copies and first writes to memory. 1.1 to 1.6 without TLS
+(scripts/benchmarks/weights.py, 2026-11-23, over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
+
+EMBEDDING_NUMBER_BYTES = 2
+
+OPEN_LOOP_REQUESTS = 32
+"""Requests under way at once that an open loop is estimated at."""
+
+COMPILE_CACHE_FOLDER = "/compile-cache"
+"""Folder of a container that compiled programs are kept in for its next start."""
+
+WEIGHTS_FOLDER, DRAFT_FOLDER = "weights", "draft"
+"""Folders that weights are copied to before the engine starts, where they are not streamed: the model's, and those of
+the model that guesses tokens ahead."""
+
+KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the command lines of all roles are built from."""
+
+    blueprint: Blueprint
+    name: str
+    """The deployment's."""
+
+    environment: Environment
+    policy: RouterPolicy
+    transfer: str
+    """Which of the engine's transfers hands caches on; empty where none do."""
+
+    folder: Path
+    """The blueprint's."""
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the target does in its own way."""
+        return self.environment.conventions
+
+    @property
+    def prefetch_folder(self) -> str:
+        """Folder of a container that files of S3 are copied to before its process starts."""
+        return f"{self.environment.data_folder}/fetched"
+
+    @property
+    def engine(self) -> engines.Engine:
+        """The engine's row."""
+        return engines.load_engines()[self.blueprint.engine]
+
+    @property
+    def router(self) -> engines.Router:
+        """The row of the framework's router."""
+        return get_router(self.blueprint)
+
+    def select_platform(self, role_placement: Placement) -> engines.Platform:
+        """The engine on the processors that it runs on: the pool's accelerators, or this machine's CPU instead."""
+        return role_placement.platform if self.conventions.real_accelerators else self.engine.platforms["cpu"]
+
+    def streams(self, role_placement: Placement) -> bool:
+        """Whether the engine streams its weights from S3."""
+        return self.engine.streams_on(self.select_platform(role_placement))
+
+
+def get_router(blueprint: Blueprint) -> engines.Router:
+    """The row of the blueprint's router: the one of its framework."""
+    return engines.load_routers()[engines.load_frameworks()[blueprint.framework].router]
+
+
+def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
+    """Names of the ports that a target must choose where processes share one machine.
+
+    Args:
+        replicas: by role.
+    """
+    is_disaggregated = blueprint.is_disaggregated
+    has_kv_events = blueprint.roles.router.policy == "kv-aware"
+    processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
+    extra_names = [
+        name
+        for name, is_used in (("side", is_disaggregated), ("events", has_kv_events), ("replay", has_kv_events))
+        if is_used
+    ]
+    return [
+        "router",
+        "router-admin",
+        "router-metrics",
+        *processes,
+        *(f"{process}-{name}" for process in processes for name in extra_names),
+    ]
+
+
+def list_options(context: Context, role: EngineRole, role_placement: Placement, rank: int) -> Iterator[str]:
+    """Names of the engine's options that node `rank` of a replica needs, in the order of the command line."""
+    tuning, nodes = context.blueprint.tuning, role_placement.nodes
+    is_compiled = context.select_platform(role_placement).limits is not None
+    parsers = answer_parsers.select(context.blueprint, role, role_placement.model)
+    requested = {
+        "one-rank": role.accelerators == 1,
+        "shared-weights": shares_weights(role, role_placement),
+        "own-weights": not shares_weights(role, role_placement),
+        "tensor": role.tensor > 1,
+        "pipeline": role.pipeline > 1,
+        "data": role.data > 1,
+        "data-adapters": role.data > 1 and bool(role.adapters) and rank == 0,
+        "expert": role.expert,
+        "nodes": nodes > 1,
+        "data-nodes": nodes > 1 and role.data > 1,
+        "fp8-weights": tuning.quantization == "fp8",
+        "fp8-cache": tuning.kv_cache == "fp8",
+        "no-prefix-cache": not tuning.prefix_cache,
+        "no-chunked-prefill": not tuning.chunked_prefill,
+        "batch-tokens": tuning.batch_tokens is not None or is_compiled,
+        "sequences": tuning.sequences is not None or is_compiled,
+        "kv-offload": tuning.kv_offload is not None,
+        "speculative": tuning.speculative is not None,
+        "priority": tuning.priority,
+        "pooled": context.blueprint.is_pooled,
+        "model-config": bool(parsers.model_config_json),
+        "tools": bool(parsers.tools),
+        "reasoning": bool(parsers.reasoning),
+        "chat-template": bool(_locate_chat_template(context, role, role_placement)),
+        "adapters": bool(role.adapters),
+        "kv-events": context.policy == "kv-aware",
+        "drain": context.conventions.drains,
+        "compile-cache": tuning.compile_cache is not None and context.conventions.containers,
+    }
+    return (name for name, is_used in requested.items() if is_used)
+
+
+def shares_weights(role: EngineRole, role_placement: Placement) -> bool:
+    """Whether ranks of a node read the checkpoint together.
+
+    Data-parallel ranks do for a mixture of experts; for other models they are independent engines, each with tensor
+    and pipeline ranks alone. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
+    parallel_state.py, `init_distributed_environment`.
+    """
+    return role.tensor * role.pipeline * (role.data if role_placement.model.experts else 1) > 1
+
+
+def _compute_stream_bytes(role: EngineRole, role_placement: Placement) -> int:
+    """Memory for weights on their way from S3: of the ranks of a node together, or of each where they share nothing.
+
+    Never below the largest tensor, which has to fit as a whole: the embedding.
+    """
+    resources, model = role_placement.resources, role_placement.model
+    free_bytes = resources.memory_bytes - resources.shared_memory_bytes
+    node_bytes = min(MAX_STREAM_BYTES, int(free_bytes * STREAM_SHARE))
+    node_readers = max(1, role.data // role_placement.nodes) if not model.experts else 1
+    return max(node_bytes // node_readers, model.vocabulary * model.hidden * EMBEDDING_NUMBER_BYTES)
+
+
+def compute_stream_clients(instances: Sequence[Instance]) -> int:
+    """S3 clients of one reader, which the streamer calls its concurrency.
+
+    They fill an accelerator's share of the node's network, or of what its cores can take in if that is less. More would
+    only open more connections and hold more buffers.
+
+    Of EFA instances, the first card alone carries ordinary traffic.
+    """
+
+    def compute(row: Instance) -> int:
+        readers = row.accelerators.count if row.accelerators else 1
+        network_bytes_s = min(row.network_gbps, row.cards[0].peak_gbps) * 1e9 / 8 / readers
+        cpu_bytes_s = row.vcpus / readers / STREAM_CPU_S_PER_BYTE
+        return math.ceil(min(network_bytes_s, cpu_bytes_s) / S3_CLIENT_BYTES_S)
+
+    return min(map(compute, instances))
+
+
+def list_instance_keys(context: Context, role: EngineRole, role_placement: Placement) -> list[tuple[int, int]]:
+    """Replica and rank of each process that the target is asked to run.
+
+    A target that copies processes itself is asked for one replica: for one process of it where it numbers the nodes,
+    and a second that describes all further ranks.
+    """
+    nodes = role_placement.nodes
+    if context.conventions.shared_host:
+        return [(replica, 0) for replica in range(compute_fixed_replicas(role).min)]
+    if nodes > 1 and not context.conventions.starts_groups:
+        return [(replica, rank) for replica in range(role.replicas.max) for rank in range(nodes)]
+    return [(0, rank) for rank in range(min(2, nodes))]
+
+
+def build_engine_process(
+    context: Context,
+    name: str,
+    role: EngineRole,
+    role_placement: Placement,
+    served_model: ServedModel,
+    replica: int,
+    rank: int,
+) -> Process:
+    """One process of a role: the engine on one node of a replica."""
+    environment, platform = context.environment, context.select_platform(role_placement)
+    process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
+    parts = list_command_parts(context, role, role_placement, rank)
+    values = {
+        **_build_shared_values(context, name, role, role_placement, served_model),
+        **_build_process_values(context, process_name, name, replica, rank),
+    }
+    command = engines.fill_arguments(
+        (*context.engine.command, *(text for part in parts for text in part.arguments)), values
+    )
+    command += format_engine_arguments(context, role)
+    fetches = list_fetches(context, role_placement, served_model)
+    env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
+    env |= context.blueprint.merge_environment(role)
+    address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
+    own_address = context.conventions.own_address
+    env |= dict.fromkeys(address_variables, own_address) if own_address else {}
+    return Process(
+        name=process_name,
+        command=(
+            *(environment.fetcher if fetches else ()),
+            *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
+            *(("--",) if fetches else ()),
+            _resolve_executable(environment, command[0]),
+            *command[1:],
+        ),
+        env={**environment.env, **env},
+        port=_select_port(context, process_name, ENGINE_PORT),
+        probe=None
+        if rank
+        else _build_probe(context, served_model, _compute_start_limit_s(platform, served_model), context.engine.health),
+        replica=replica,
+        rank=rank,
+        address_variables=() if own_address else address_variables,
+        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement),
+    )
+
+
+def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
+    """The words of the engine's own options that the blueprint gives a role; `checks` has refused what is none."""
+    options = engine_options.get_options(context.blueprint.engine)
+    arguments = context.blueprint.merge_arguments(role)
+    return tuple(word for name, value in arguments.items() for word in options[name].format_words(name, value))
+
+
+def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:
+    """Longest start of an engine, in seconds."""
+    return platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S
+
+
+def list_command_parts(context: Context, role: EngineRole, role_placement: Placement, rank: int) -> list[CommandPart]:
+    """What is added to the engine's command, in the order of the command line."""
+    engine, platform = context.engine, context.select_platform(role_placement)
+    parts: list[CommandPart] = []
+    if engine.streaming and context.streams(role_placement):
+        parts += [engine.streaming, *((engine.other_s3,) if context.environment.s3_endpoint else ())]
+    parts.append(platform)
+    for option in list_options(context, role, role_placement, rank):
+        parts += [part for part in (engine.options.get(option), platform.options.get(option)) if part]
+    wide_experts = role_placement.wide_experts
+    if wide_experts:
+        parts += [wide_experts, *([wide_experts.balancing] if role_placement.spare_experts else [])]
+    if context.transfer:
+        parts.append(engine.transfers[context.transfer])
+    if rank and "follower" in engine.options:
+        parts.append(engine.options["follower"])
+    return parts
+
+
+def _build_process_name(context: Context, role: str, nodes: int, replica: int, rank: int) -> str:
+    if context.conventions.shared_host:
+        return f"{role}-{replica}"
+    if nodes > 1 and not context.conventions.starts_groups:
+        return f"{role}-{replica}-{rank}"
+    return f"{role}-follower" if rank else role
+
+
+def _build_shared_values(
+    context: Context, name: str, role: EngineRole, role_placement: Placement, served_model: ServedModel
+) -> Values:
+    """Values that all processes of a role share."""
+    tuning = context.blueprint.tuning
+    parsers = answer_parsers.select(context.blueprint, role, role_placement.model)
+    rank_count = sum(
+        compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
+        for engine_role in context.blueprint.roles.engine_roles.values()
+    )
+    return {
+        "weights": _locate_weights(context, role_placement, served_model.weights, WEIGHTS_FOLDER),
+        "served_model": served_model.name,
+        "host": context.conventions.bind_host,
+        "context": served_model.context,
+        "kv_bytes": _compute_kv_bytes(context, role, role_placement, served_model),
+        "kv_role": KV_ROLES.get(name, "kv_both"),
+        "threads": _count_threads(context, role_placement, rank_count),
+        "tensor": role.tensor,
+        "pipeline": role.pipeline,
+        "data": role.data,
+        "nodes": role_placement.nodes,
+        "batch_tokens": role_placement.batch.tokens,
+        "sequences": role_placement.batch.sequences,
+        "slots_context": served_model.context * role_placement.batch.sequences,
+        # The engine reserves it for each data-parallel rank.
+        "offload_gib": f"{(tuning.kv_offload or 0) / max(1, role.data // role_placement.nodes) / 2**30:g}",
+        "speculative": _format_speculative(context, role_placement, served_model),
+        "adapters": tuple(f"{adapter}={path}" for adapter, path in _list_adapter_paths(context, served_model).items()),
+        "tools": parsers.tools,
+        "reasoning": parsers.reasoning,
+        "chat_template": _locate_chat_template(context, role, role_placement),
+        "model_config": parsers.model_config_json,
+        "max_adapters": len(served_model.adapters),
+        "stream_bytes": _compute_stream_bytes(role, role_placement),
+        "stream_clients": compute_stream_clients(role_placement.instances),
+        "drain_s": math.ceil(context.blueprint.disruption.drain),
+        "memory_share": f"{role_placement.wide_experts.memory_share:g}" if role_placement.wide_experts else "",
+        "spare_experts": role_placement.spare_experts,
+        "start_limit_s": math.ceil(_compute_start_limit_s(context.select_platform(role_placement), served_model)),
+        "socket_folder": context.environment.socket_folder,
+    }
+
+
+def _count_threads(context: Context, role_placement: Placement, rank_count: int) -> int:
+    """Threads of computation of one rank: its share of the machine, or the physical cores that its node gives it."""
+    if context.conventions.shared_host:
+        return max(1, context.environment.cores // rank_count)
+    return max(1, role_placement.resources.cpus // max(row.threads_per_core for row in role_placement.instances))
+
+
+def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
+    """Values of one process."""
+    environment, conventions = context.environment, context.conventions
+    cache_folder = f"{environment.data_folder}/cache"
+    return {
+        "port": _select_port(context, process_name, ENGINE_PORT),
+        "nixl_side_channel_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
+        "kv_events_endpoint": _build_kv_endpoint(context, process_name, "events"),
+        "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
+        "master_port": PORTS["master"],
+        "data_port": PORTS["data"],
+        "cache": cache_folder if conventions.containers else f"{cache_folder}/{process_name}",
+        "compile_cache": COMPILE_CACHE_FOLDER,
+        "module_folder": environment.module_folder or context.engine.module_folder,
+        "rank": conventions.rank if conventions.rank and rank else rank,
+        "leader_address": conventions.leader_address or build_peer_name(context, f"{role}-{replica}-0"),
+    }
+
+
+def build_peer_name(context: Context, service: str) -> str:
+    """The DNS name by which the deployment's processes find a service of it."""
+    return context.conventions.peer_name.format(
+        deployment=context.name, service=service, namespace=context.environment.namespace
+    )
+
+
+def _count_ranks(role: EngineRole) -> int:
+    """Processes that compute, of one replica."""
+    return role.tensor * role.data
+
+
+def _locate_weights(context: Context, role_placement: Placement, weights: Weights, folder: str) -> str:
+    """Where the engine loads weights from: S3, or the folder that they were copied to."""
+    return weights.uri if context.streams(role_placement) else f"{context.prefetch_folder}/{folder}"
+
+
+def _locate_chat_template(context: Context, role: EngineRole, role_placement: Placement) -> str:
+    """The user's template or the catalog's, as the engine takes it; empty where the model's own is used.
+
+    In a container the user's template is the argument itself: engines take either.
+    """
+    written = context.blueprint.select_model_settings(role).chat_template
+    if written:
+        file = context.folder / written
+        return file.read_text(encoding="utf-8") if context.conventions.containers else str(file.resolve())
+    if not context.conventions.containers or context.select_platform(role_placement).image:
+        return ""  # the catalog's lie in the engine's own image
+    return answer_parsers.select(context.blueprint, role, role_placement.model).chat_template
+
+
+def _format_speculative(context: Context, role_placement: Placement, served_model: ServedModel) -> str:
+    speculative = context.blueprint.tuning.speculative
+    if speculative is None:
+        return ""
+    config: dict[str, str | int] = {"method": speculative.method, "num_speculative_tokens": speculative.tokens}
+    if speculative.method == "ngram":
+        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    draft = served_model.draft
+    if draft:
+        config["model"] = _locate_weights(context, role_placement, draft.weights, DRAFT_FOLDER)
+    return json.dumps(config)
+
+
+def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:
+    """Where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
+    if not context.conventions.containers:
+        return served_model.adapters
+    return {name: f"{context.prefetch_folder}/{_build_adapter_folder(name)}" for name in served_model.adapters}
+
+
+def _build_adapter_folder(adapter: str) -> str:
+    """The folder that an adapter is copied to."""
+    return f"adapter-{adapter}"
+
+
+def list_fetches(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+    """What the engine's own command copies from S3 before it starts, by its folder: on a target without containers."""
+    if context.conventions.containers or context.streams(role_placement):
+        return {}
+    return {WEIGHTS_FOLDER: served_model.weights.uri}
+
+
+def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+    """What of S3 is copied to the node before the engine starts, by its folder there."""
+    if not context.conventions.containers:
+        return {}
+    drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
+    weights = {} if context.streams(role_placement) else {WEIGHTS_FOLDER: served_model.weights.uri} | drafts
+    return weights | {_build_adapter_folder(name): uri for name, uri in served_model.adapters.items()}
+
+
+def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
+    """KV cache of one rank, in bytes, where it uses the machine's own memory."""
+    settings = context.blueprint
+    return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(
+        role_placement.model,
+        context=served_model.context,
+        lengths=[settings.max_sequence_tokens] * count_concurrent_requests(settings.traffic),
+        block=context.select_platform(role_placement).kv_block,
+        tensor_parallel=role.tensor,
+        sequences=role_placement.batch.sequences,
+    )
+
+
+def _compute_memory_bytes(
+    context: Context, role: EngineRole, served_model: ServedModel, role_placement: Placement
+) -> int:
+    """Memory of one replica where processes share one machine; 0 elsewhere."""
+    if not context.conventions.shared_host:
+        return 0
+    platform = context.select_platform(role_placement)
+    rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
+    return int(_count_ranks(role) * rank_bytes + role.data * platform.weight_copies * served_model.weights.bytes)
+
+
+def count_concurrent_requests(traffic: Traffic) -> int:
+    """Requests under way at once, all replicas together."""
+    return traffic.users or min(OPEN_LOOP_REQUESTS, traffic.max_concurrency or OPEN_LOOP_REQUESTS)
+
+
+def build_router_process(context: Context, engine_roles: Sequence[Role], served_model: ServedModel) -> Process:
+    """The router before the engines of `engine_roles`."""
+    router, environment = context.router, context.environment
+    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_roles)
+    rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
+    command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
+    return Process(
+        name="router",
+        command=(
+            *_build_image_command(environment, engines.fill_arguments(router.front, values)),
+            *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
+            _resolve_executable(environment, command[0]),
+            *command[1:],
+        ),
+        env=engines.fill_env((router.environment, mode.environment), values),
+        port=_select_port(context, "router", ROUTER_PORT),
+        probe=_build_probe(
+            context,
+            served_model,
+            max(process.probe.deadline_s for role in engine_roles for process in role.instances if process.probe),
+        ),
+        memory_bytes=router.base_bytes,
+    )
+
+
+def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
+    """The router's arguments for finding the engines of this blueprint."""
+    discovery = context.router.discovery[select_discovery(context)]
+    if context.blueprint.is_disaggregated and discovery.disaggregated:
+        return discovery.disaggregated
+    return (discovery.engine_details if needs_engine_details(context) else None) or discovery.aggregated
+
+
+def _build_router_values(context: Context, engine_roles: Sequence[Role]) -> Values:
+    endpoints = {role.name: _list_endpoints(context, role) for role in engine_roles}
+    split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
+    return {
+        "host": context.conventions.bind_host,
+        "port": _select_port(context, "router", ROUTER_PORT),
+        "router_host": context.environment.router_host,
+        "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
+        "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
+        "policy": context.router.policies[_select_policy(context, engine_roles)],
+        "decode_policy": context.router.policies[_select_decode_policy(context, engine_roles)],
+        "ranks": count_routed_ranks(context),
+        "imbalance": _compute_imbalance(context.blueprint),
+        "request_timeout_s": compute_request_timeout_s(context.blueprint),
+        "namespace": context.environment.namespace,
+        "engine_port": ENGINE_PORT,
+        "discovery_port": DISCOVERY_PORT,
+        "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
+        **split_roles,
+    }
+
+
+def compute_request_timeout_s(blueprint: Blueprint) -> int:
+    """Longest request, up to its last token, in the router's whole seconds."""
+    return math.ceil(blueprint.roles.router.request_timeout)
+
+
+def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
+    """The policy. With one replica at a known address there is no choice, and load-aware needs two."""
+    is_single = select_discovery(context) == "addresses" and sum(len(role.instances) for role in engine_roles) == 1
+    return "round-robin" if is_single and context.policy == "load-aware" else context.policy
+
+
+def _select_decode_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
+    """The policy of decode: it computes no prompt, so that a cached prefix saves it nothing; load-aware needs two."""
+    policy = "load-aware" if context.policy == "cache-aware" else context.policy
+    decode_count = sum(len(role.instances) for role in engine_roles if role.name == DECODE)
+    is_single = select_discovery(context) == "addresses" and decode_count < 2
+    return "round-robin" if is_single and policy == "load-aware" else policy
+
+
+def count_routed_ranks(context: Context) -> int:
+    """Data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
+
+    The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines, and none
+    for several models or before prefill and decode.
+    """
+    worker = context.blueprint.roles.worker
+    return worker.data if worker and context.policy in ("cache-aware", "consistent-hash") else 1
+
+
+def needs_engine_details(context: Context) -> bool:
+    """Whether the router asks an engine for more than its models."""
+    return context.policy == "kv-aware" or count_routed_ranks(context) > 1
+
+
+def select_discovery(context: Context) -> Discovery:
+    """How the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
+    # A router takes no option for the model of an engine; only its API sets it.
+    has_many_models = bool(context.blueprint.roles.models)
+    # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
+    # and misses those that answer later. Besides, its own image is older than this policy.
+    uses_kv_events = context.policy == "kv-aware"
+    return "names" if has_many_models or uses_kv_events else context.conventions.discovery
+
+
+def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
+    """A program of the router's image and its arguments, as it is called here."""
+    return (*environment.image_programs.get(words[0], words[:1]), *words[1:]) if words else ()
+
+
+def _list_endpoints(context: Context, role: Role) -> tuple[str, ...]:
+    """How the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
+    conventions, discovery = context.conventions, select_discovery(context)
+    if discovery == "labels":
+        templates = {**conventions.selector_labels, **(conventions.leader_labels if role.nodes > 1 else {})}
+        return tuple(
+            f"{key}={value.format(deployment=context.name, role=role.name)}" for key, value in templates.items()
+        )
+    leaders = [process for process in role.instances if process.rank == 0]
+    if conventions.shared_host:
+        scheme = "http://" if discovery == "addresses" else ""
+        return tuple(f"{scheme}{conventions.own_address}:{process.port}" for process in leaders)
+    return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}" for process in leaders)
+
+
+def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
+    """Where an engine publishes its cache's events, as ZeroMQ writes addresses."""
+    port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
+    return f"tcp://{context.conventions.zmq_bind_host}:{port}"
+
+
+def _compute_imbalance(blueprint: Blueprint) -> int:
+    """Requests that a replica may have more than another before its queue counts more than a cached prefix."""
+    replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.engine_roles.values())
+    return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
+
+
+def _select_port(context: Context, name: str, default: int) -> int:
+    """The port that the target chose, or the fixed one where each process has its own address."""
+    return context.environment.ports.get(name, 0) if context.conventions.shared_host else default
+
+
+def _resolve_executable(environment: Environment, name: str) -> str:
+    return f"{environment.engine_folder}/{name}" if environment.engine_folder else name
+
+
+def _build_probe(context: Context, served_model: ServedModel, deadline_s: float, health: str = "") -> Probe:
+    """A request of the API that the traffic uses: chat may fail where completions succeed."""
+    question, pooled = "ready?", tasks.POOLED.get(context.blueprint.task)
+    if pooled:
+        body = {"model": served_model.name, **pooled.build([question])}
+        return Probe(path=pooled.path, body=body, health=health, deadline_s=deadline_s)
+    is_chat = context.blueprint.traffic.api == "chat"
+    body = {"messages": [{"role": "user", "content": question}]} if is_chat else {"prompt": question}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    return Probe(
+        path=path, body={"model": served_model.name, **body, "max_tokens": 1}, health=health, deadline_s=deadline_s
+    )

@@ -1,0 +1,582 @@
+"""Decides every number of a deployment, once: blueprint + fleet + catalogs -> `Deployment`.
+
+Pure: the same files and the same environment give the same deployment. What cannot work is refused with all reasons at
+once, each at its line of blueprint.yaml.
+
+models -> placement of each role on its pool -> KV transfer -> command lines -> roles and their router
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llm_serving.catalog import engine_options, engines, images, models, records
+from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
+from llm_serving.catalog.models import Model, WeightsFormat
+from llm_serving.fleet import image_cache
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import (
+    adapters,
+    answer_parsers,
+    load_balancer,
+    measured_capacity,
+    patterns,
+    placement,
+    processes,
+)
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
+from llm_serving.kinds.serving.deployment import (
+    CompileCache,
+    LoadedModel,
+    Prefetch,
+    ResolvedLoadBalancer,
+    Resources,
+    Role,
+    ServedModel,
+    ServingDeployment,
+    Weights,
+)
+from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
+from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
+from llm_serving.services import tasks
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.environment import Environment
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.units import Bounds
+
+ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
+"""Of a router's container: it keeps the prefixes of prompts that it has routed, up to its --max-tree-size."""
+
+FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file"}
+
+SCRATCH_BYTES = 40 * 2**30
+"""Of the disk, for an engine's caches and adapters, besides weights that are copied there."""
+
+FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
+"""Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
+
+
+def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> ServingDeployment:
+    """The blueprint on the fleet, in the environment of its target.
+
+    Raises:
+        InputError: it cannot work; with every reason at its line of the blueprint.
+    """
+    settings = blueprint.value
+    placed_roles = _place_checked_roles(blueprint, fleet, environment)
+    context = Context(
+        settings,
+        resolve_name(blueprint),
+        environment,
+        resolve_policy(settings, environment),
+        resolve_transfer(settings, placed_roles, environment),
+        blueprint.path.parent,
+    )
+    _raise_mistakes(
+        [
+            mistake
+            for key_path, role, role_placement in placed_roles
+            for mistake in engine_arguments.check_written(blueprint, context, key_path, role, role_placement)
+        ]
+    )
+    engine_roles = [
+        _build_role(context, blueprint, key_path[-1], role, role_placement)
+        for key_path, role, role_placement in placed_roles
+    ]
+    router = _build_router(context, engine_roles)
+    deployment = ServingDeployment(
+        name=context.name,
+        pattern=settings.pattern,
+        task=settings.task,
+        target=environment.target,
+        fleet=fleet.value.name,
+        engine=settings.engine,
+        framework=settings.framework,
+        tuning=settings.tuning,
+        roles=(*engine_roles, router),
+        url=_build_url(context, router.processes[0].port),
+        request_timeout_s=processes.compute_request_timeout_s(settings),
+        load_balancer=_build_load_balancer(settings, fleet.value) if context.conventions.containers else None,
+        disruption=settings.disruption,
+        traffic=settings.traffic,
+        slo=settings.held_slo,
+        unused_keys=settings.unused_keys,
+        environment=environment,
+        notes=(*_list_notes(context, placed_roles), *_list_image_notes(context, engine_roles)),
+        emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
+    )
+    shortages = tuple(measured_capacity.list_shortages(deployment))
+    return deployment.model_copy(update={"notes": (*deployment.notes, *shortages)})
+
+
+def _place_checked_roles(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> list[PlacedRole]:
+    """Each engine role with its nodes.
+
+    Raises:
+        InputError: the blueprint cannot work; with every reason.
+    """
+    _raise_mistakes([*engine_limits.check_engine(blueprint, environment), *engine_arguments.check(blueprint)])
+    placed_roles, mistakes = _place_roles(blueprint, fleet, environment)
+    mistakes += adapters.check(blueprint, environment.target, environment.conventions)
+    if not mistakes:
+        mistakes = [
+            *placement.check_pool_sizes(blueprint, fleet, placed_roles),
+            *targets.check(blueprint, fleet, environment, placed_roles),
+            *pictures.check(blueprint, placed_roles),
+            *(
+                mistake
+                for key_path, role, role_placement in placed_roles
+                for mistake in answer_parsers.check(blueprint, key_path, role, role_placement.model)
+            ),
+        ]
+    _raise_mistakes(mistakes)
+    return placed_roles
+
+
+def _raise_mistakes(mistakes: Sequence[Mistake]) -> None:
+    """Raises InputError with all mistakes, in the order of the file, if there are any."""
+    if mistakes:
+        ordered = sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
+        raise InputError([*ordered])
+
+
+def list_port_names(blueprint: Blueprint) -> list[str]:
+    """Names of the ports that a target must choose where processes share one machine."""
+    return processes.list_port_names(
+        blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.engine_roles.items()}
+    )
+
+
+def resolve_served_name(model: str) -> str:
+    """What clients put in `model`: the name in the catalog or on the hub, or the last part of a folder or S3 prefix."""
+    if model.startswith(records.S3_SCHEME):
+        return model.rstrip("/").rpartition("/")[2]
+    return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model
+
+
+def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
+    """Prefix of a model in the fleet's model bucket; a model of either form has both, and neither lies in the other."""
+    folder = {"safetensors": "models", "gguf": "gguf"}[weights_format]
+    return f"{folder}/{resolve_served_name(model).replace(':', '/')}"
+
+
+def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
+    """How the router chooses a replica: as written, else by cached prefixes where prompts share enough.
+
+    Of requests whose answers have no tokens, the router reads no text: by prefixes it would send all of them to one
+    replica until that has much more to do than the others. Source: vllm-router 0.1.17, called.
+    """
+    if blueprint.is_pooled and blueprint.roles.router.policy in (None, "cache-aware"):
+        return "load-aware"
+    is_cache_aware = resolve_shared_prefix(blueprint, environment) > processes.get_router(blueprint).cache_aware_share
+    return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
+
+
+def resolve_shared_prefix(blueprint: Blueprint, environment: Environment) -> float:
+    """Share of a prompt that others share: as the blueprint states it, else as it was measured."""
+    if blueprint.traffic.has_shared_prefix or environment.measured is None:
+        return blueprint.traffic.shared_prefix
+    return environment.measured.shared_prefix
+
+
+def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], environment: Environment) -> str:
+    """The engine's transfer of KV caches from prefill to decode; empty where there is none."""
+    if not blueprint.is_disaggregated:
+        return ""
+    if environment.conventions.kv_transfer:
+        return environment.conventions.kv_transfer
+    has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
+    return "rdma" if has_rdma and blueprint.tuning.kv_transfer != "host" else "host"
+
+
+def _place_roles(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> tuple[list[PlacedRole], list[Mistake]]:
+    """Each engine role with its nodes, and everything that forbids one."""
+    settings, placed_roles, mistakes = blueprint.value, [], []
+    for name, role in settings.roles.engine_roles.items():
+        key_path, model_settings = settings.find_key_path(name), settings.select_model_settings(role)
+        model, model_mistakes = _resolve_model(
+            blueprint,
+            settings.find_model_key_path(key_path, role, "model"),
+            model_settings.model or "",
+            model_settings.context,
+            unchecked=model_settings.memory == "unchecked",
+        )
+        mistakes += [mistake for mistake in model_mistakes if mistake not in mistakes]  # roles may share a model
+        mistakes += _check_revision(blueprint, key_path, role, model)
+        if environment.conventions.real_accelerators:
+            pool_mistakes = list(engine_limits.check_pool(blueprint, fleet, key_path, role))
+            mistakes += pool_mistakes
+            if pool_mistakes:
+                continue
+        try:
+            if model is None:
+                placement.require_pool(blueprint, fleet, key_path, role)
+                continue
+            role_placement = placement.place_role(blueprint, fleet, key_path, role, model, model_settings.context)
+            placed_roles.append((key_path, role, role_placement))
+        except PlacementError as error:
+            mistakes += [mistake for mistake in error.mistakes if mistake not in mistakes]
+    return placed_roles, mistakes
+
+
+def _resolve_model(
+    blueprint: Document[Blueprint], key_path: Sequence[str], name: str, context: int, *, unchecked: bool
+) -> tuple[Model | None, list[Mistake]]:
+    try:
+        model = models.find(name, unchecked=unchecked)
+        models.check_folder(name)
+    except UnknownMemoryError as error:
+        dropped = _describe_dropped(blueprint.value.engine, error.architectures)
+        if dropped:
+            return None, [blueprint.build_mistake(key_path, name, *dropped)]
+        fix = f"memory: unchecked, which counts its weights alone, or {error.fix}"
+        return None, [blueprint.build_mistake(key_path, name, error.reason, fix)]
+    except ModelError as error:
+        return None, [blueprint.build_mistake(key_path, name, error.reason, error.fix)]
+    weights_format = engines.load_engines()[blueprint.value.engine].weights_format
+    dropped = _describe_dropped(blueprint.value.engine, model.architectures)
+    if dropped:
+        return model, [blueprint.build_mistake(key_path, name, *dropped)]
+    if weights_format not in model.formats:
+        return model, [blueprint.build_mistake(key_path, name, *_describe_format(blueprint.value.engine, model))]
+    if model.is_known and model.task != blueprint.value.task:
+        return model, [blueprint.build_mistake(key_path, name, *_describe_task(blueprint.value, model))]
+    if context > model.max_context:
+        reason = f"{name} takes up to {model.max_context} tokens a request"
+        context_path = [*key_path[:-1], "context"]
+        return model, [blueprint.build_mistake(context_path, context, reason, f"{model.max_context} or less")]
+    return model, []
+
+
+def _check_revision(
+    blueprint: Document[Blueprint], key_path: Sequence[str], role: EngineRole, model: Model | None
+) -> list[Mistake]:
+    """A revision that cannot be: the model is on no hub, or what was copied or read is another one."""
+    settings = blueprint.value.select_model_settings(role)
+    if settings.revision is None or model is None:
+        return []
+    path, record = blueprint.value.find_model_key_path(key_path, role, "revision"), records.find(settings.model or "")
+    if model.hub is None:
+        reason = f"{settings.model} is not from a hub"
+        return [blueprint.build_mistake(path, settings.revision, reason, "remove revision")]
+    if record is None or record.is_revision(settings.revision):
+        return []
+    commit = (record.commit or "")[:12]
+    reason = f"what is known here is {record.source} at {record.revision}, commit {commit}"
+    fix = f"revision: {commit}, or `blueprint model copy {record.source} --revision {settings.revision}`"
+    return [blueprint.build_mistake(path, settings.revision, reason, fix)]
+
+
+def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
+    """Why the engine's version runs the model no more, and the fix; None where that is not known."""
+    recorded = engine_options.load(engine)
+    for architecture in architectures:
+        if recorded and architecture in recorded.dropped_architectures:
+            version = recorded.dropped_architectures[architecture]
+            reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
+            return reason, "another model"
+    return None
+
+
+def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
+    """Why the model does not do what the blueprint's task is, and the fix."""
+    offered = patterns.load_patterns()[settings.pattern].tasks
+    others = [row.name for row in patterns.load_patterns().values() if model.task in row.tasks]
+    pattern = "" if model.task in offered or not others else f"pattern: {others[0]} with "
+    same_task = [row for row in models.load().values() if row.task == settings.task]
+    example = next((row for row in same_task if row.hub), same_task[0])
+    is_folder = model.hub is None and model.name not in models.load()
+    mark = f"; {models.MODULES_FILE} in its folder would say that it embeds" if is_folder else ""
+    reason = f"the model is made to {model.task}, and the task here is {settings.task}{mark}"
+    return reason, f"{pattern}task: {model.task}, or a model such as {example.name}"
+
+
+def _describe_format(engine: str, model: Model) -> tuple[str, str]:
+    """Why the engine cannot load the model's weights, and the fix."""
+    form = engines.load_engines()[engine].weights_format
+    reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
+    others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
+    copies = models.list_copies(model, form)
+    return reason, " or ".join([*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)])
+
+
+def _build_role(
+    context: Context, blueprint: Document[Blueprint], name: str, role: EngineRole, role_placement: Placement
+) -> Role:
+    served_model = _build_served_model(context, blueprint, name, role, role_placement)
+    conventions, resources = context.conventions, role_placement.resources
+    instances = tuple(
+        processes.build_engine_process(context, name, role, role_placement, served_model, replica, rank)
+        for replica, rank in processes.list_instance_keys(context, role, role_placement)
+    )
+    # EFA joins a replica's nodes and carries KV caches; nothing else uses it.
+    uses_efa = role_placement.resources.efa > 0 and (role_placement.nodes > 1 or context.transfer == "rdma")
+    return Role(
+        name=name,
+        kind="engine",
+        image=_select_image(context, role_placement, uses_efa) if conventions.containers else "",
+        served_model=served_model,
+        pool=role.pool,
+        instance_types=tuple(instance.name for instance in role_placement.instances),
+        zones=role_placement.zones,
+        labels=role_placement.labels,
+        tolerations=role_placement.tolerations,
+        accelerators=role.accelerators,
+        nodes=role_placement.nodes,
+        parallelism=role_placement.parallelism,
+        resources=resources if uses_efa else resources.model_copy(update={"efa": 0, "node_efa": 0}),
+        replicas=role.replicas if conventions.scales else compute_fixed_replicas(role),
+        scale=resolve_scale(name, role) if conventions.scales else None,
+        prefetch=_build_prefetch(context, role_placement, served_model),
+        compile_cache=_build_compile_cache(context, role_placement, served_model, uses_efa),
+        ports=_build_ports(context, role_placement),
+        kv_block=context.select_platform(role_placement).kv_block,
+        metrics=dict(context.engine.metrics),
+        processes=tuple(process for process in instances if process.replica == 0),
+        instances=instances,
+    )
+
+
+def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -> str:
+    engine = context.engine
+    engine_image = (
+        engine.fleet_image if engine.fleet_image and (uses_efa or context.policy == "kv-aware") else engine.image
+    )
+    return _pin_image(context, context.blueprint.image or role_placement.platform.image or engine_image)
+
+
+def _build_compile_cache(
+    context: Context, role_placement: Placement, served_model: ServedModel, uses_efa: bool
+) -> CompileCache | None:
+    setting = context.blueprint.tuning.compile_cache
+    if setting is None or not context.conventions.containers:
+        return None
+    accelerators = role_placement.instances[0].accelerators
+    parts = (
+        _select_image(context, role_placement, uses_efa),
+        served_model.weights.uri,
+        accelerators.name if accelerators else "",
+    )
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    claim = setting.partition(":")[2]
+    node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
+    return CompileCache(path=processes.COMPILE_CACHE_FOLDER, key=key, node_path="" if claim else node_path, claim=claim)
+
+
+def _pin_image(context: Context, image: str) -> str:
+    pinned = images.pin(image.replace("{registry}", context.environment.registry), context.environment.image_digests)
+    return image_cache.rewrite(pinned, context.environment.image_prefixes)
+
+
+def _build_prefetch(context: Context, role_placement: Placement, served_model: ServedModel) -> Prefetch | None:
+    uris = processes.list_prefetch_uris(context, role_placement, served_model)
+    if not uris:
+        return None
+    weight_bytes = served_model.weights.bytes if processes.WEIGHTS_FOLDER in uris else 0
+    return Prefetch(
+        image=_pin_image(context, images.COPIER),
+        uris=uris,
+        timeout_s=math.ceil(FETCH_LIMIT_S + weight_bytes / MIN_COPY_BYTES_S),
+        disk_bytes=weight_bytes + SCRATCH_BYTES,
+    )
+
+
+def _build_ports(context: Context, role_placement: Placement) -> dict[str, int]:
+    port_uses = {
+        "side": bool(context.transfer),
+        "events": context.policy == "kv-aware",
+        "replay": context.policy == "kv-aware",
+        "master": role_placement.nodes > 1,
+        "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
+    }
+    if context.conventions.shared_host:
+        return {}
+    return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
+
+
+def _build_served_model(
+    context: Context, blueprint: Document[Blueprint], name: str, role: EngineRole, role_placement: Placement
+) -> ServedModel:
+    settings, model = context.blueprint, role_placement.model
+    model_settings = settings.select_model_settings(role)
+    model_name = model_settings.model or ""
+    _, location = settings.locate_weights(role)
+    uri = _build_bucket_uri(context, model_name) if location == "s3" else location
+    folder = blueprint.path.resolve().parent
+    return ServedModel(
+        model=model_name,
+        # With many models each has its role's name or its own: the same model may be served twice, with other settings.
+        name=resolve_served_name(model_name)
+        if isinstance(model_settings, Blueprint)
+        else model_settings.served_name or name,
+        weights=Weights(
+            uri=f"{uri.rstrip('/')}/",
+            format=context.engine.weights_format,
+            loader=_select_loader(context, role_placement),
+            bytes=model.weight_bytes,
+            random=model.random,
+            revision=model_settings.revision or "",
+            memory_computed=model.is_known,
+        ),
+        context=model_settings.context,
+        adapters={
+            adapter: location if location.startswith("s3://") else str(folder / location)
+            for adapter, location in role.adapters.items()
+        },
+        draft=_build_draft(context, role_placement),
+    )
+
+
+def _build_draft(context: Context, role_placement: Placement) -> LoadedModel | None:
+    """The model that guesses tokens ahead, in the fleet's model bucket."""
+    speculative = context.blueprint.tuning.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    try:
+        model = models.find(speculative.model)
+    except ModelError:  # a draft's architecture may be one of its own
+        model = None
+    weights = Weights(
+        uri=f"{_build_bucket_uri(context, speculative.model)}/",
+        loader=_select_loader(context, role_placement),
+        bytes=model.weight_bytes if model else 0,
+        random=bool(model and model.random),
+    )
+    return LoadedModel(model=speculative.model, weights=weights)
+
+
+def _build_bucket_uri(context: Context, model: str) -> str:
+    return f"s3://{context.environment.bucket}/{build_bucket_prefix(model, context.engine.weights_format)}"
+
+
+def _select_loader(context: Context, role_placement: Placement) -> str:
+    """The engine's own name of the way weights are loaded."""
+    return context.engine.streaming.loader if context.engine.streaming and context.streams(role_placement) else "auto"
+
+
+def _build_router(context: Context, engine_roles: Sequence[Role]) -> Role:
+    served_model = next(role.served_model for role in engine_roles if role.served_model)
+    conventions = context.conventions
+    replicas = 1 if conventions.shared_host else context.blueprint.roles.router.replicas
+    process = processes.build_router_process(context, engine_roles, served_model)
+    return Role(
+        name="router",
+        kind="router",
+        image=_pin_image(context, context.router.image) if conventions.containers else "",
+        resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
+        ports={} if conventions.shared_host else {"metrics": processes.METRICS_PORT},
+        replicas=Bounds(replicas, replicas),
+        metrics=dict(
+            context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})
+        ),
+        processes=(process,),
+        instances=(process,),
+    )
+
+
+def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalancer | None:
+    row = settings.load_balancer
+    if row is None:
+        return None
+    return ResolvedLoadBalancer(
+        certificate=row.certificate,
+        public=row.public,
+        web_acl=row.web_acl or "",
+        gateway=row.gateway or "",
+        idle_timeout_s=load_balancer.IDLE_TIMEOUT_S,
+        drain_s=min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)),
+        ranges=load_balancer.list_ranges(fleet),
+    )
+
+
+def _build_url(context: Context, port: int) -> str:
+    return context.conventions.url.format(deployment=context.name, namespace=context.environment.namespace, port=port)
+
+
+def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+    title, settings = context.conventions.title, context.blueprint
+    if settings.unused_keys:
+        yield tasks.describe_unused(settings.task, settings.unused_keys)
+    models_placed = {role_placement.model.name: role_placement.model for _, _, role_placement in placed_roles}
+    for model in models_placed.values():
+        if not model.is_known:
+            yield (
+                f"Memory of {model.name}: not computed, since its kind, {model.kind or 'without a name'}, is not known "
+                "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
+                "decides when it starts."
+            )
+    for key_path, role, role_placement in placed_roles:
+        if role_placement.model.vision:
+            yield pictures.describe(context.blueprint, role, role_placement.model)
+        device = role_placement.instance.accelerators
+        if device and not context.conventions.real_accelerators:
+            yield (
+                f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
+                f"{role_placement.instance.name} that the pool {role.pool} gives each replica of {key_path[-1]} "
+                "stay unused."
+            )
+        if not context.conventions.scales and role.replicas.min != role.replicas.max:
+            replicas = compute_fixed_replicas(role).min
+            yield f"Nothing scales on {title}: {key_path[-1]} runs {replicas} of {role.replicas} replicas."
+    if settings.is_pooled and settings.roles.router.policy in (None, "cache-aware"):
+        path = tasks.POOLED[settings.task].path
+        yield f"The router's policy is {context.policy}: of requests to {path} it reads no text to follow."
+    elif settings.roles.router.policy is None:
+        yield f"The router's policy is {context.policy}, {_describe_policy(context)}."
+    if context.transfer == "host":
+        has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
+        reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
+        yield (
+            f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
+            "`blueprint baseline` before you pay for it."
+        )
+
+
+def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:
+    """Images that are pulled by a tag which their registry can move; tags of the fleet's own never do."""
+    for image in dict.fromkeys(role.image for role in roles if role.image):
+        if "@" not in image and not image.startswith(f"{context.environment.registry}/"):
+            yield f"{image} is pulled by its tag; `blueprint images pin` keeps the digest in images.lock.yaml."
+
+
+def _describe_policy(context: Context) -> str:
+    """The share of the prompts that decided the policy, and where it is from."""
+    traffic, measured = context.blueprint.traffic, context.environment.measured
+    shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
+    threshold = context.router.cache_aware_share
+    comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"
+    if traffic.has_shared_prefix or (measured is None and traffic.prompt_file is None):
+        statement = (
+            f"{shared_prefix:.0%} of each prompt is shared, {comparison}"
+            if shared_prefix
+            else "its prompts share nothing"
+        )
+        return f"since by the blueprint's traffic {statement}"
+    if measured is None:
+        return f"until `blueprint validate` has measured what the prompts of {traffic.prompt_file} share"
+    return (
+        f"since by the validation of {measured.measured_at} earlier prompts begin with {shared_prefix:.0%} of each, "
+        f"{comparison}"
+    )
+
+
+def _list_emulated(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+    devices = dict.fromkeys(
+        (role_placement.instance.accelerators.name, role_placement.instance.name)
+        for _, _, role_placement in placed_roles
+        if role_placement.instance.accelerators and not context.conventions.real_accelerators
+    )
+    for device, name in devices:
+        yield f"The engine runs on this machine's CPU in place of {device} on {name}, at the CPU's speed."
+    if any(role_placement.model.random for _, _, role_placement in placed_roles):
+        yield models.RANDOM_NOTICE

@@ -1,0 +1,116 @@
+"""What `check` shows of a serving deployment: a row for each part, or the same as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_serving.kinds.serving import measured_capacity, resolve
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment
+from llm_serving.services import tasks
+from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.settings.document import Document
+
+
+def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
+    """The deployment's pattern, models and roles as data."""
+    return {
+        "pattern": deployment.pattern,
+        "models": [
+            {
+                "model": served_model.model,
+                "context": served_model.context,
+                "weight_bytes": served_model.weights.bytes,
+                "memory": "computed" if served_model.weights.memory_computed else "not computed",
+            }
+            for served_model in deployment.served_models
+        ],
+        "roles": [
+            {
+                "name": role.name,
+                "pool": role.pool,
+                "instance_types": list(role.instance_types),
+                "accelerators": role.accelerators,
+                "machines": role.nodes,
+                "replicas": {"least": role.replicas.min, "most": role.replicas.max},
+            }
+            for role in deployment.engine_roles
+        ],
+        "capacity": measured_capacity.build_payload(deployment),
+    }
+
+
+def describe(document: Document[Blueprint], deployment: ServingDeployment) -> list[tuple[str, str]]:
+    """A label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
+    blueprint, traffic = document.value, deployment.traffic
+    load = f"{_describe_load(traffic)}{_describe_sessions(traffic)}"
+    return [
+        ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
+        *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
+        *((role.name, _describe_role(role)) for role in deployment.engine_roles),
+        ("router", resolve.resolve_policy(blueprint, deployment.environment)),
+        (
+            "traffic",
+            f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
+        ),
+        ("slo", _describe_slo(deployment.slo)),
+        *(("capacity", text) for text in measured_capacity.describe(deployment)),
+    ]
+
+
+def _describe_lengths(deployment: ServingDeployment) -> str:
+    traffic = deployment.traffic
+    if not deployment.is_pooled:
+        images = traffic.images
+        pictures = f" and {images.count} pictures of {images.width} x {images.height}" if images else ""
+        return f"{traffic.input_tokens} tokens{pictures} in, {traffic.output_tokens} out"
+    return f"{traffic.inputs} x {traffic.input_tokens} tokens for {tasks.POOLED[deployment.task].path}"
+
+
+def _describe_sessions(traffic: Traffic) -> str:
+    return f" in sessions of {traffic.turns} turns" if traffic.turns.max > 1 else ""
+
+
+def _describe_load(traffic: Traffic) -> str:
+    if traffic.users is not None:
+        return f"{traffic.users} users" + (f" that think for {traffic.think_time:g} s" if traffic.think_time else "")
+    cap = f", at most {traffic.max_concurrency} at once" if traffic.max_concurrency else ""
+    if traffic.replays_times:
+        speed = f" at {traffic.trace_speed:g}x" if traffic.trace_speed != 1 else ""
+        return f"the times of {traffic.trace}{speed}{cap}"
+    burstiness = f", burstiness {traffic.burstiness:g}" if traffic.burstiness != 1 else ""
+    return f"{traffic.arrivals:g} requests/s ({traffic.process}{burstiness}{cap})"
+
+
+def _describe_slo(slo: Slo) -> str:
+    limits = [
+        f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
+        for metric, limits in (("ttft_ms", slo.ttft_ms), ("itl_ms", slo.itl_ms), ("e2e_ms", slo.e2e_ms))
+        for percentile, limit in limits
+        if limit is not None
+    ]
+    minimums = [
+        f"at least {value:g} {unit}"
+        for value, unit in (
+            (slo.output_tokens_per_s, "output tokens/s"),
+            (slo.requests_per_s, "requests/s"),
+            (slo.inputs_per_s, "texts/s"),
+        )
+        if value is not None
+    ]
+    if slo.score is not None:
+        minimums.append(f"score at least {slo.score * 100:g}%")
+    return ", ".join([*limits, *minimums, f"errors at most {slo.errors * 100:g}%"])
+
+
+def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
+    size = served_model.weights.bytes / 1e9
+    gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
+    weights = f"{gigabytes} of weights{'' if served_model.weights.memory_computed else ', memory not computed'}"
+    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {weights}"
+
+
+def _describe_role(role: Role) -> str:
+    nodes = f" over {role.nodes} nodes" if role.nodes > 1 else ""
+    types = " or ".join(role.instance_types)
+    return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}"

@@ -1,0 +1,39 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_serving.options import completions
+from llm_serving.targets import registry
+from llm_serving.targets.base import LoadOrigin
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
+Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help=f"Where to run: {', '.join(registry.list_targets())}.",
+        autocompletion=completions.complete_targets,
+    ),
+]
+Origin = Annotated[
+    LoadOrigin | None,
+    typer.Option(
+        "--load-from",
+        help="Where the load comes from on AWS: the fleet's network (default if its registry has the image "
+        "load-driver), or this machine, through a tunnel to one router.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the synthesized stacks.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip confirmation.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
+
+FLEET = Path("fleet.yaml")
+OUT = Path("cdktf.out")
+TARGET = registry.DEFAULT

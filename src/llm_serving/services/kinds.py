@@ -1,0 +1,129 @@
+"""The seam between kinds of work and all that stands below them, which calls them through `Kind`.
+
+`kind:` at the top of blueprint.yaml names a package of `llm_serving.kinds`; `serving` where left out. Its module `kind`
+has one object, KIND. To add a kind, add such a package and a pattern folder with its templates.
+"""
+
+# ruff: noqa: ARG002 - the defaults take what a kind that overrides them needs
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
+from llm_serving.services.deployment import Deployment
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
+
+_MODULE = "kind"
+
+PACKAGE = "llm_serving.kinds"
+"""Where the kinds are. They stand above this package, so it finds them by name."""
+
+B = TypeVar("B", bound=BaseBlueprint)
+D = TypeVar("D", bound=Deployment)
+
+
+class Kind(ABC, Generic[B, D]):
+    """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
+
+    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `resolve` and `describe` it must have.
+    """
+
+    NAME: ClassVar[str]
+    SETTINGS: type[B]
+    DEPLOYMENT: type[D]
+
+    VALIDATOR: ClassVar[str] = ""
+    """Module that `blueprint validate` runs, with the functions of `validation.base.Validator`; empty for none."""
+
+    def find_refusal(self, conventions: Conventions) -> str:
+        """The reason why a target with these conventions cannot carry this kind; empty where it can."""
+        return ""
+
+    @abstractmethod
+    def read(self, folder: Path) -> Document[B]:
+        """Reads the blueprint in `folder`.
+
+        Raises:
+            InputError: with every mistake of its file.
+        """
+
+    def list_port_names(self, blueprint: B) -> list[str]:
+        """Names of the ports that a target must choose where processes share one machine."""
+        return []
+
+    def read_measurements(self, blueprint: Document[B], environment: Environment, root: Path) -> Environment:
+        """The environment with what earlier reports below `root` measured of this blueprint."""
+        return environment
+
+    @abstractmethod
+    def resolve(self, blueprint: Document[B], fleet: Document[Fleet], environment: Environment) -> D:
+        """Decides every number of the deployment.
+
+        Raises:
+            InputError: it cannot work; with every reason at its line of the blueprint.
+        """
+
+    def refresh(self, deployment: D, blueprint: B) -> D:
+        """The deployment with those settings of the blueprint as it is now that need no new deploy."""
+        return deployment
+
+    def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
+        """The blueprint with all of its work on another pool of the fleet."""
+        return blueprint
+
+    def describe(self, blueprint: Document[B], deployment: D) -> Iterable[tuple[str, str]]:
+        """Rows of `check`: a label of at most 10 characters, and a line about it."""
+        return ()
+
+    def build_summary(self, deployment: D) -> dict[str, Any]:
+        """What `check --json` shows of the deployment, beside name, kind, target and fleet."""
+        return {}
+
+
+@functools.cache
+def list_kinds() -> tuple[str, ...]:
+    """All kinds, the default one first."""
+    packages = {
+        path.parent.name.replace("_", "-") for path in (Path(__file__).parents[1] / "kinds").glob(f"*/{_MODULE}.py")
+    }
+    return (DEFAULT_KIND, *sorted(packages - {DEFAULT_KIND}))
+
+
+@functools.cache
+def get(kind: str) -> Kind[Any, Any]:
+    """Return a kind by its name.
+
+    Raises:
+        InputError: there is no such kind; names all of them.
+    """
+    if kind not in list_kinds():
+        raise InputError(f"kind: now {kind!r}: there is no such kind. Fix: {' or '.join(list_kinds())}.")
+    module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
+    found: Kind[Any, Any] = module.KIND
+    return found
+
+
+def get_for(document: Document[Any]) -> Kind[Any, Any]:
+    """Return the kind that a blueprint is of."""
+    return get(document.value.kind)
+
+
+def load_deployment(text: str) -> Any:
+    """A saved deployment of any kind, from its JSON.
+
+    Raises:
+        ValueError: it is not the JSON of a deployment, or another version of this program, with other fields, saved it.
+        InputError: its kind is not known.
+    """
+    data = json.loads(text)
+    kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
+    return get(str(kind)).DEPLOYMENT.model_validate_json(text)

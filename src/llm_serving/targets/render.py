@@ -1,0 +1,196 @@
+"""Renders a deployment for its target with the template in the blueprint's folder.
+
+A template decides layout, never numbers. A rendered file that was edited by hand is overwritten only with --force: a
+manifest beside it holds the digest of what was rendered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from llm_serving import paths
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError, Mistake
+
+if TYPE_CHECKING:
+    from llm_serving.targets.template_sandbox import Failure
+
+MANIFEST = ".rendered.json"
+SUFFIX = ".j2"
+
+
+def find_template(folder: Path, target: str) -> Path:
+    """The template of the blueprint in `folder` for `target`: the file TARGET.SUFFIX.j2, named after what it becomes.
+
+    Raises:
+        InputError: there is none.
+    """
+    matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
+    if not matches:
+        available = list_targets(folder)
+        alternatives = f"it has one for {', '.join(available)}" if available else "it has none"
+        raise InputError(f"{folder}: no template for the target {target} ({target}.*{SUFFIX}); {alternatives}.")
+    if len(matches) > 1:
+        names = " and ".join(path.name for path in matches)
+        raise InputError(f"{folder}: {names} are both templates for the target {target}. Fix: keep one.")
+    return matches[0]
+
+
+def list_targets(folder: Path) -> list[str]:
+    """The targets that the blueprint in `folder` has a template for."""
+    return sorted({path.name.split(".")[0] for path in folder.glob(f"*.*{SUFFIX}")})
+
+
+def find_own_templates(folder: Path, target: str) -> list[Path]:
+    """The templates that a deploy of `folder` can use and that are not copies of this repository's."""
+    shipped = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
+    # Those of this repository include others from templates/ alone, where the folder's own come first.
+    used = [find_template(folder, target), *sorted((folder / "templates").rglob(f"*{SUFFIX}"))]
+    return [path for path in used if path.read_bytes() not in shipped]
+
+
+def render_text(deployment: ServingDeployment, source: Path) -> str:
+    """The text that the template `source` renders for `deployment`, in a sandbox.
+
+    Raises:
+        InputError: the template is wrong, exceeds a limit, or uses what the sandbox refuses; names its file and line.
+    """
+    import jinja2  # takes longer to import than most commands take to run
+
+    from llm_serving.targets import template_sandbox
+
+    jinja_env = template_sandbox.Environment(
+        loader=jinja2.FileSystemLoader([source.parent, paths.PATTERNS]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    jinja_env.filters |= {
+        "ini_command": format_ini_command,
+        "ini_environment": format_ini_env,
+        "ini_value": format_ini_value,
+        "yaml": format_yaml,
+        "mebibytes": count_mebibytes,
+    }
+    try:
+        result = template_sandbox.run(
+            lambda: jinja_env.get_template(source.name).generate(deployment=deployment),
+            lambda error: _describe_failure(error, source),
+        )
+    except template_sandbox.LimitExceeded as error:
+        raise _build_error(source, 1, str(error)) from None
+    if isinstance(result, str):
+        return result
+    raise _build_error(Path(result.path), result.line, result.reason)
+
+
+def render(deployment: ServingDeployment, folder: Path, out: Path, *, force: bool = False) -> Path:
+    """Renders the blueprint in `folder` into the folder `out` and returns the file.
+
+    Args:
+        force: overwrite what was edited by hand.
+
+    Raises:
+        InputError: there is no template for the target, it is wrong, or the file was edited by hand.
+    """
+    source = find_template(folder, deployment.target)
+    file = out / source.name.removesuffix(SUFFIX)
+    rendered = render_text(deployment, source)
+    if not force and _is_edited(file) and file.read_text(encoding="utf-8") != rendered:
+        raise InputError(
+            f"{file}: edited by hand since it was rendered, and would be overwritten. "
+            f"Fix: make the change in {source}, or pass --force."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(rendered, encoding="utf-8")
+    (out / MANIFEST).write_text(json.dumps({file.name: _compute_digest(rendered)}) + "\n", encoding="utf-8")
+    return file
+
+
+def _is_edited(file: Path) -> bool:
+    if not file.exists():
+        return False
+    manifest = file.parent / MANIFEST
+    digests = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+    return bool(digests.get(file.name) != _compute_digest(file.read_text(encoding="utf-8")))
+
+
+def _compute_digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _describe_failure(error: Exception, source: Path) -> Failure:
+    import jinja2
+
+    from llm_serving.targets.template_sandbox import Failure
+
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return Failure(error.filename or str(source), error.lineno, error.message or "it cannot be read")
+    path, line = _find_position(error.__traceback__, source)
+    reason = f"there is no template {error.name}" if isinstance(error, jinja2.TemplateNotFound) else str(error)
+    return Failure(str(path), line, reason)
+
+
+def _build_error(path: Path, line: int, reason: str) -> InputError:
+    fix = "names of a Deployment's fields (src/llm_serving/kinds/serving/deployment.py) and Jinja's own syntax"
+    return InputError([Mistake(path, line, 1, "", "", reason.rstrip("."), fix)])
+
+
+def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
+    """The template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
+    position = source, 1
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        position = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else position
+        trace = trace.tb_next
+    return position
+
+
+def format_yaml(value: Any) -> str:
+    """A value on one line of YAML, written as JSON, which is YAML and unambiguous."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def count_mebibytes(count: int) -> int:
+    """Whole mebibytes of a number of bytes: the unit of Kubernetes (Mi) and ECS."""
+    return count // 2**20
+
+
+def format_ini_value(value: Any) -> str:
+    """A value for supervisord's configuration: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
+
+    Raises:
+        ValueError: it cannot be written there.
+    """
+    content = str(value)
+    if any(sign in content for sign in ("\n", "\r", " ;", " #", "\t;", "\t#")):
+        raise ValueError(
+            f"{content!r} is not possible in supervisord's configuration: it has a line break or a comment sign"
+        )
+    return content.replace("%", "%%")
+
+
+def format_ini_command(words: Sequence[str]) -> str:
+    """A command line, quoted for supervisord, which splits it as a shell would; each option on its own line."""
+    quoted = [format_ini_value(shlex.quote(word)) for word in words]
+    return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
+
+
+def format_ini_env(variables: Mapping[str, str]) -> str:
+    """NAME="VALUE" pairs, one a line, quoted for supervisord."""
+    for name, value in variables.items():
+        if '"' in value or "\\" in value:
+            raise ValueError(f"{name}={value}: supervisord's configuration takes no quote or backslash in a value")
+    return ",".join(f'\n    {name}="{format_ini_value(value)}"' for name, value in variables.items())

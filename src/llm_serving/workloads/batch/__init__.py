@@ -1,1 +1,0 @@
-"""Offline batches: files of requests through an endpoint."""

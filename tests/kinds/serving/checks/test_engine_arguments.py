@@ -1,0 +1,137 @@
+"""The engine's own options and variables in blueprint.yaml: what is refused, in which words, and what they reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools:
+  small: {types: g6e.2xlarge, size: 0..8}
+"""
+PORTS = {
+    name: 20000 + number for number, name in enumerate(("aws", "router", "router-metrics", "router-admin", "worker-0"))
+}
+
+
+def _resolve(
+    folder: Path, extra: str, target: str = "eks", worker: str = "", model: str = "Qwen/Qwen3-8B"
+) -> ServingDeployment:
+    blueprint = (
+        f"name: mine\npattern: aggregated\nmodel: {model}\ncontext: 2k\nroles: {{worker: {{pool: small{worker}}}}}\n"
+        f"traffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n{extra}"
+    )
+    return resolving.resolve_files(
+        folder, blueprint, FLEET, target, cores=2, ports=PORTS, s3_endpoint="http://127.0.0.1:20000"
+    )
+
+
+def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
+    return deployment.engine_processes[0].command
+
+
+REFUSALS = {
+    "max_num_sequs: 4": "max_num_sequs: now '4': vLLM 0.32.0 has no such option. Fix: max_num_seqs, or no max_num_sequs.",
+    "max_modl_len: 4": "max_modl_len: now '4': vLLM 0.32.0 has no such option. Fix: context, or no max_modl_len.",
+    "max_num_seqs: many": "max_num_seqs: now 'many': the engine takes a whole number. Fix: a whole number.",
+    "logprobs_mode: raw": "logprobs_mode: now 'raw': the engine takes one of processed_logits, processed_logprobs, "
+    "raw_logits, raw_logprobs. Fix: one of processed_logits, processed_logprobs, raw_logits, raw_logprobs.",
+    "max_model_len: 4096": "max_model_len: now '4096': the deployment writes it from context. "
+    "Fix: context, and no max_model_len here.",
+    "port: 80": "port: now '80': the deployment writes it by itself. Fix: no port.",
+    "block_size: 16": "block_size: now '16': it changes how the engine divides memory, and this program's arithmetic "
+    "would not know. Fix: no block_size.",
+    "api_key: abc": "api_key: now '(hidden)': it is a secret, and it would be readable in this file and wherever the command "
+    "line is. Fix: no api_key.",
+}
+
+
+@pytest.mark.parametrize("argument", REFUSALS)
+def test_an_argument_that_cannot_be_set_is_refused_at_its_line(tmp_path: Path, argument: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, f"engine_arguments:\n  {argument}\n")
+    column = len(argument.partition(":")[0]) + 5
+    assert str(refusal.value) == f"{tmp_path}/blueprint.yaml:9:{column}: engine_arguments.{REFUSALS[argument]}"
+
+
+def test_an_argument_that_a_key_sets_too_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"tuning.sequences says it too. Fix: one of max_num_seqs and tuning.sequences"
+    ):
+        _resolve(tmp_path, "tuning: {sequences: 8}\nengine_arguments: {max_num_seqs: 8}\n")
+
+
+def test_an_argument_that_the_target_needs_for_itself_is_refused_there_alone(tmp_path: Path) -> None:
+    extra = "engine_arguments: {enforce_eager: false}\n"
+    assert _list_words(_resolve(tmp_path, extra))[-1] == "--no-enforce-eager"
+    with pytest.raises(
+        InputError, match=r"now 'false': the deployment writes it by itself on this machine. Fix: no enforce_eager"
+    ):
+        _resolve(tmp_path, extra, target="local", model="tiny")
+    assert "--enforce-eager" in _list_words(
+        _resolve(tmp_path, extra.replace("false", "true"), target="local", model="tiny")
+    )
+
+
+def test_each_argument_is_compared_with_what_the_deployment_writes_for_it(tmp_path: Path) -> None:
+    """One switch that is written in the same way does not excuse another option."""
+    extra = "engine_arguments: {enforce_eager: true, distributed_timeout_seconds: 9, max_num_seqs: 4}\n"
+    worker = ", engine_arguments: {enforce_eager: false}"
+    assert _resolve(tmp_path, extra, target="local", model="tiny")
+    with pytest.raises(InputError, match=r"roles.worker.engine_arguments.enforce_eager: now 'false': the deployment"):
+        _resolve(tmp_path, extra, target="local", model="tiny", worker=worker)
+
+
+@pytest.mark.parametrize("target", ["local", "eks"])
+def test_arguments_stand_at_the_end_of_the_command_and_a_roles_own_win(tmp_path: Path, target: str) -> None:
+    worker = ", engine_arguments: {stream_interval: 2}, environment: {NCCL_DEBUG: INFO}"
+    extra = "engine_arguments: {stream_interval: 1, enable_prompt_tokens_details: true}\n"
+    deployment = _resolve(tmp_path, f"{extra}environment: {{NCCL_DEBUG: WARN, MINE: x}}\n", target, worker, "tiny")
+    assert _list_words(deployment)[-3:] == ("--stream-interval", "2", "--enable-prompt-tokens-details")
+    env = deployment.engine_processes[0].env
+    assert (env["NCCL_DEBUG"], env["MINE"]) == ("INFO", "x")
+
+
+def test_arguments_that_change_memory_reach_the_arithmetic(tmp_path: Path) -> None:
+    """At 32% of an L40S the weights of 8 billion parameters do not fit; at 92% they do."""
+    assert _resolve(tmp_path, "engine_arguments: {gpu_memory_utilization: 0.92}\n")
+    with pytest.raises(InputError, match=r"it does not fit into 1 accelerator of the pool small"):
+        _resolve(tmp_path, "engine_arguments: {gpu_memory_utilization: 0.32}\n")
+
+
+def test_a_larger_step_takes_more_memory(tmp_path: Path) -> None:
+    assert _resolve(tmp_path, "engine_arguments: {max_num_batched_tokens: 8192}\n")
+    with pytest.raises(InputError, match=r"it does not fit into 1 accelerator of the pool small"):
+        _resolve(tmp_path, "engine_arguments: {max_num_batched_tokens: 1000000}\n")
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+def test_a_secret_in_the_environment_is_refused_without_its_value(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"environment.{name}: .*a secret here could be read.*Fix: no {name}"
+    ) as refusal:
+        _resolve(tmp_path, f"environment: {{{name}: hush}}\n")
+    assert "hush" not in str(refusal.value)
+
+
+def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"vLLM 0.32.0 reads no such variable. Fix: VLLM_LOGGING_LEVEL, or no VLLM_LOGING_LEVEL"
+    ):
+        _resolve(tmp_path, "environment: {VLLM_LOGING_LEVEL: DEBUG}\n")
+    variables = 'VLLM_LOGGING_LEVEL: DEBUG, ANY_OTHER: x, VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD: "8"'
+    env = _resolve(tmp_path, f"environment: {{{variables}}}\n").engine_processes[0].env
+    assert (env["VLLM_LOGGING_LEVEL"], env["ANY_OTHER"]) == ("DEBUG", "x")
+
+
+def test_a_variable_that_the_deployment_writes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"environment.HF_HUB_OFFLINE: now '0': the deployment writes it by itself on"):
+        _resolve(tmp_path, 'environment: {HF_HUB_OFFLINE: "0"}\n')

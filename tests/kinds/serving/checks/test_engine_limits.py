@@ -1,0 +1,289 @@
+"""What the engine does not do on Neuron devices, each refusal's text; and what it is given where it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import engines, models
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-east-2
+zones: [us-east-2a, us-east-2b]
+orchestrator: both
+pools:
+  trainium: {types: trn2.48xlarge, zones: us-east-2b, size: 0..4, orchestrator: eks}
+  on-ecs: {types: trn2.48xlarge, zones: us-east-2b, size: 0..4, orchestrator: ecs}
+  sizes: {types: [trn2.3xlarge, trn2.48xlarge], zones: us-east-2b, size: 0..4, orchestrator: eks}
+  joined: {types: trn2.48xlarge, zones: us-east-2b, size: 4, efa: on, orchestrator: eks}
+  gpu: {types: g6e.12xlarge, size: 0..4, orchestrator: eks}
+  old: {types: trn1.32xlarge, size: 0..2, orchestrator: eks}
+  spare: {types: [inf2.24xlarge, inf2.48xlarge], size: 0..2, orchestrator: eks}
+"""
+TRAFFIC_AND_SLO = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+LLAMA, QWEN = "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B"
+WHOLE_MACHINE = "pool: trainium, accelerators: 64, data: 4"
+
+
+def format_blueprint(
+    worker: str = WHOLE_MACHINE,
+    extra: str = "",
+    *,
+    model: str = LLAMA,
+    pattern: str = "aggregated",
+    role_lines: str = "",
+) -> str:
+    return f"pattern: {pattern}\nmodel: {model}\nroles:\n  worker: {{{worker}}}\n{role_lines}context: 16384\n{extra}{TRAFFIC_AND_SLO}"
+
+
+def resolve_blueprint(folder: Path, text: str, target: str = "eks") -> ServingDeployment:
+    return resolving.resolve_files(folder, f"name: mine\n{text}", FLEET, target, cores=64)
+
+
+def list_errors(folder: Path, text: str, target: str = "eks") -> list[str]:
+    with pytest.raises(InputError) as error:
+        resolve_blueprint(folder, text, target)
+    return str(error.value).replace(f"{folder}/", "").splitlines()
+
+
+def get_flag(role: Role, name: str) -> str:
+    command = role.processes[0].command
+    return command[command.index(name) + 1]
+
+
+PLUGIN = "vLLM's plugin for Neuron"
+OLDER = (
+    f"{PLUGIN} runs on Trainium2 and newer, and what served Trainium and Inferentia2 before, NxD Inference, gets no new "
+    "releases. Fix: a pool of trn2, or one of GPUs."
+)
+
+REFUSED = [
+    # where it does not run
+    (
+        format_blueprint("pool: old, accelerators: 32"),
+        f"5:18: roles.worker.pool: now 'old': trn1.32xlarge carries Trainium: {OLDER}",
+    ),
+    (
+        format_blueprint("pool: spare, accelerators: 12"),
+        f"5:18: roles.worker.pool: now 'spare': inf2.24xlarge carries Inferentia2: {OLDER}",
+    ),
+    # whole machines
+    (
+        format_blueprint("pool: trainium, accelerators: 16"),
+        f"5:42: roles.worker.accelerators: now 16: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64.",
+    ),
+    (
+        format_blueprint("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
+        f"5:42: roles.worker.accelerators: now 8: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
+    ),
+    (
+        format_blueprint("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
+        "5:42: roles.worker.accelerators: now 64: 32 attention heads do not divide by 64. Fix: data: 2.",
+    ),
+    (
+        format_blueprint("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
+        f"5:39: roles.worker.accelerators: now 4: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
+    ),
+    (
+        format_blueprint("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
+        f"5:40: roles.worker.accelerators: now 128: the documentation of {PLUGIN} does not describe replicas over several nodes. "
+        "Fix: accelerators: 64.",
+    ),
+    # settings
+    (
+        format_blueprint(f"{WHOLE_MACHINE}, pipeline: 2"),
+        f"5:65: roles.worker.pipeline: now 2: {PLUGIN} has no pipeline stages. Fix: pipeline: 1.",
+    ),
+    (
+        format_blueprint(f"{WHOLE_MACHINE}, adapters: {{sql: s3://mine/sql}}"),
+        f"5:65: roles.worker.adapters: now 'sql': the documentation of {PLUGIN} does not mention LoRA adapters. Fix: no adapters.",
+    ),
+    (
+        format_blueprint(extra="tuning: {quantization: fp8}\n"),
+        f"7:24: tuning.quantization: now 'fp8': {PLUGIN} makes no weights smaller as it loads them. Fix: no "
+        "quantization.",
+    ),
+    (
+        format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
+        f"7:20: tuning.kv_cache: now 'fp8': {PLUGIN} reads an 8-bit cache by scales that come with the checkpoint, and "
+        "this row is for those of 16 bits. Fix: kv_cache: auto.",
+    ),
+    (
+        format_blueprint(extra="tuning: {chunked_prefill: off}\n"),
+        f"7:27: tuning.chunked_prefill: now false: {PLUGIN} computes prompts in segments, each a program compiled "
+        "beforehand. Fix: chunked_prefill: on.",
+    ),
+    (
+        format_blueprint(extra="tuning: {kv_offload: 16Gi}\n"),
+        f"7:22: tuning.kv_offload: now '16Gi': the documentation of {PLUGIN} does not mention KV offloading to CPU memory. Fix: "
+        "no kv_offload.",
+    ),
+    (
+        format_blueprint(extra="task: embed\n", model="Qwen/Qwen3-Embedding-8B"),
+        f"7:7: task: now 'embed': this row is for what {PLUGIN} writes: its recipes are of models that chat. "
+        "Fix: task: generate, or engine: vllm.",
+    ),
+    (
+        format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
+        f"7:23: tuning.speculative: now 'ngram': {PLUGIN} supports EAGLE3 draft models alone, which this "
+        "repository does not deploy. Fix: no speculative.",
+    ),
+    (
+        format_blueprint("pool: trainium, accelerators: 64", role_lines="  router: {policy: kv-aware}\n"),
+        "6:20: roles.router.policy: now 'kv-aware': the module that tells a router of a cache is in the fleet's own image "
+        "of vLLM, for GPUs, alone. Fix: policy: cache-aware.",
+    ),
+    # programs that are compiled beforehand
+    (
+        format_blueprint(extra="tuning: {batch_tokens: 3000}\n"),
+        "7:24: tuning.batch_tokens: now 3000: a step is one segment of a prompt here, compiled for its size and below the "
+        "context. Fix: one of 512, 1024, 2048, 4096, 8192.",
+    ),
+    (
+        format_blueprint().replace("16384", "512"),
+        "6:10: context: now 512: the engine computes prompts in segments here, the least of 512, below the context. Fix: "
+        "context: 1024 or more.",
+    ),
+    # models
+    (
+        format_blueprint(model="openai/gpt-oss-120b"),
+        "3:8: model: now 'openai/gpt-oss-120b': it is a gpt_oss, and on Trainium2 the engine runs llama and qwen3. Fix: "
+        "a model of one of these.",
+    ),
+    (
+        format_blueprint(model="tiny", worker="pool: trainium, accelerators: 64, data: 16"),
+        "3:8: model: now 'tiny': its heads have 64 numbers each, and on Trainium2 the engine takes 128 for a qwen3. Fix: "
+        "another model.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED)
+def test_an_unsupported_setting_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
+    assert f"blueprint.yaml:{reason}" in list_errors(tmp_path, text)
+
+
+def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({**models.read_config(QWEN), "quantization_config": quantized}))
+    [error] = list_errors(tmp_path, format_blueprint("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
+    assert error.startswith("blueprint.yaml:3:8: model: now ")
+    assert error.endswith(
+        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Fix: the checkpoint that is not "
+        "quantized."
+    )
+
+
+def test_disaggregation_is_refused(tmp_path: Path) -> None:
+    roles = "".join(f"  {name}: {{pool: trainium, accelerators: 64}}\n" for name in ("prefill", "decode"))
+    text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
+    assert (
+        f"blueprint.yaml:2:10: pattern: now 'disaggregated': {PLUGIN} transfers caches with its own connector "
+        "and proxy, for which the engines' catalog has no row. Fix: pattern: aggregated, or pools of GPUs."
+    ) in list_errors(tmp_path, text)
+
+
+def test_a_setting_shared_by_roles_is_reported_once(tmp_path: Path) -> None:
+    models = "".join(f"    {name}: {{model: {QWEN}, {WHOLE_MACHINE}}}\n" for name in ("first", "second"))
+    text = f"pattern: multi-model\nroles:\n  models:\n{models}tuning: {{kv_cache: fp8}}\n{TRAFFIC_AND_SLO}"
+    assert len(list_errors(tmp_path, text)) == 1
+
+
+@pytest.mark.parametrize("pool", ["old", "spare", "trainium"])
+def test_the_local_target_replaces_any_accelerator_with_the_cpu(tmp_path: Path, pool: str) -> None:
+    deployment = resolve_blueprint(tmp_path, format_blueprint(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
+    command = deployment.engine_processes[0].command
+    assert ("--additional-config" in command, get_flag(deployment.roles[0], "--load-format")) == (
+        False,
+        "runai_streamer",
+    )
+    assert deployment.roles[0].prefetch is None
+
+
+def test_every_reason_in_the_catalogue_has_a_test() -> None:
+    platform = engines.load_engines()["vllm"].platforms["neuron"]
+    texts = [reason for _, reason in REFUSED]
+    assert [
+        reason
+        for name, reason in platform.unsupported_options.items()
+        if name != "transfer" and not any(reason in text for text in texts)
+    ] == []
+
+
+def test_a_gpu_replica_of_the_same_fleet_is_unchanged(tmp_path: Path) -> None:
+    deployment = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
+    assert deployment.roles[0].image == engines.load_engines()["vllm"].image
+    assert get_flag(deployment.roles[0], "--load-format") == "runai_streamer"
+    assert deployment.roles[0].prefetch is None
+
+
+@pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
+def test_a_replica_requests_all_devices_and_copies_its_weights(tmp_path: Path, target: str, pool: str) -> None:
+    worker = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target).roles[0]
+    assert (worker.resources.device, worker.resources.accelerators) == ("aws.amazon.com/neuron", 16)
+    assert (worker.resources.efa, worker.nodes) == (0, 1)
+    assert worker.image == engines.load_engines()["vllm"].platforms["neuron"].image
+    assert worker.prefetch and worker.served_model
+    assert worker.prefetch.uris == {"weights": worker.served_model.weights.uri}
+    assert worker.served_model.weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
+    assert worker.processes[0].command[:3] == ("vllm", "serve", "/scratch/fetched/weights")
+    assert "--load-format" not in worker.processes[0].command
+    # The weights and as much again as any other engine has; copied at 100 MB/s within the limit.
+    assert worker.prefetch.disk_bytes > worker.served_model.weights.bytes + 20 * 2**30
+    assert worker.prefetch.timeout_s > worker.served_model.weights.bytes / 100e6
+
+
+def test_cores_are_divided_among_data_parallel_engines(tmp_path: Path) -> None:
+    worker = resolve_blueprint(tmp_path, format_blueprint()).roles[0]
+    assert (get_flag(worker, "--tensor-parallel-size"), get_flag(worker, "--data-parallel-size")) == ("16", "4")
+
+
+@pytest.mark.parametrize(
+    ("rest", "tokens", "sequences"),
+    [("", 2048, 8), ("tuning: {batch_tokens: 8192, sequences: 4}\n", 8192, 4)],
+)
+def test_compiled_programs_match_the_engines_batch_settings(
+    tmp_path: Path, rest: str, tokens: int, sequences: int
+) -> None:
+    worker = resolve_blueprint(tmp_path, format_blueprint(extra=rest)).roles[0]
+    compiled = json.loads(get_flag(worker, "--additional-config"))["neuron_config"]
+    assert compiled["num_batched_tokens_buckets"] == compiled["kv_segment_size_buckets"] == [tokens]
+    assert compiled["num_seqs_buckets"] == [sequences]
+    assert get_flag(worker, "--max-num-batched-tokens") == str(tokens)
+    assert get_flag(worker, "--max-num-seqs") == str(sequences)
+    assert worker.processes[0].command.count("--max-num-seqs") == 1
+
+
+def test_a_segment_stays_below_a_short_context(tmp_path: Path) -> None:
+    worker = resolve_blueprint(tmp_path, format_blueprint().replace("16384", "2048")).roles[0]
+    assert get_flag(worker, "--max-num-batched-tokens") == "1024"
+
+
+def test_the_startup_deadline_allows_for_compilation(tmp_path: Path) -> None:
+    on_neuron = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].probe
+    on_gpus = (
+        resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
+        .engine_processes[0]
+        .probe
+    )
+    assert on_neuron and on_gpus
+    assert on_neuron.deadline_s > 40 * 60 > on_gpus.deadline_s
+
+
+def test_compilation_caches_are_in_the_replicas_scratch_directory(tmp_path: Path) -> None:
+    environment = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].env
+    cache_folders = {
+        environment[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")
+    }
+    assert all(folder.startswith("/scratch/cache") for folder in cache_folders) and len(cache_folders) == 3

@@ -1,0 +1,100 @@
+"""Pictures in a blueprint's traffic: which models take them, and how much of the context they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import models
+from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+from tests.kinds.serving.checks.test_engine_arguments import FLEET
+
+VISION = "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+def _resolve(folder: Path, images: str, model: str = VISION, extra: str = "", traffic: str = "") -> ServingDeployment:
+    blueprint = (
+        f"name: mine\npattern: aggregated\nmodel: {model}\ncontext: 2k\nroles: {{worker: {{pool: small}}}}\n"
+        f"traffic: {{users: 2, input_tokens: 32, output_tokens: 8, images: {images}{traffic}}}\nslo: {{}}\n{extra}"
+    )
+    return resolving.resolve_files(folder, blueprint, FLEET, "eks")
+
+
+REFUSALS = {
+    "a text model": (
+        {"model": "Qwen/Qwen3-8B"},
+        "traffic.images: now '640 x 480': Qwen/Qwen3-8B reads text alone as vllm runs it. Fix: no images, or a model that "
+        "sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct.",
+    ),
+    "more than the context": (
+        {"traffic": ", turns: 5"},
+        "traffic.images: now '640 x 480': a request of this traffic takes up to 2290 tokens with "
+        "Qwen/Qwen2.5-VL-7B-Instruct, 5 pictures of up to 418 each among them, and the context is 2000. Fix: context: 2290 "
+        "or more, or smaller or fewer pictures.",
+    ),
+    "more than the engine is told to take": (
+        {"traffic": ", turns: 2", "extra": "engine_arguments: {limit_mm_per_prompt: {image: 1}}\n"},
+        "traffic.images.count: now '1': a request of this traffic has up to 2 pictures, and limit_mm_per_prompt allows 1. "
+        "Fix: limit_mm_per_prompt: {image: 2} in engine_arguments, or fewer pictures.",
+    ),
+    "completions": (
+        {"traffic": ", api: completions"},
+        "traffic.images: completions have text alone. Fix: api: chat, or no images.",
+    ),
+    "a task without chats": (
+        {"model": "Qwen/Qwen3-Embedding-0.6B", "extra": "task: embed\n"},
+        "a request of the task embed has texts alone. Fix: no images.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_pictures_that_cannot_be_sent_are_refused_at_their_line(tmp_path: Path, case: str) -> None:
+    arguments, message = REFUSALS[case]
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, "{count: 1, width: 640, height: 480}", **arguments)
+    assert f"{tmp_path}/blueprint.yaml:6:" in str(refusal.value)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("role", ["", "worker"])
+def test_a_limit_of_pictures_for_a_text_model_is_refused(tmp_path: Path, role: str) -> None:
+    limit = "engine_arguments: {limit_mm_per_prompt: {image: 1}}"
+    keys = (
+        f"roles: {{worker: {{pool: small, {limit}}}}}\n" if role else f"roles: {{worker: {{pool: small}}}}\n{limit}\n"
+    )
+    blueprint = (
+        f"name: mine\npattern: aggregated\nmodel: {{}}\ncontext: 2k\n{keys}"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    resolving.resolve_files(tmp_path, blueprint.replace("{}", VISION, 1), FLEET, "eks")
+    with pytest.raises(InputError) as refusal:
+        resolving.resolve_files(tmp_path, blueprint.replace("{}", "Qwen/Qwen3-8B", 1), FLEET, "eks")
+    reason = "now {image: 1}: Qwen/Qwen3-8B reads text alone. Fix: no limit_mm_per_prompt, or a model that sees."
+    key = "roles.worker.engine_arguments" if role else "engine_arguments"
+    assert f"{key}.limit_mm_per_prompt: {reason}" in str(refusal.value)
+
+
+def test_pictures_that_fit_are_counted_in_the_note_and_in_the_estimate(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, "{width: 640, height: 480}")
+    assert f"A picture of 640 x 480 takes up to 418 of 2000 tokens with {VISION}." in deployment.notes
+    text = deployment.model_copy(update={"traffic": deployment.traffic.model_copy(update={"images": None})})
+    estimates = [capacity_estimate.estimate_requests_per_s(each) for each in (deployment, text)]
+    assert estimates[0] and estimates[1] and estimates[0] < estimates[1] / 2
+
+
+def test_the_tokens_of_a_picture_follow_from_its_size_where_the_model_says_so() -> None:
+    def count(model: str, width: int, height: int) -> int:
+        vision = models.find(model).vision
+        assert vision
+        return vision.count_tokens(width, height)
+
+    assert count(VISION, 280, 560) == 10 * 20
+    assert count(VISION, 4096, 4096) == 16_384  # of 21,609
+    assert count("Qwen/Qwen3-VL-8B-Instruct", 32, 32) == 64
+    assert count("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 280, 560) == 20 * (10 + 1)
+    assert count("google/gemma-3-4b-it", 16, 16) == count("google/gemma-3-4b-it", 4096, 4096) == 256

@@ -1,0 +1,132 @@
+"""LoRA adapters of a blueprint: what cannot be loaded is refused at its line, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_serving.hub import make_tiny
+from llm_serving.kinds.serving import adapters
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.settings.document import load
+from llm_serving.targets.registry import load_target
+from tests.kinds.serving import resolving
+
+BLUEPRINT = """\
+pattern: multi-model
+roles:
+  models:
+    plain: {{model: tiny, pool: general}}
+    tuned: {{model: {model}, pool: general, adapters: {{tone: {where}}}}}
+traffic: {{users: 2}}
+slo: {{}}
+"""
+
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b, us-west-2c]
+orchestrator: both
+storage: {model_buckets: {bucket: my-adapters}}
+pools:
+  eks: {types: g6e.2xlarge, size: 0..4}
+  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}
+"""
+
+
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_an_adapter_in_s3_is_fetched_to_the_path_in_the_engines_command(tmp_path: Path, target: str) -> None:
+    text = f"model: Qwen/Qwen3-8B, pool: {target}, adapters: {{sql: s3://my-adapters/sql}}"
+    blueprint_text = (
+        f"name: mine\npattern: multi-model\nroles: {{models: {{one: {{{text}}}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    )
+    role = resolving.resolve_files(tmp_path, blueprint_text, FLEET, target).roles[0]
+    assert role.prefetch and role.prefetch.uris == {"adapter-sql": "s3://my-adapters/sql"}
+    command = role.processes[0].command
+    assert command[command.index("--lora-modules") + 1] == "sql=/scratch/fetched/adapter-sql"
+
+
+def _find_errors(
+    folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
+) -> list[str]:
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=location))
+    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target, load_target(target).conventions)
+    return [str(mistake).replace(f"{folder}/", "") for mistake in mistakes]
+
+
+@pytest.fixture
+def adapter_folder(tmp_path: Path) -> Path:
+    """An adapter of `tiny` beside the blueprint."""
+    return make_tiny.make_adapter(tmp_path / "adapters" / "tone")
+
+
+def _update_config(folder: Path, **values: object) -> None:
+    file = folder / adapters.CONFIG
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_an_adapter_of_its_roles_model_is_accepted(tmp_path: Path, adapter_folder: Path) -> None:
+    assert adapter_folder.is_dir()
+    assert _find_errors(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "model"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/data/models/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-FP8"),
+        ("Qwen/Qwen3-235B-A22B", "nvidia/Qwen3-235B-A22B-NVFP4"),
+    ],
+)
+def test_the_adapters_base_model_can_be_a_path_or_quantized(
+    tmp_path: Path, adapter_folder: Path, base: str, model: str
+) -> None:
+    _update_config(adapter_folder, base_model_name_or_path=base)
+    assert _find_errors(tmp_path, model=model) == []
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+    _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
+    assert _find_errors(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was trained on Qwen/Qwen3-8B, and "
+        "the role serves tiny. Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
+    ]
+
+
+def test_an_adapter_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+    _update_config(adapter_folder, r=128)
+    assert _find_errors(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas "
+        "reserve memory for 64. Fix: an adapter of rank 64 or less."
+    ]
+
+
+def test_the_maximum_rank_matches_the_engines_command_line() -> None:
+    from llm_serving.catalog import engines
+
+    arguments = engines.load_engines()["vllm"].options["adapters"].arguments
+    assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MAX_RANK)
+
+
+def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    assert _find_errors(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': adapters/tone has no adapter_config.json "
+        "and no adapter_model.safetensors. Fix: a folder that PEFT wrote."
+    ]
+
+
+def test_a_container_refuses_a_folder_and_the_local_target_refuses_s3(tmp_path: Path, adapter_folder: Path) -> None:
+    assert adapter_folder.is_dir()
+    assert _find_errors(tmp_path, target="eks") == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks cannot read "
+        "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it."
+    ]
+    assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
+    assert _find_errors(tmp_path, "s3://mine/tone") == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 's3://mine/tone': the S3 of this machine is an "
+        "embedded one, which has no adapters. Fix: a folder beside the blueprint."
+    ]

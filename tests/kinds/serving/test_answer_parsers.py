@@ -1,0 +1,93 @@
+"""Parsers of tools and reasoning, and chat templates: the catalog's by model, and the blueprint's over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import models
+from llm_serving.kinds.serving import answer_parsers, blueprint
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving.checks.test_engine_arguments import _list_words, _resolve
+
+
+def _find_option(words: tuple[str, ...], name: str) -> str:
+    return words[words.index(name) + 1] if name in words else ""
+
+
+@pytest.mark.parametrize(
+    ("model", "tools", "reasoning"),
+    [
+        ("Qwen/Qwen3-32B", "hermes", "qwen3"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "hermes", "qwen3"),
+        ("openai/gpt-oss-120b", "openai", "openai_gptoss"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama3_json", ""),
+        ("deepseek-ai/DeepSeek-R1", "", "deepseek_r1"),
+        ("deepseek-ai/DeepSeek-V3", "", ""),
+        ("deepseek-ai/DeepSeek-V3.2", "deepseek_v32", "deepseek_v3"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi_k2", "kimi_k2"),
+        ("zai-org/GLM-4.6", "glm45", "glm45"),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral", ""),
+        ("google/gemma-3-27b-it", "pythonic", ""),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", "hermes", "qwen3"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "hermes", ""),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_pythonic", ""),
+        ("ibm-granite/granite-4.0-h-small", "granite4", ""),
+        ("microsoft/phi-4", "", ""),
+        ("tiny", "hermes", "qwen3"),
+        ("tiny-vision", "hermes", "qwen3"),
+    ],
+)
+def test_a_model_has_the_parsers_of_its_name_or_its_architecture(model: str, tools: str, reasoning: str) -> None:
+    row = answer_parsers.find_row("vllm", models.find(model))
+    assert ("".join(row.tools[:1]), "".join(row.reasoning[:1])) == (tools, reasoning)
+
+
+def test_parsers_are_on_where_the_model_has_them_and_off_where_the_blueprint_says_so(tmp_path: Path) -> None:
+    words = _list_words(_resolve(tmp_path, ""))
+    assert "--enable-auto-tool-choice" in words
+    assert (_find_option(words, "--tool-call-parser"), _find_option(words, "--reasoning-parser")) == ("hermes", "qwen3")
+    words = _list_words(_resolve(tmp_path, "tools: off\nreasoning: off\n"))
+    assert not {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"} & set(words)
+
+
+def test_random_weights_think_nothing(tmp_path: Path) -> None:
+    words = _list_words(_resolve(tmp_path, "", "local", model="tiny"))
+    assert (_find_option(words, "--tool-call-parser"), _find_option(words, "--reasoning-parser")) == ("hermes", "")
+
+
+def test_a_parser_of_another_family_is_refused_and_a_misspelt_one_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"tools: now 'mistral': it does not read the answers of Qwen/Qwen3-8B. Fix: hermes, or off"
+    ):
+        _resolve(tmp_path, "tools: mistral\n")
+    with pytest.raises(InputError, match=r"it does not read the answers of tiny. Fix: hermes, or off"):
+        _resolve(tmp_path, "tools: mistral\n", "local", model="tiny")
+    with pytest.raises(InputError, match=r"reasoning: now 'qwen': vllm has no such parser. Fix: qwen3, or off"):
+        _resolve(tmp_path, "reasoning: qwen\n")
+
+
+def test_a_template_of_the_blueprint_goes_into_the_container_and_is_a_file_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    extra = "chat_template: chat.jinja\n"
+    assert _find_option(_list_words(_resolve(tmp_path, extra)), "--chat-template") == "{{ messages }}"
+    words = _list_words(_resolve(tmp_path, extra, "local", model="tiny"))
+    assert _find_option(words, "--chat-template") == str(tmp_path / "chat.jinja")
+
+
+def test_a_model_that_sees_says_what_a_picture_takes_and_the_engine_is_told_how_many(tmp_path: Path) -> None:
+    extra = "engine_arguments: {limit_mm_per_prompt: {image: 2}}\n"
+    deployment = _resolve(tmp_path, extra, model="Qwen/Qwen3-VL-8B-Instruct")
+    assert _find_option(_list_words(deployment), "--limit-mm-per-prompt") == '{"image": 2}'
+    assert any("A picture takes up to 16384 of a request's" in note for note in deployment.notes)
+    assert not any("picture" in note for note in _resolve(tmp_path, "").notes)
+
+
+def test_a_template_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "blueprint.yaml").write_text(
+        "pattern: aggregated\nmodel: tiny\nchat_template: chat.jinja\nroles: {worker: {pool: small}}\n"
+        "traffic: {users: 2}\nslo: {}\n"
+    )
+    with pytest.raises(InputError, match=r"chat_template: now 'chat.jinja': there is no such file"):
+        blueprint.read(tmp_path)

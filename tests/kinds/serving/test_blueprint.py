@@ -1,0 +1,287 @@
+"""blueprint.yaml: the patterns' own, every way to write it wrong, and the folder around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.kinds.serving import blueprint
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings.errors import InputError
+from llm_serving.settings.units import Bounds
+from llm_serving.validation import sweep
+
+ROOT = Path(__file__).parents[3]
+
+VALID = """\
+pattern: aggregated
+model: tiny
+roles:
+  worker: {pool: general}
+traffic: {users: 8}
+slo: {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder holds an empty folder `mine`."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+
+
+def read(text: str) -> Blueprint:
+    Path("mine/blueprint.yaml").write_text(text)
+    return blueprint.read(Path("mine")).value
+
+
+def list_errors(text: str) -> list[str]:
+    """The messages about a mine/blueprint.yaml that holds `text`, without its name."""
+    with pytest.raises(InputError) as error:
+        read(text)
+    lines = str(error.value).splitlines()
+    assert all(line.startswith("mine/blueprint.yaml:") for line in lines)
+    return [line.removeprefix("mine/blueprint.yaml:") for line in lines]
+
+
+SERVING_FOLDERS = sorted(
+    path.parent for path in ROOT.glob("blueprints/*/blueprint.yaml") if "\nkind:" not in path.read_text()
+)
+
+
+@pytest.mark.parametrize("folder", SERVING_FOLDERS)
+def test_every_pattern_is_valid_and_has_its_folders_name(folder: Path) -> None:
+    assert blueprint.read(folder).value.pattern == folder.name
+
+
+BLUEPRINTS = [
+    file
+    for file in (*ROOT.glob("blueprints/*/blueprint.yaml"), *ROOT.glob("blueprints/*/presets/*.yaml"))
+    if "\nkind:" not in file.read_text()
+]
+
+
+@pytest.mark.parametrize("file", BLUEPRINTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_pattern_and_preset_sends_an_open_loop_of_enough_requests_to_show_its_slo(file: Path) -> None:
+    value = read(file.read_text())
+    assert value.traffic.is_open_loop
+    assert value.traffic.requests >= sweep.count_least_requests(value.slo)
+
+
+def test_an_omitted_field_has_its_default() -> None:
+    value = read(VALID)
+    assert (value.name, value.engine, value.weights, value.context) == (None, "vllm", "s3", 4096)
+    assert value.roles.worker is not None
+    assert (value.roles.worker.replicas, value.roles.worker.accelerators) == (Bounds(1, 1), 1)
+    assert value.roles.router.policy is None, "it follows from the traffic"
+    traffic = value.traffic
+    assert (traffic.users, traffic.arrivals, traffic.requests, traffic.warm_up) == (8, None, 300, 10)
+    assert (traffic.time_limit, traffic.deadline) == (600.0, 60.0)
+    assert (traffic.input_tokens, traffic.output_tokens) == (Bounds(256, 256), Bounds(64, 64))
+    assert (traffic.shared_prefix, value.slo.errors, value.slo.ttft_ms.p95) == (0.0, 0.0, None)
+
+
+DIGEST = "@sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai:v0.32.0",
+        "vllm/vllm-router:nightly",
+        "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo/vllm:0.32.0-efa.2",
+        "registry.internal:5000/vllm:1",
+        f"vllm/vllm-openai{DIGEST}",
+        f"vllm/vllm-openai:v0.32.0{DIGEST}",
+    ],
+)
+def test_an_immutable_image_is_accepted(image: str) -> None:
+    assert read(f"{VALID}image: {image}\n").image == image
+
+
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai", "vllm/vllm1", "vllm/vllm-openai:latest", f"vllm/vllm-openai:latest{DIGEST}"]
+)
+def test_a_mutable_image_is_refused(image: str) -> None:
+    with pytest.raises(InputError, match="it is not an image with a tag other than latest, or a digest"):
+        read(f"{VALID}image: {image}\n")
+
+
+def test_traffic_round_trips_through_json() -> None:
+    traffic = read(VALID.replace("users: 8", "arrivals: 0.5/s, shared_prefix: 12.5%, input_tokens: 2k..4k, context: 8k")
+                   .replace(", context: 8k", "").replace("model: tiny", "model: tiny\ncontext: 8k")).traffic  # fmt: skip
+    assert Traffic.model_validate_json(traffic.model_dump_json()) == traffic
+    assert traffic.shared_prefix == 0.125
+
+
+def add_traffic(text: str) -> str:
+    return VALID.replace("{users: 8}", "{" + text + "}")
+
+
+CHOICE = "not one of the choices."
+TOKENS = "Fix: a number of tokens such as"
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        # a key is missing, unknown or twice
+        (
+            "pattern: aggregated\n",
+            [
+                "1:1: roles: required field is missing. Fix: roles: {worker: {pool: general}}.",
+                "1:1: traffic: required field is missing. Fix: traffic: {arrivals: 20/s}.",
+                "1:1: slo: required field is missing. Fix: slo: {ttft_ms: {p95: 800}}.",
+                "1:1: model: required field is missing. Fix: model: Qwen/Qwen3-0.6B.",
+            ],
+        ),
+        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, memory, name, reasoning, revision, task, tools, tuning, weights."]),
+        (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: model:."]),
+        (VALID + "model: mid\n", ["7:1: model: duplicate key; the first is on line 2. Fix: it once."]),
+        (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: worker: {pool: general}."]),
+        (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: one of accelerators, adapters, data, engine_arguments, environment, executor, expert, pipeline, replicas, scale."]),
+        # a value has the wrong kind or form
+        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Fix: aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
+        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is not text. Fix: it in quotes: '5'."]),
+        (VALID.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalog, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
+        (VALID.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalog, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
+        (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: the value itself."]),
+        (VALID + "engine: vlm\n", [f"7:9: engine: now 'vlm': {CHOICE} Fix: vllm; the choices are 'llama.cpp' or 'vllm'."]),
+        (VALID + "weights: /models\n", ["7:10: weights: now '/models': it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: a place to stream weights from such as s3://my-models/qwen3-32b."]),
+        (VALID + "context: long\n", [f"7:10: context: now 'long': it is not a number of tokens. {TOKENS} 8k."]),
+        (VALID + "context: 0\n", [f"7:10: context: now 0: it is not from 1 to 10000000. {TOKENS} 8k."]),
+        (VALID + "name: Mine\n", ["7:7: name: now 'Mine': it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general."]),
+        (VALID.replace("{pool: general}", "general"), ["4:11: roles.worker: now 'general': it is a text. Fix: a mapping of keys to values."]),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is neither a number of replicas nor a range. Fix: a number of replicas such as 4, or a range such as 1..8."]),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: nothing would ever run. Fix: replicas: 1, or a range such as 0..4."]),
+        (add_traffic("users: 8, deadline: 45min"), ["5:31: traffic.deadline: now '45min': the router cuts a request off after 1800 s, roles.router.request_timeout. Fix: deadline: 1800s or less, or request_timeout: 2700s or more for the router."]),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {request_timeout: 2d}"), ["5:29: roles.router.request_timeout: now '2d': it is too large. Fix: 86400 or less."]),
+        (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ["4:41: roles.worker.accelerators: now 1025: it is too large. Fix: 1024 or less."]),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Fix: random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
+        # traffic
+        (add_traffic("users: 0"), ["5:18: traffic.users: now 0: it is too small. Fix: 1 or more."]),
+        (add_traffic("users: 8.5"), ["5:18: traffic.users: now 8.5: it is a number with a fraction. Fix: a whole number."]),
+        (add_traffic("arrivals: 20"), ["5:21: traffic.arrivals: now 20: it has no unit. Fix: a rate such as 20/s."]),
+        (add_traffic("users: 8, time_limit: 5m"), ["5:33: traffic.time_limit: now '5m': it is not a length of time. Fix: a length of time such as 30s."]),
+        (add_traffic("users: 8, shared_prefix: 0.5"), ["5:36: traffic.shared_prefix: now 0.5: it has no unit. Fix: a percentage such as 0.1%."]),
+        (add_traffic("users: 8, input_tokens: 64..32"), ["5:35: traffic.input_tokens: now '64..32': the least, 64, is more than the most, 32. Fix: 32..64."]),
+        (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: now '../../etc/passwd': it is not a JSONL file, or ShareGPT's JSON, in the blueprint's folder. Fix: a JSONL file, or ShareGPT's JSON, in the blueprint's folder such as prompts.jsonl."]),
+        (add_traffic("users: 8, data: prompts.jsonl"), ["5:27: traffic.data: now 'prompts.jsonl': there is no such file in mine. Fix: the name of a JSONL file beside the blueprint."]),
+        (add_traffic("users: 8, seed: -1"), ["5:27: traffic.seed: now -1: it is too small. Fix: 0 or more."]),
+        (add_traffic("users: 8, seed: 4294967296"), ["5:27: traffic.seed: now 4294967296: it is too large. Fix: a number below 4294967296."]),
+        # slo
+        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ["6:16: slo.ttft_ms: now 800: it is a whole number. Fix: a mapping of keys to values."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: unknown key. Fix: p99:."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ["6:22: slo.ttft_ms.p95: now 0: it is too small. Fix: a number above 0."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ["6:22: slo.ttft_ms.p95: now '.nan': it is a text. Fix: a number."]),
+        (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ["6:15: slo.errors: now 0.1: it has no unit. Fix: a percentage such as 0.1%."]),
+        (VALID.replace("slo: {}", "slo: {errors: 101%}"), ["6:15: slo.errors: now '101%': it is not up to 100%. Fix: a percentage such as 0.1%."]),
+        # contradictions, each at its own field
+        (add_traffic("requests: 100"), ["5:10: traffic: it must have exactly one of users and arrivals. Fix: arrivals: 20/s, or users: 8."]),
+        (add_traffic("users: 8, arrivals: 20/s"), ["5:31: traffic.arrivals: now '20/s': it must have exactly one of users and arrivals. Fix: arrivals: 20/s, or users: 8."]),
+        (add_traffic("users: 8, process: constant"), ["5:30: traffic.process: now 'constant': it spaces the arrivals of the open loop, and users is the closed loop. Fix: arrivals: 20/s in place of users, or no process."]),
+        (add_traffic("users: 8, burstiness: 0.5"), ["5:33: traffic.burstiness: now 0.5: it spaces arrivals, and there are none. Fix: arrivals: 20/s, or no burstiness."]),
+        (add_traffic("arrivals: 8/s, process: constant, burstiness: 2"), ["5:57: traffic.burstiness: now 2: constant arrivals have none. Fix: process: poisson, or no burstiness."]),
+        (add_traffic("users: 8, trace_speed: 2"), ["5:34: traffic.trace_speed: now 2: it is for the times of a trace, which are not used here. Fix: trace: FILE without users and arrivals, or no trace_speed."]),
+        (add_traffic("trace: azure.csv, output_tokens: 1..10"), ["5:1: traffic.input_tokens: it bounds the lengths of a trace, and is missing. Fix: input_tokens: 1..8k."]),
+        (add_traffic("users: 8, trace: a.csv, data: b.jsonl, input_tokens: 1..9, output_tokens: 1..9"), ["5:28: traffic.trace: now 'a.csv': data says what is sent, and so does a trace. Fix: either data or trace."]),
+        (add_traffic("trace: a.csv, input_tokens: 1..9, output_tokens: 1..9"), ["5:18: traffic.trace: now 'a.csv': there is no such file in mine. Fix: the name of a trace file beside the blueprint."]),
+        (add_traffic("users: 8, input_tokens: {mean: 20, within: 1..10}"), ["5:42: traffic.input_tokens.mean: now 20: it is outside 1..10. Fix: a mean within the bounds, or wider bounds."]),
+        (add_traffic("users: 8, input_tokens: {mean: 20, shape: pareto, within: 1..30}"), ["5:53: traffic.input_tokens.shape: now 'pareto': not one of the choices. Fix: one of 'normal', 'lognormal' or 'gamma'."]),
+        (add_traffic("users: 8, input_tokens: {mean: 1k, within: 1..5k}"), ["5:35: traffic.input_tokens: a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: context: 5064 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, score_by: contains"), ["5:31: traffic.score_by: now 'contains': it scores the answers to data, and there is none. Fix: data: FILE with expected answers, or no score_by."]),
+        (add_traffic("users: 8, data: a.jsonl, score_by: judge"), ["5:46: traffic.score_by: now 'judge': it goes with judge, which is missing. Fix: judge: {url: URL, model: NAME}, or another score_by."]),
+        (add_traffic("users: 8, data: a.jsonl, judge: {url: 'https://a', model: b}"), ["5:43: traffic.judge: score_by is not judge. Fix: score_by: judge."]),
+        (add_traffic("users: 8, data: a.jsonl, score_by: judge, judge: {url: ftp://a, model: b}"), ["5:66: traffic.judge.url: now 'ftp://a': it is not a URL of an OpenAI-compatible server. Fix: a URL of an OpenAI-compatible server such as https://judge.example."]),
+        (VALID.replace("slo: {}", "slo: {score: 90%}"), ["6:14: slo.score: now '90%': no answer is expected: traffic has no data. Fix: data: FILE with expected answers in traffic, or no score."]),
+        (add_traffic("users: 8, turns: 2, api: completions"), ["5:28: traffic.turns: now 2: completions have no conversation. Fix: api: chat, or no turns."]),
+        (add_traffic("users: 8, turns: 2, data: a.jsonl"), ["5:28: traffic.turns: now 2: data has single requests. Fix: turns without data, or data without turns."]),
+        (add_traffic("users: 8, turns: 2..20"), ["5:1: traffic.input_tokens: a request of this traffic takes up to 6400 tokens, input and output together, and the context is 4096. Fix: context: 6400 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, prefix_groups: 4"), ["5:36: traffic.prefix_groups: now 4: the prompts of a group have nothing in common while shared_prefix is 0%. Fix: shared_prefix: 50% too, or no prefix_groups."]),
+        (VALID.replace("slo: {}", "slo: {goodput: 100%}"), ["6:16: slo.goodput: now '100%': no number of requests shows that every one will meet the limits. Fix: 99.9% or less."]),
+        (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ["6:21: slo.itl_ms.p50: now 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Fix: 30 or less, or no p50."]),
+        (VALID + "context: 300\n", ["7:10: context: now 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: context: 320 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, input_tokens: 4k..5k"), ["5:35: traffic.input_tokens: now '4k..5k': a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: context: 5064 or more, or shorter input_tokens and output_tokens."]),
+        # the file as a whole
+        ("", ["1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
+        ("tiny", ["1:1: now 'tiny': the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
+        ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."]),
+    ],
+)  # fmt: skip
+def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
+    assert list_errors(text) == messages
+
+
+def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> None:
+    text = "pattern: aggregated\nmodel: 5\ncontext: 100\nroles: {worker: {pol: general, replicas: 0}}\ntraffic: {users: 8, process: constant, requests: -1}\nslo: {errors: 1, itl_ms: {p50: 9, p90: 8}}\n"
+    assert [": ".join(line.split(": ")[:2]) for line in list_errors(text)] == [
+        "2:8: model",
+        "3:10: context",
+        "4:18: roles.worker.pol",
+        "4:42: roles.worker.replicas",
+        "5:30: traffic.process",
+        "5:50: traffic.requests",
+        "6:15: slo.errors",
+        "6:32: slo.itl_ms.p50",
+    ]
+
+
+def test_a_binary_file_and_a_huge_one_are_refused() -> None:
+    Path("mine/blueprint.yaml").write_bytes(b"\x1f\x8b\x08\x00\x00")
+    with pytest.raises(InputError) as error:
+        blueprint.read(Path("mine"))
+    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Fix: a YAML file."
+    Path("mine/blueprint.yaml").write_bytes(b"#" * 10_000_000)
+    with pytest.raises(InputError) as error:
+        blueprint.read(Path("mine"))
+    assert str(error.value) == (
+        "mine/blueprint.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
+        "Fix: settings of a screenful, not a data file."
+    )
+
+
+def get_error(folder: str) -> str:
+    with pytest.raises(InputError) as error:
+        blueprint.read(Path(folder))
+    return str(error.value)
+
+
+def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
+    fix = "Fix: the folder of a blueprint; `blueprint new` creates one."
+    assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
+    assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"
+    Path("mine/blueprint.yaml").write_text(VALID)
+    assert get_error("mien") == "mien:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."
+    assert get_error("mine/blueprint.yaml") == (
+        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, mine."
+    )
+    (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
+    assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            "served_name: a/b",
+            "served_name: a/b",
+            "5:52: roles.models.two.served_name: now 'a/b': clients put a/b in `model`, and it is in roles.models.one too. "
+            "Fix: a name of its own.",
+        ),
+        ("served_name: two", "context: 2k", "clients put two in `model`, and it is in roles.models.one too."),
+        ("served_name: tone", "adapters: {tone: x}", "clients put tone in `model`, and it is in roles.models.one too."),
+        ("served_name: a b", "context: 2k", "served_name: now 'a b': it is not a model's name for clients"),
+    ],
+)
+def test_every_model_has_a_name_of_its_own_for_clients(tmp_path: Path, first: str, second: str, message: str) -> None:
+    text = (
+        f"pattern: multi-model\nroles:\n  models:\n    one: {{model: tiny, pool: general, {first}}}\n"
+        f"    two: {{model: tiny, pool: general, {second}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    )
+    (tmp_path / "blueprint.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        blueprint.read(tmp_path)
+    assert message in str(error.value)

