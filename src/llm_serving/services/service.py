@@ -1,0 +1,216 @@
+"""What a target runs, whatever the kind: services of like replicas. Frozen data, every number decided.
+
+A kind resolves its blueprint into services once; templates lay their fields out, and stacks read them back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from llm_serving.services.environment import Probe, ResolvedData
+
+Signal = Literal["queue", "kv-usage"]
+"""What scaling follows: requests that wait, or the used share of a KV cache; each for one replica."""
+
+
+class Secret(ResolvedData):
+    """A secret of AWS Secrets Manager that a service may read; its environment says what for."""
+
+    secret: str
+    """Name or ARN."""
+
+    key: str = ""
+    """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
+
+
+class Scale(ResolvedData):
+    """When replicas come and go between the bounds."""
+
+    signal: Signal
+    target: float
+    """For one replica: requests, or a share of 0 to 1."""
+
+    cool_down_s: int
+    """Seconds before a replica that is no longer needed stops."""
+
+
+class Replicas(ResolvedData):
+    """How many replicas run: always `min`, or what `scale` asks for between the bounds."""
+
+    min: int
+    """0 where it scales to zero without requests."""
+
+    max: int
+    scale: Scale | None = None
+    """None where they are always as many."""
+
+    unavailable: int = 1
+    """Replicas that a rollout or a drain may stop at once."""
+
+
+class Resources(ResolvedData):
+    """What one node gives to one replica."""
+
+    device: str = ""
+    """Kubernetes' name of the accelerator; empty where none is needed."""
+
+    accelerators: int = 0
+    """As nodes allocate them: whole Neuron devices, of several NeuronCores each."""
+
+    efa: int = 0
+    """EFA interfaces that the replica uses."""
+
+    cpus: int = 1
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0
+    """Of /dev/shm, through which the processes of one node exchange tensors."""
+
+    huge_page_bytes: int = 0
+    """In pages of 2 MiB, for EFA's buffers."""
+
+    device_files: tuple[str, ...] = ()
+    """Devices of the node that the container sees where nobody hands them out, as on ECS."""
+
+
+class Toleration(ResolvedData):
+    """A taint of nodes that a service's pods tolerate, in Kubernetes' words."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class Placement(ResolvedData):
+    """The nodes that may run a service."""
+
+    pool: str = ""
+    """The fleet's pool; empty for nodes of nobody: Fargate, or any node without taints."""
+
+    instance_types: tuple[str, ...] = ()
+    """Types that hold a replica, all alike in what they give; any of the pool where empty."""
+
+    zones: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    spot: bool = False
+    """Whether it runs on spot capacity first, where it has no pool."""
+
+    queue: str = ""
+    """Kueue's LocalQueue that admits its pods; empty where they wait in none."""
+
+
+class ReplicaNode(ResolvedData):
+    """The place of a service in a replica that spans several nodes, where each node is a service by itself."""
+
+    replica: int
+    rank: int
+
+
+class Prefetch(ResolvedData):
+    """Files of S3 that are copied to the node before the service starts."""
+
+    image: str
+    """Image with the AWS CLI."""
+
+    uris: dict[str, str]
+    """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
+
+    timeout_s: int
+    """Longest that one of them may take, seconds."""
+
+    disk_bytes: int
+    """Of the node's disk: for all of them, and for the service's caches."""
+
+
+class Mount(ResolvedData):
+    """A folder that outlives the service's containers."""
+
+    path: str
+    """In the container."""
+
+    node_path: str = ""
+    """Folder of the node; empty with a claim."""
+
+    claim: str = ""
+    """PersistentVolumeClaim; empty on a node."""
+
+    key: str = ""
+    """Folder below the claim."""
+
+
+class Stop(ResolvedData):
+    """How a replica stops."""
+
+    stop_s: int
+    """Seconds from the stop signal until it is killed."""
+
+    pre_stop_s: int = 0
+    """Seconds before the signal, in which those that call it learn that it goes."""
+
+
+class Service(ResolvedData):
+    """Like replicas of one program."""
+
+    name: str
+    """Unique in the deployment."""
+
+    role: str
+    """What it does in the deployment: worker, prefill, router, batch-api."""
+
+    is_entry: bool = False
+    """Whether clients call it."""
+
+    image: str = ""
+    """Empty where the target runs no containers."""
+
+    command: tuple[str, ...]
+    worker_command: tuple[str, ...] = ()
+    """Command of every further node of a replica, where the target starts them together; empty for one node."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """Added to the variables that the target sets."""
+
+    address_variables: tuple[str, ...] = ()
+    """Variables that must hold the replica's own address, where only the target knows it."""
+
+    secrets: tuple[Secret, ...] = ()
+    port: int = 0
+    """Port that answers requests; 0 for none."""
+
+    ports: dict[str, int] = Field(default_factory=dict)
+    """Further ports by name, where each replica has its own address."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+    """Prometheus names of its metrics, by signal."""
+
+    metrics_path: str = ""
+    """Path of its metrics on the port `metrics`, or on `port`; empty where it has none."""
+
+    probe: Probe | None = None
+    """None where another check proves it, or another node of the replica answers."""
+
+    ready_file: str = ""
+    """File of its container that is there once it works, where no request proves that; empty otherwise."""
+
+    replicas: Replicas
+    nodes: int = 1
+    """Of one replica: more than one start together, in one zone."""
+
+    node: ReplicaNode | None = None
+    """Its node of a replica, where each node is a service by itself."""
+
+    resources: Resources = Resources()
+    placement: Placement = Placement()
+    stop: Stop
+    prefetch: Prefetch | None = None
+    mounts: dict[str, Mount] = Field(default_factory=dict)
+    is_root: bool = False
+    """Whether it runs as root: to pin memory for devices, or to write to the node's disk."""
+
+    is_stateful: bool = False
+    """Its data is lost when it ends, so the supervisor must not restart it."""
+
+    start_s: int = 60
+    """A process that ends sooner has not started; the supervisor gives it up after a few attempts."""
