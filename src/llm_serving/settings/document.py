@@ -37,6 +37,8 @@ class Conflict(NamedTuple):
 
     reason: str
     fix: str
+    value: Any = None
+    """The current value to show, for checks that run after the file is read."""
 
 
 class Settings(BaseModel):
@@ -67,7 +69,7 @@ class Settings(BaseModel):
                         loc=key_path,
                         input=None,
                     )
-                    for key_path, reason, fix in conflicts
+                    for key_path, reason, fix, _ in conflicts
                 ],
             )
         return self
@@ -142,6 +144,17 @@ class Document(Generic[M]):
         return diagnostics.build_mistake(
             self.path, self.positions, key_path, diagnostics.format_value(value), reason, fix
         )
+
+    def locate(self, conflicts: Iterable[Conflict]) -> list[Mistake]:
+        """Return the conflicts of the model as mistakes at their positions in the file."""
+        return [self.build_mistake(key_path, value, reason, fix) for key_path, reason, fix, value in conflicts]
+
+
+def raise_mistakes(mistakes: Iterable[Mistake]) -> None:
+    """Raise InputError with all mistakes, in the order of the file, if there are any."""
+    ordered = sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
+    if ordered:
+        raise InputError(ordered)
 
 
 def load(path: Path, model_type: type[M]) -> Document[M]:

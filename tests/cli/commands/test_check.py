@@ -129,7 +129,7 @@ def test_the_resolvers_mistakes_have_their_lines(capsys: pytest.CaptureFixture[s
     code, _, err = check(capsys, "mine")
     assert code == 2
     assert err == (
-        "mine/blueprint.yaml:3:24: roles.worker.pool: now 'genral': fleet.yaml has no such pool. "
+        "mine/blueprint.yaml:3:24: roles.worker.pool: now 'genral': the fleet demo has no such pool. "
         "Fix: one of its pools, general.\n"
     )
 

@@ -239,17 +239,14 @@ def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str,
     ("target", "pool", "message"),
     [
         ("ecs", "general", "workers on ECS run on Fargate, which has no pools. Fix: no pool."),
-        ("eks", "nodes", "{fleet} has no such pool on EKS. Fix: one of cores, general, or no pool."),
+        ("eks", "nodes", "the fleet cotton has no such pool on EKS. Fix: one of cores, general, or no pool."),
     ],
 )
 def test_a_pool_that_workers_cannot_run_on_is_refused(tmp_path: Path, target: str, pool: str, message: str) -> None:
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"workers: {{pool: {pool}}}\n"
     with pytest.raises(InputError) as refusal:
         resolve_on(target, tmp_path / "mine", text)
-    fleet = tmp_path / "mine" / "fleet.yaml"
-    assert str(refusal.value) == (
-        f"{tmp_path}/mine/blueprint.yaml:5:17: workers.pool: now '{pool}': {message.format(fleet=fleet)}"
-    )
+    assert str(refusal.value) == f"{tmp_path}/mine/blueprint.yaml:5:17: workers.pool: now '{pool}': {message}"
 
 
 def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ def _find_errors(
     folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
 ) -> list[str]:
     (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=location))
-    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target, load_target(target).conventions)
-    return [str(mistake).replace(f"{folder}/", "") for mistake in mistakes]
+    document = load(folder / "blueprint.yaml", Blueprint)
+    conflicts = adapters.check(document.value, folder, target, load_target(target).conventions)
+    return [str(mistake).replace(f"{folder}/", "") for mistake in document.locate(conflicts)]
 
 
 @pytest.fixture

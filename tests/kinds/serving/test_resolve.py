@@ -263,7 +263,7 @@ def test_a_model_in_a_folder_is_served_under_the_folders_name(tmp_path: Path) ->
 REFUSED = [
     (
         {"worker": "{pool: gpu}"},
-        "blueprint.yaml:6:18: roles.worker.pool: now 'gpu': FOLDER/fleet.yaml has no such pool. "
+        "blueprint.yaml:6:18: roles.worker.pool: now 'gpu': the fleet demo has no such pool. "
         "Fix: one of its pools, small, large, plain.",
     ),
     (

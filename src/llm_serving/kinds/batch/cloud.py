@@ -17,8 +17,7 @@ from llm_serving.kinds.batch.blueprint import Blueprint, Priority, Schedule
 from llm_serving.kinds.serving.deployment import Toleration
 from llm_serving.kinds.serving.processes import ENGINE_PORT
 from llm_serving.services.environment import Environment, ResolvedData
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.document import Conflict
 
 MAX_QUEUE_NAME = 80
 """Maximum characters of a queue's name, and of a state machine's. Sources: SQS API reference, CreateQueue; Step
@@ -100,24 +99,9 @@ class CloudParts(ResolvedData):
     nodes: WorkerNodes
 
 
-def resolve(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, name: str, endpoint_url: str
-) -> CloudParts:
-    """Resolve the AWS resources of the batch `name`.
-
-    Raises:
-        InputError: AWS refuses a name, or no container reaches the endpoint.
-    """
-    settings, workflow = blueprint.value, f"{fleet.value.name}-{name}"
-    run_queues = {f"{workflow}-{team}-{priority}": team for team in settings.teams for priority in get_args(Priority)}
-    if mistakes := [
-        *_find_long_names(blueprint, run_queues),
-        *_find_long_rules(blueprint, workflow, name),
-        *_find_unreachable(blueprint, environment),
-        *_find_unfit_pool(blueprint, fleet, environment),
-        *_find_foreign_secrets(blueprint, environment),
-    ]:
-        raise InputError(mistakes)
+def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str, endpoint_url: str) -> CloudParts:
+    """Resolve the AWS resources of the batch `name`."""
+    workflow = _format_workflow(fleet, name)
     endpoint, cache = urlsplit(endpoint_url), settings.results.cache
     api_key, login = settings.endpoint.api_key, cache.login if cache else None
     return CloudParts(
@@ -125,7 +109,7 @@ def resolve(
         state_machine=_format_state_machine(environment, workflow),
         control_queue=f"{workflow}-control",
         inbox_queue=f"{workflow}-inbox",
-        run_queues=tuple(run_queues),
+        run_queues=tuple(_name_run_queues(settings, workflow)),
         image=own_image.BATCH_WORKER.format_image(environment.registry),
         cpus=CPUS,
         memory_bytes=MEMORY_BYTES,
@@ -141,29 +125,42 @@ def resolve(
         # Athena allows no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
         results_database=workflow.replace("-", "_") if settings.results.parquet else "",
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
-        nodes=_find_nodes(fleet.value, settings.workers.pool),
+        nodes=_find_nodes(fleet, settings.workers.pool),
     )
 
 
-def require_support(blueprint: Document[Blueprint], environment: Environment) -> None:
-    """Refuse what the target lacks: only this machine can run a batch's own replicas.
-
-    Raises:
-        InputError: it has some; with each reason.
-    """
-    if mistakes := list(_find_unsupported(blueprint, environment)):
-        raise InputError(mistakes)
+def _format_workflow(fleet: Fleet, name: str) -> str:
+    return f"{fleet.name}-{name}"
 
 
-def _find_unsupported(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
-    settings, title = blueprint.value, environment.conventions.title
+def _name_run_queues(settings: Blueprint, workflow: str) -> dict[str, str]:
+    """Return the team of each queue of chunks, by the queue's name."""
+    queues: dict[str, str] = {}
+    for team in settings.teams:
+        queues |= {f"{workflow}-{team}-{priority}": team for priority in get_args(Priority)}
+    return queues
+
+
+def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
+    """Yield names that AWS refuses, and what no container reaches or runs on."""
+    workflow = _format_workflow(fleet, name)
+    yield from _find_long_names(_name_run_queues(settings, workflow))
+    yield from _find_long_rules(settings, workflow, name)
+    yield from _find_unreachable(settings, environment)
+    yield from _find_unfit_pool(settings, fleet, environment)
+    yield from _find_foreign_secrets(settings, environment)
+
+
+def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
+    """Yield a batch's own replicas, which only this machine can run."""
+    title = environment.conventions.title
     if settings.endpoint.model is not None:
         reason = f"on {title} a batch starts no replicas: it feeds a serving deployment, or a URL"
         fix = (
             f"blueprint deploy NAME --target {environment.target} of a serving blueprint with this model, then "
             "endpoint: {deployment: NAME}"
         )
-        yield blueprint.build_mistake(("endpoint", "model"), settings.endpoint.model, reason, fix)
+        yield Conflict(("endpoint", "model"), reason, fix, settings.endpoint.model)
 
 
 def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Secret]]:
@@ -195,24 +192,22 @@ def _find_nodes(fleet: Fleet, pool: str | None) -> WorkerNodes:
     )
 
 
-def _find_unfit_pool(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-) -> Iterator[Mistake]:
-    pool, key_path = blueprint.value.workers.pool, ("workers", "pool")
+def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment) -> Iterator[Conflict]:
+    pool, key_path = settings.workers.pool, ("workers", "pool")
     if pool is None:
         return
     if environment.conventions.fargate:
         reason = f"workers on {environment.conventions.title} run on Fargate, which has no pools"
-        yield blueprint.build_mistake(key_path, pool, reason, "no pool")
+        yield Conflict(key_path, reason, "no pool", pool)
         return
     fitting = [
         name
-        for name, other in fleet.value.pools.items()
-        if fleet.value.get_orchestrator(other) == environment.conventions.orchestrator
+        for name, other in fleet.pools.items()
+        if fleet.get_orchestrator(other) == environment.conventions.orchestrator
     ]
     if pool not in fitting:
-        reason = f"{fleet.path} has no such pool on {environment.conventions.title}"
-        yield blueprint.build_mistake(key_path, pool, reason, f"one of {', '.join(fitting)}, or no pool")
+        reason = f"the fleet {fleet.name} has no such pool on {environment.conventions.title}"
+        yield Conflict(key_path, reason, f"one of {', '.join(fitting)}, or no pool", pool)
 
 
 def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
@@ -220,41 +215,41 @@ def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
     return schedule.model_copy(update={"team": team, "priority": schedule.priority or settings.teams[team].priority})
 
 
-def _find_long_rules(blueprint: Document[Blueprint], workflow: str, name: str) -> Iterator[Mistake]:
-    schedules = [("schedules", schedule, f"{workflow}-{schedule}") for schedule in blueprint.value.schedules]
+def _find_long_rules(settings: Blueprint, workflow: str, name: str) -> Iterator[Conflict]:
+    schedules = [("schedules", schedule, f"{workflow}-{schedule}") for schedule in settings.schedules]
     for key, value, rule in [("name", name, f"{workflow}-inbox"), *schedules]:
         if len(rule) > MAX_RULE_NAME:
             reason = f"the rule {rule} would have {len(rule)} characters, and EventBridge takes {MAX_RULE_NAME}"
             fix = "a shorter name of the schedule, the blueprint or the fleet"
-            yield blueprint.build_mistake((key,), value, reason, fix)
+            yield Conflict((key,), reason, fix, value)
             return
 
 
-def _find_long_names(blueprint: Document[Blueprint], run_queues: Mapping[str, str]) -> Iterator[Mistake]:
+def _find_long_names(run_queues: Mapping[str, str]) -> Iterator[Conflict]:
     longest = max(run_queues, key=len)
     if len(longest) > MAX_QUEUE_NAME:
         reason = f"the queue {longest} would have {len(longest)} characters, and SQS takes {MAX_QUEUE_NAME}"
-        yield blueprint.build_mistake(
-            ("teams",), run_queues[longest], reason, "a shorter name of the team, the blueprint or the fleet"
+        yield Conflict(
+            ("teams",), reason, "a shorter name of the team, the blueprint or the fleet", run_queues[longest]
         )
 
 
-def _find_unreachable(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
-    cache = blueprint.value.results.cache
-    urls = ((("endpoint", "url"), blueprint.value.endpoint.url), (("results", "cache", "url"), cache and cache.url))
+def _find_unreachable(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
+    cache = settings.results.cache
+    urls = ((("endpoint", "url"), settings.endpoint.url), (("results", "cache", "url"), cache and cache.url))
     for key_path, url in urls:
         if _is_loopback(urlsplit(url or "").hostname or ""):
             reason = f"workers on {environment.conventions.title} do not reach this machine"
-            yield blueprint.build_mistake(key_path, url, reason, "an address in the fleet's network")
+            yield Conflict(key_path, reason, "an address in the fleet's network", url)
 
 
-def _find_foreign_secrets(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+def _find_foreign_secrets(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
     """Secrets Manager's endpoint of a region has that region's secrets alone."""
-    for key_path, secret in list_secrets(blueprint.value):
+    for key_path, secret in list_secrets(settings):
         if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
             reason = f"a batch on {environment.conventions.title} reads secrets of its own region, {environment.region}"
             fix = f"a secret of {environment.region}, such as a replica of this one"
-            yield blueprint.build_mistake((*key_path, "secret"), secret.secret, reason, fix)
+            yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
 
 
 def _is_loopback(host: str) -> bool:

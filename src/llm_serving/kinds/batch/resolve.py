@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,7 +26,7 @@ from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
 from llm_serving.services.environment import Environment, Probe, Process
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 
@@ -51,17 +50,6 @@ ENGINE_PRIORITIES = "high:1,normal:2,low:3"
 
 STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
 
-_SERVING_KEYS: Mapping[str, str] = {
-    "model": "endpoint.model",
-    "context": "endpoint.context",
-    "roles.worker.pool": "endpoint.pool",
-    "roles.worker.replicas": "endpoint.replicas",
-    "roles.worker.accelerators": "endpoint.accelerators",
-    "roles.worker": "endpoint",
-    "roles": "endpoint",
-}
-"""Keys of the replicas' settings in a batch blueprint, by their key in a serving blueprint."""
-
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
     """List the ports that a target must choose if processes share one machine."""
@@ -78,12 +66,15 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings, name = blueprint.value, resolve_name(blueprint)
     in_containers = environment.conventions.containers
     if in_containers:
-        cloud_parts.require_support(blueprint, environment)
+        raise_mistakes(blueprint.locate(cloud_parts.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     answering = _find_endpoint(blueprint, own_serving, environment)
     price = _price_endpoint(blueprint, fleet, environment)
     usd_h = settings.endpoint.usd_per_hour or (price and price[0])
-    cloud = cloud_parts.resolve(blueprint, fleet, environment, name, answering.url) if in_containers else None
+    cloud = None
+    if in_containers:
+        raise_mistakes(blueprint.locate(cloud_parts.check(settings, fleet.value, environment, name)))
+        cloud = cloud_parts.resolve(settings, fleet.value, environment, name, answering.url)
     variables = _build_variables(settings, environment, name, cloud, answering.url)
     port = environment.ports.get(API, cloud_parts.API_PORT)
     return BatchDeployment(
@@ -394,21 +385,19 @@ def _resolve_serving(
         settings = _build_serving_settings(blueprint.value.endpoint, name)
         if settings is None:
             return None
-        document = Document(blueprint.path, settings, blueprint.positions)
+        document = _ReplicasDocument(blueprint.path, settings, blueprint.positions)
         return serving.resolve(document, fleet, environment)
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise InputError([blueprint.build_mistake(("endpoint",), None, reason, "other settings")]) from None
-    except InputError as error:
-        parts = [_move_mistake(blueprint, part) if isinstance(part, Mistake) else part for part in error.parts]
-        raise InputError(parts) from None
 
 
-def _move_mistake(blueprint: Document[Blueprint], mistake: Mistake) -> Mistake:
-    """Move a mistake of the replicas' settings to its key in the batch blueprint."""
-    key = next((_SERVING_KEYS[name] for name in _SERVING_KEYS if mistake.field.startswith(name)), mistake.field)
-    moved = blueprint.build_mistake(key.split("."), None, mistake.reason, mistake.fix)
-    return replace(moved, value=mistake.value)
+class _ReplicasDocument(Document[serving_blueprints.Blueprint]):
+    """A batch's file, read as the settings of its own replicas: what they are asked for stands in `endpoint`."""
+
+    def build_mistake(self, key_path: Sequence[str | int], value: Any, reason: str, fix: str) -> Mistake:
+        key = key_path[-1:] if key_path[-1] in Endpoint.model_fields else ()
+        return super().build_mistake(("endpoint", *key), value, reason, fix)
 
 
 def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints.Blueprint | None:

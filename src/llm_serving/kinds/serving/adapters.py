@@ -10,8 +10,7 @@ from typing import Any
 
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.environment import Conventions
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files that PEFT writes and engines read."""
@@ -23,20 +22,22 @@ _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 """Suffixes of quantized checkpoints; adapters are trained on the model without them."""
 
 
-def check(blueprint: Document[Blueprint], target: str, conventions: Conventions) -> Iterator[Mistake]:
-    """Adapters that their roles cannot load on `target`, which has these conventions."""
-    for name, role in blueprint.value.roles.engine_roles.items():
-        model = blueprint.value.select_model_settings(role).model or ""
+def check(settings: Blueprint, folder: Path, target: str, conventions: Conventions) -> Iterator[Conflict]:
+    """Adapters that their roles cannot load on `target`, which has these conventions.
+
+    Args:
+        folder: of the blueprint, beside which adapters may lie.
+    """
+    for name, role in settings.roles.engine_roles.items():
+        model = settings.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
-            problem = _find_load_error(blueprint, model, location, target, conventions)
+            problem = _find_load_error(folder, model, location, target, conventions)
             if problem:
-                yield blueprint.build_mistake(
-                    [*blueprint.value.find_key_path(name), "adapters", adapter], location, *problem
-                )
+                yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)
 
 
 def _find_load_error(
-    blueprint: Document[Blueprint], model: str, location: str, target: str, conventions: Conventions
+    folder: Path, model: str, location: str, target: str, conventions: Conventions
 ) -> tuple[str, str] | None:
     """Why a role cannot load an adapter, and the fix."""
     is_remote = location.startswith("s3://")
@@ -48,26 +49,24 @@ def _find_load_error(
     if conventions.containers:
         reason = f"a container on {target} cannot read this folder"
         return reason, "s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
-    return find_folder_error(blueprint.path.resolve().parent / location, model)
+    return find_folder_error(folder / location, model)
 
 
 def check_remote(
-    blueprint: Document[Blueprint], read_files: Callable[[str], tuple[Container[str], str] | None]
-) -> Iterator[Mistake]:
+    settings: Blueprint, read_files: Callable[[str], tuple[Container[str], str] | None]
+) -> Iterator[Conflict]:
     """Adapters in S3 that do not belong to their roles' models.
 
     Args:
         read_files: returns the names below s3://BUCKET/PREFIX and the text of its CONFIG; None where access is denied.
     """
-    for name, role in blueprint.value.roles.engine_roles.items():
-        model = blueprint.value.select_model_settings(role).model or ""
+    for name, role in settings.roles.engine_roles.items():
+        model = settings.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
             files = read_files(location) if location.startswith("s3://") else None
             problem = files and _find_error(*files, location, model)
             if problem:
-                yield blueprint.build_mistake(
-                    [*blueprint.value.find_key_path(name), "adapters", adapter], location, *problem
-                )
+                yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)
 
 
 def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ from llm_serving.catalog import engine_options, engines, models
 from llm_serving.catalog.engines import AnswerParsers
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 
 AUTO, OFF = "auto", "off"
 
@@ -54,11 +54,14 @@ def _choose(written: str, defaults: tuple[str, ...]) -> str:
     return next(iter(defaults), "") if written == AUTO else written
 
 
-def check(
-    blueprint: Document[Blueprint], key_path: tuple[str, ...], role: EngineRole, model: Model
-) -> Iterator[Mistake]:
-    """Parsers that the engine does not have, or that read the answers of other models."""
-    settings, recorded = blueprint.value, engine_options.load(blueprint.value.engine)
+def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield parsers that the engine does not have, or that read the answers of other models."""
+    for key_path, role, role_placement in placed_roles:
+        yield from _check_role(settings, key_path, role, role_placement.model)
+
+
+def _check_role(settings: Blueprint, key_path: tuple[str, ...], role: EngineRole, model: Model) -> Iterator[Conflict]:
+    recorded = engine_options.load(settings.engine)
     model_settings, row = settings.select_model_settings(role), find_row(settings.engine, model)
     for key, written, defaults in (
         ("tools", model_settings.tools, row.tools),
@@ -71,7 +74,7 @@ def check(
         if written not in names:
             nearest = engine_options.find_nearest(written, names)
             reason = f"{settings.engine} has no such parser"
-            yield blueprint.build_mistake(path, written, reason, f"{nearest or AUTO}, or {OFF}")
+            yield Conflict(path, reason, f"{nearest or AUTO}, or {OFF}", written)
         elif (row.models or model.name in models.load()) and written not in defaults:
             reason = f"it does not read the answers of {model.name}"
-            yield blueprint.build_mistake(path, written, reason, f"{' or '.join(defaults) or AUTO}, or {OFF}")
+            yield Conflict(path, reason, f"{' or '.join(defaults) or AUTO}, or {OFF}", written)

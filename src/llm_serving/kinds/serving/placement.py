@@ -21,8 +21,8 @@ from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.deployment import Parallelism, Resources, Toleration
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.document import Conflict
+from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
 
 HEADROOM = 0.85
@@ -90,9 +90,9 @@ PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
 class PlacementError(Exception):
     """The role cannot be placed."""
 
-    def __init__(self, *mistakes: Mistake) -> None:
+    def __init__(self, conflict: Conflict) -> None:
         super().__init__()
-        self.mistakes = mistakes
+        self.conflict = conflict
 
 
 def apply_quantization(model: Model, tuning: Tuning) -> Model:
@@ -103,8 +103,8 @@ def apply_quantization(model: Model, tuning: Tuning) -> Model:
 
 
 def place_role(
-    blueprint: Document[Blueprint],
-    fleet: Document[Fleet],
+    settings: Blueprint,
+    fleet: Fleet,
     key_path: tuple[str, ...],
     role: EngineRole,
     model: Model,
@@ -115,29 +115,23 @@ def place_role(
     Raises:
         PlacementError: no instance type of its pool fits it.
     """
-    return _PlacementSearch(blueprint, fleet, key_path, role, model, context).find_placement()
+    return _PlacementSearch(settings, fleet, key_path, role, model, context).find_placement()
 
 
-def require_pool(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: tuple[str, ...], role: EngineRole
-) -> tuple[Pool, list[Instance]]:
+def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> tuple[Pool, list[Instance]]:
     """The role's pool and its types as the catalog knows them.
 
     Raises:
         PlacementError: there is no such pool, or the catalog has none of its types.
     """
-    pool = fleet.value.pools.get(role.pool)
+    pool = fleet.pools.get(role.pool)
     if pool is None:
-        fix = f"one of its pools, {', '.join(fleet.value.pools)}"
-        raise PlacementError(
-            blueprint.build_mistake([*key_path, "pool"], role.pool, f"{fleet.path} has no such pool", fix)
-        )
+        fix = f"one of its pools, {', '.join(fleet.pools)}"
+        raise PlacementError(Conflict((*key_path, "pool"), f"the fleet {fleet.name} has no such pool", fix, role.pool))
     known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
     if not known_types:
         reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
-        raise PlacementError(
-            blueprint.build_mistake([*key_path, "pool"], role.pool, reason, "a pool of types that it has")
-        )
+        raise PlacementError(Conflict((*key_path, "pool"), reason, "a pool of types that it has", role.pool))
     return pool, known_types
 
 
@@ -145,15 +139,15 @@ def require_pool(
 class _PlacementSearch:
     """Finds the nodes of one role; each step narrows the instance types or refuses."""
 
-    blueprint: Document[Blueprint]
-    fleet: Document[Fleet]
+    settings: Blueprint
+    fleet: Fleet
     key_path: tuple[str, ...]
     role: EngineRole
     model: Model
     context: int
 
     def find_placement(self) -> Placement:
-        pool, known_types = require_pool(self.blueprint, self.fleet, self.key_path, self.role)
+        pool, known_types = require_pool(self.fleet, self.key_path, self.role)
         accelerated_types = self._select_by_accelerators(pool, known_types)
         self._check_divisible(accelerated_types[0])
         fitting_types = self._select_by_memory(accelerated_types)
@@ -179,12 +173,12 @@ class _PlacementSearch:
         )
 
     def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
-        key_path = [*self.key_path, key] if key else list(self.key_path)
-        return PlacementError(self.blueprint.build_mistake(key_path, value, reason, fix))
+        key_path = (*self.key_path, key) if key else self.key_path
+        return PlacementError(Conflict(key_path, reason, fix, value))
 
     @property
     def _memory_model(self) -> MemoryModel:
-        return base.get_memory_model(self.blueprint.value.engine)
+        return base.get_memory_model(self.settings.engine)
 
     @property
     def _parallelism(self) -> Parallelism:
@@ -198,11 +192,11 @@ class _PlacementSearch:
     @property
     def _wide_experts(self) -> WideExperts | None:
         is_wide = self.role.expert and self.role.data > 1 and self._spans_nodes
-        return engines.load_engines()[self.blueprint.value.engine].wide_experts if is_wide else None
+        return engines.load_engines()[self.settings.engine].wide_experts if is_wide else None
 
     @property
     def _spans_nodes(self) -> bool:
-        pool = self.fleet.value.pools[self.role.pool]
+        pool = self.fleet.pools[self.role.pool]
         counts = [count_accelerators(instances.load()[name]) for name in pool.types if name in instances.load()]
         return self.role.accelerators > max(counts, default=0)
 
@@ -214,13 +208,13 @@ class _PlacementSearch:
         return ranks - self.model.experts % ranks if is_balanced else 0
 
     def _select_platform(self, device: Accelerators | None) -> Platform:
-        platforms = engines.load_engines()[self.blueprint.value.engine].platforms
+        platforms = engines.load_engines()[self.settings.engine].platforms
         return (platforms.get(device.kind) if device else None) or platforms["cpu"]
 
     @property
     def _runs_on_cpu_pools(self) -> bool:
         """Whether a replica may have all CPUs of a node in place of an accelerator."""
-        platform = engines.load_engines()[self.blueprint.value.engine].platforms.get("cpu")
+        platform = engines.load_engines()[self.settings.engine].platforms.get("cpu")
         return platform is not None and platform.on_pools
 
     def _count_units(self, instance: Instance) -> int:
@@ -229,7 +223,7 @@ class _PlacementSearch:
 
     def _select_batch(self, device: Accelerators | None) -> memory.Batch:
         """The largest step: of the blueprint, else the engine's choice."""
-        tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
+        tuning, limits = self.settings.tuning, self._select_platform(device).limits
         engine_batch = self._memory_model.select_batch(device)
         if limits:
             engine_batch = memory.Batch(
@@ -249,7 +243,7 @@ class _PlacementSearch:
 
     def _find_reckoned(self, setting: str, default: float) -> float:
         """A number of the engine's own options in the blueprint, else the default."""
-        value = self.blueprint.value.find_reckoned_argument(self.role, setting)
+        value = self.settings.find_reckoned_argument(self.role, setting)
         return default if value is None else value
 
     def _count_nodes(self, instance: Instance) -> int:
@@ -262,7 +256,7 @@ class _PlacementSearch:
             return large_types
         max_accelerators = max(map(self._count_units, known_types))
         counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
-        pattern = patterns.load_patterns()[self.blueprint.value.pattern]
+        pattern = patterns.load_patterns()[self.settings.pattern]
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
             raise self._build_error("accelerators", accelerators, reason, "a pool of types with accelerators")
@@ -327,7 +321,7 @@ class _PlacementSearch:
     def _compute_fit(self, instance: Instance) -> memory.Fit | None:
         if instance.accelerators is None and not self._runs_on_cpu_pools:
             return None
-        tuning = self.blueprint.value.tuning
+        tuning = self.settings.tuning
         if not self.model.is_known:
             return memory.compute_unknown_fit(
                 self.model, instance, self.role.tensor, self.role.pipeline, self._utilization, self.context
@@ -355,10 +349,8 @@ class _PlacementSearch:
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
         capacity = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
         reason = f"it does not fit into {capacity} of the pool {self.role.pool}: {misfits}"
-        key_path = self.blueprint.value.find_model_key_path(self.key_path, self.role, "model")
-        raise PlacementError(
-            self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())
-        )
+        key_path = self.settings.find_model_key_path(self.key_path, self.role, "model")
+        raise PlacementError(Conflict(key_path, reason, self._describe_alternatives(), self.model.name))
 
     def _describe_alternatives(self) -> str:
         """The smallest way to hold the model: more accelerators, or types with more memory."""
@@ -366,7 +358,7 @@ class _PlacementSearch:
             return self._describe_larger_nodes()
         if not self.model.is_known:
             return "more accelerators, types with more memory, or a smaller model"
-        model = apply_quantization(self.model, self.blueprint.value.tuning)
+        model = apply_quantization(self.model, self.settings.tuning)
         context = min(self.context, model.max_context)
         candidates = [
             (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
@@ -374,7 +366,7 @@ class _PlacementSearch:
             if instance.accelerators and instance.accelerators.kind == "gpu"
             for degree in memory.list_tensor_sizes(model, instance)
             if self._memory_model.compute_fit(
-                model, instance, degree, context=context, dtype=self.blueprint.value.tuning.kv_cache
+                model, instance, degree, context=context, dtype=self.settings.tuning.kv_cache
             ).fits
         ]
         if not candidates:
@@ -421,7 +413,7 @@ class _PlacementSearch:
 
     def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
         """The pool's zones that offer one of the types, where the catalog has the region's answer."""
-        zones, region = self.fleet.value.get_zones(pool), self.fleet.value.region
+        zones, region = self.fleet.get_zones(pool), self.fleet.region
         offered = {zone for instance in types for zone in instance.zones.get(region, ())}
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
@@ -441,12 +433,12 @@ class _PlacementSearch:
             node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
             cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
-            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * (self.blueprint.value.tuning.kv_offload or 0)),
+            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * (self.settings.tuning.kv_offload or 0)),
         )
 
     def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
         """Refuses more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
-        offload = self.blueprint.value.tuning.kv_offload
+        offload = self.settings.tuning.kv_offload
         if offload and OFFLOAD_ROOM * offload > room_bytes:
             max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
             reason = (
@@ -455,13 +447,11 @@ class _PlacementSearch:
                 f"{OFFLOAD_ROOM:g} times its size"
             )
             fix = f"kv_offload: {max_gib}Gi or less" if max_gib else "no kv_offload, or a pool of larger types"
-            raise PlacementError(
-                self.blueprint.build_mistake(["tuning", "kv_offload"], f"{offload / 2**30:g}Gi", reason, fix)
-            )
+            raise PlacementError(Conflict(("tuning", "kv_offload"), reason, fix, f"{offload / 2**30:g}Gi"))
 
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
-            pool_groups = groups.resolve_pool(self.fleet.value, self.role.pool, instances.load())
+            pool_groups = groups.resolve_pool(self.fleet, self.role.pool, instances.load())
         except InputError:  # a type that the catalog does not have, beside those that it has
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
@@ -489,27 +479,23 @@ def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
     return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))
 
 
-def check_pool_sizes(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[PlacedRole]
-) -> list[Mistake]:
+def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflict]:
     """Pools that are too small for their roles together, each of which fits alone; reported at the last role."""
-    mistakes = []
+    conflicts = []
     for name in dict.fromkeys(role.pool for _, role, _ in placed):
         pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
         node_counts = {
             key_path[-1]: count_nodes(placement.instance, role.accelerators, role.replicas.max)
             for key_path, role, placement in pool_roles
         }
-        max_nodes = fleet.value.pools[name].size.max
+        max_nodes = fleet.pools[name].size.max
         if len(pool_roles) > 1 and _count_shared_nodes(pool_roles) > max_nodes:
             parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
             reason = f"the roles need {parts} nodes of the pool {name}, which grows to {max_nodes}"
             key_path, role, _ = pool_roles[-1]
-            fix = (
-                f"fewer replicas, or size: {fleet.value.pools[name].size.min}..{sum(node_counts.values())} in the pool"
-            )
-            mistakes.append(blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix))
-    return mistakes
+            fix = f"fewer replicas, or size: {fleet.pools[name].size.min}..{sum(node_counts.values())} in the pool"
+            conflicts.append(Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas)))
+    return conflicts
 
 
 def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:

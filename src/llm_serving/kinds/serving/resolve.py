@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llm_serving.catalog import engine_options, engines, images, models, records
-from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
-from llm_serving.catalog.models import Model, WeightsFormat
+from llm_serving.catalog import images, models, records
+from llm_serving.catalog.architecture import ModelError
+from llm_serving.catalog.models import WeightsFormat
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
@@ -23,12 +23,12 @@ from llm_serving.kinds.serving import (
     answer_parsers,
     load_balancer,
     measured_capacity,
-    patterns,
     placement,
     processes,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
+from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import (
     CompileCache,
     LoadedModel,
@@ -46,14 +46,11 @@ from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fi
 from llm_serving.services import tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
 ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 """Of a router's container: it keeps the prefixes of prompts that it has routed, up to its --max-tree-size."""
-
-FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file"}
 
 SCRATCH_BYTES = 40 * 2**30
 """Of the disk, for an engine's caches and adapters, besides weights that are copied there."""
@@ -78,13 +75,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         resolve_transfer(settings, placed_roles, environment),
         blueprint.path.parent,
     )
-    _raise_mistakes(
-        [
-            mistake
-            for key_path, role, role_placement in placed_roles
-            for mistake in engine_arguments.check_written(blueprint, context, key_path, role, role_placement)
-        ]
-    )
+    raise_mistakes(blueprint.locate(engine_arguments.check_written(context, placed_roles)))
     engine_roles = [
         _build_role(context, blueprint, key_path[-1], role, role_placement)
         for key_path, role, role_placement in placed_roles
@@ -123,29 +114,22 @@ def _place_checked_roles(
     Raises:
         InputError: the blueprint cannot work; with every reason.
     """
-    _raise_mistakes([*engine_limits.check_engine(blueprint, environment), *engine_arguments.check(blueprint)])
-    placed_roles, mistakes = _place_roles(blueprint, fleet, environment)
-    mistakes += adapters.check(blueprint, environment.target, environment.conventions)
-    if not mistakes:
-        mistakes = [
-            *placement.check_pool_sizes(blueprint, fleet, placed_roles),
-            *targets.check(blueprint, fleet, environment, placed_roles),
-            *pictures.check(blueprint, placed_roles),
-            *(
-                mistake
-                for key_path, role, role_placement in placed_roles
-                for mistake in answer_parsers.check(blueprint, key_path, role, role_placement.model)
-            ),
-        ]
-    _raise_mistakes(mistakes)
+    settings, conventions = blueprint.value, environment.conventions
+    raise_mistakes(
+        blueprint.locate([*engine_limits.check_engine(settings, environment), *engine_arguments.check(settings)])
+    )
+    placed_roles, conflicts = _place_roles(settings, fleet.value, environment)
+    conflicts += adapters.check(settings, blueprint.path.resolve().parent, environment.target, conventions)
+    raise_mistakes(blueprint.locate(conflicts))
+    conflicts = [
+        *placement.check_pool_sizes(fleet.value, placed_roles),
+        *targets.check(settings, fleet.value, environment, placed_roles),
+        *pictures.check(settings, placed_roles),
+        *answer_parsers.check(settings, placed_roles),
+    ]
+    fleet_conflicts = engine_limits.check_drivers(settings, fleet.value, environment, placed_roles)
+    raise_mistakes([*blueprint.locate(conflicts), *fleet.locate(fleet_conflicts)])
     return placed_roles
-
-
-def _raise_mistakes(mistakes: Sequence[Mistake]) -> None:
-    """Raises InputError with all mistakes, in the order of the file, if there are any."""
-    if mistakes:
-        ordered = sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
-        raise InputError([*ordered])
 
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
@@ -198,116 +182,29 @@ def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], e
 
 
 def _place_roles(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-) -> tuple[list[PlacedRole], list[Mistake]]:
-    """Each engine role with its nodes, and everything that forbids one."""
-    settings, placed_roles, mistakes = blueprint.value, [], []
+    settings: Blueprint, fleet: Fleet, environment: Environment
+) -> tuple[list[PlacedRole], list[Conflict]]:
+    """Return each engine role with its nodes, and everything that forbids one."""
+    placed_roles: list[PlacedRole] = []
+    conflicts: list[Conflict] = []
     for name, role in settings.roles.engine_roles.items():
         key_path, model_settings = settings.find_key_path(name), settings.select_model_settings(role)
-        model, model_mistakes = _resolve_model(
-            blueprint,
-            settings.find_model_key_path(key_path, role, "model"),
-            model_settings.model or "",
-            model_settings.context,
-            unchecked=model_settings.memory == "unchecked",
-        )
-        mistakes += [mistake for mistake in model_mistakes if mistake not in mistakes]  # roles may share a model
-        mistakes += _check_revision(blueprint, key_path, role, model)
+        model, model_conflicts = checked_models.find_model(settings, key_path, role)
+        conflicts += model_conflicts
         if environment.conventions.real_accelerators:
-            pool_mistakes = list(engine_limits.check_pool(blueprint, fleet, key_path, role))
-            mistakes += pool_mistakes
-            if pool_mistakes:
+            pool_conflicts = list(engine_limits.check_pool(settings, fleet, key_path, role))
+            conflicts += pool_conflicts
+            if pool_conflicts:
                 continue
         try:
             if model is None:
-                placement.require_pool(blueprint, fleet, key_path, role)
+                placement.require_pool(fleet, key_path, role)
                 continue
-            role_placement = placement.place_role(blueprint, fleet, key_path, role, model, model_settings.context)
+            role_placement = placement.place_role(settings, fleet, key_path, role, model, model_settings.context)
             placed_roles.append((key_path, role, role_placement))
         except PlacementError as error:
-            mistakes += [mistake for mistake in error.mistakes if mistake not in mistakes]
-    return placed_roles, mistakes
-
-
-def _resolve_model(
-    blueprint: Document[Blueprint], key_path: Sequence[str], name: str, context: int, *, unchecked: bool
-) -> tuple[Model | None, list[Mistake]]:
-    try:
-        model = models.find(name, unchecked=unchecked)
-        models.check_folder(name)
-    except UnknownMemoryError as error:
-        dropped = _describe_dropped(blueprint.value.engine, error.architectures)
-        if dropped:
-            return None, [blueprint.build_mistake(key_path, name, *dropped)]
-        fix = f"memory: unchecked, which counts its weights alone, or {error.fix}"
-        return None, [blueprint.build_mistake(key_path, name, error.reason, fix)]
-    except ModelError as error:
-        return None, [blueprint.build_mistake(key_path, name, error.reason, error.fix)]
-    weights_format = engines.load_engines()[blueprint.value.engine].weights_format
-    dropped = _describe_dropped(blueprint.value.engine, model.architectures)
-    if dropped:
-        return model, [blueprint.build_mistake(key_path, name, *dropped)]
-    if weights_format not in model.formats:
-        return model, [blueprint.build_mistake(key_path, name, *_describe_format(blueprint.value.engine, model))]
-    if model.is_known and model.task != blueprint.value.task:
-        return model, [blueprint.build_mistake(key_path, name, *_describe_task(blueprint.value, model))]
-    if context > model.max_context:
-        reason = f"{name} takes up to {model.max_context} tokens a request"
-        context_path = [*key_path[:-1], "context"]
-        return model, [blueprint.build_mistake(context_path, context, reason, f"{model.max_context} or less")]
-    return model, []
-
-
-def _check_revision(
-    blueprint: Document[Blueprint], key_path: Sequence[str], role: EngineRole, model: Model | None
-) -> list[Mistake]:
-    """A revision that cannot be: the model is on no hub, or what was copied or read is another one."""
-    settings = blueprint.value.select_model_settings(role)
-    if settings.revision is None or model is None:
-        return []
-    path, record = blueprint.value.find_model_key_path(key_path, role, "revision"), records.find(settings.model or "")
-    if model.hub is None:
-        reason = f"{settings.model} is not from a hub"
-        return [blueprint.build_mistake(path, settings.revision, reason, "remove revision")]
-    if record is None or record.is_revision(settings.revision):
-        return []
-    commit = (record.commit or "")[:12]
-    reason = f"what is known here is {record.source} at {record.revision}, commit {commit}"
-    fix = f"revision: {commit}, or `blueprint model copy {record.source} --revision {settings.revision}`"
-    return [blueprint.build_mistake(path, settings.revision, reason, fix)]
-
-
-def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
-    """Why the engine's version runs the model no more, and the fix; None where that is not known."""
-    recorded = engine_options.load(engine)
-    for architecture in architectures:
-        if recorded and architecture in recorded.dropped_architectures:
-            version = recorded.dropped_architectures[architecture]
-            reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
-            return reason, "another model"
-    return None
-
-
-def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
-    """Why the model does not do what the blueprint's task is, and the fix."""
-    offered = patterns.load_patterns()[settings.pattern].tasks
-    others = [row.name for row in patterns.load_patterns().values() if model.task in row.tasks]
-    pattern = "" if model.task in offered or not others else f"pattern: {others[0]} with "
-    same_task = [row for row in models.load().values() if row.task == settings.task]
-    example = next((row for row in same_task if row.hub), same_task[0])
-    is_folder = model.hub is None and model.name not in models.load()
-    mark = f"; {models.MODULES_FILE} in its folder would say that it embeds" if is_folder else ""
-    reason = f"the model is made to {model.task}, and the task here is {settings.task}{mark}"
-    return reason, f"{pattern}task: {model.task}, or a model such as {example.name}"
-
-
-def _describe_format(engine: str, model: Model) -> tuple[str, str]:
-    """Why the engine cannot load the model's weights, and the fix."""
-    form = engines.load_engines()[engine].weights_format
-    reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
-    others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
-    copies = models.list_copies(model, form)
-    return reason, " or ".join([*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)])
+            conflicts.append(error.conflict)
+    return placed_roles, list(dict.fromkeys(conflicts))  # roles may share a model
 
 
 def _build_role(

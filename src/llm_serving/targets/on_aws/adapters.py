@@ -8,7 +8,7 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.session import AwsSession
 from llm_serving.kinds.serving import adapters
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.document import raise_mistakes
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
 _MAX_CONFIG_BYTES = 2**20
@@ -24,9 +24,8 @@ def check_adapters(plan: DeploymentPlan) -> None:
         InputError: with every adapter that is for another model, incomplete, or of too high a rank.
         Unavailable: S3 does not answer, or has no such bucket.
     """
-    mistakes = list(adapters.check_remote(plan.blueprint, functools.partial(_read_adapter, plan.aws)))
-    if mistakes:
-        raise InputError([*mistakes])
+    conflicts = adapters.check_remote(plan.blueprint.value, functools.partial(_read_adapter, plan.aws))
+    raise_mistakes(plan.blueprint.locate(conflicts))
 
 
 def _read_adapter(aws: AwsSession, uri: str) -> tuple[dict[str, int], str] | None:

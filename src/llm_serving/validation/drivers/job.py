@@ -58,7 +58,7 @@ def check(driver: Driver, plan: LoadPlan) -> None:
     if conflicts:
         lines = (
             f"traffic.{'.'.join(map(str, path))}: {driver.title} cannot send it: {reason}. Fix: {fix}."
-            for path, reason, fix in conflicts
+            for path, reason, fix, _ in conflicts
         )
         raise InputError("\n".join(lines))
 

@@ -570,7 +570,7 @@ def test_weights_and_adapters_of_a_bucket_that_engines_may_not_read_are_refused(
     assert "weights: now 's3://other-models/qwen3/': the fleet lets its engines read no bucket other-models." in refusal
     assert (
         "roles.worker.adapters.sql: now 's3://demo-models-old/sql/': the fleet lets its engines read no bucket demo-models-old. "
-        "Fix: storage: {model_buckets: {bucket: demo-models-old}} in "
+        "Fix: storage: {model_buckets: {bucket: demo-models-old}} in the fleet, "
     ) in refusal
     assert resolving.resolve_files(folder, text, FLEET + BUCKETS, target, cores=2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -12,11 +12,10 @@ from llm_serving.catalog.engine_options import EngineOptions
 from llm_serving.catalog.engines import Engine
 from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import Placement
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 
 ARGUMENTS, ENVIRONMENT = "engine_arguments", "environment"
 
@@ -28,12 +27,12 @@ _SECRET = re.compile(r"(?:^|_)(?:TOKEN$|SECRET|PASSWORD|CREDENTIALS?|API_KEY|ACC
 KeyPath = tuple[str, ...]
 
 
-def check(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
+def check(settings: Blueprint) -> Iterator[Conflict]:
     """Options and variables that no deployment of this engine can have."""
-    for key_path, arguments in _list_mappings(blueprint.value, ARGUMENTS):
-        yield from _check_arguments(blueprint, key_path, arguments)
-    for key_path, variables in _list_mappings(blueprint.value, ENVIRONMENT):
-        yield from _check_variables(blueprint, key_path, variables)
+    for key_path, arguments in _list_mappings(settings, ARGUMENTS):
+        yield from _check_arguments(settings, key_path, arguments)
+    for key_path, variables in _list_mappings(settings, ENVIRONMENT):
+        yield from _check_variables(settings, key_path, variables)
 
 
 def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Mapping[str, JsonValue]]]:
@@ -43,23 +42,21 @@ def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Map
         yield (*settings.find_key_path(name), key), getattr(role, key)
 
 
-def _check_arguments(
-    blueprint: Document[Blueprint], key_path: KeyPath, arguments: Mapping[str, JsonValue]
-) -> Iterator[Mistake]:
-    name = blueprint.value.engine
+def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[str, JsonValue]) -> Iterator[Conflict]:
+    name = settings.engine
     recorded = engine_options.load(name)
     if arguments and recorded is None:
         reason = f"the catalog has no list of what the parser of {name} takes"
-        yield blueprint.build_mistake(key_path, dict(arguments), reason, "no engine_arguments, or another engine")
+        yield Conflict(key_path, reason, "no engine_arguments, or another engine", dict(arguments))
         return
     for option, value in arguments.items():
         assert recorded, "there are arguments"
         engine = engines.load_engines()[name]
-        refusal = _find_refusal(blueprint.value, engine, recorded, option, value)
+        refusal = _find_refusal(settings, engine, recorded, option, value)
         if refusal:
             is_secret = any(row.secret and option in row.names for row in engine.refused_arguments)
             shown = HIDDEN if is_secret else _format_value(value)
-            yield blueprint.build_mistake([*key_path, option], shown, *refusal)
+            yield Conflict((*key_path, option), *refusal, shown)
 
 
 def _find_refusal(
@@ -90,19 +87,17 @@ def _format_value(value: JsonValue) -> str:
     return {True: "true", False: "false", None: "nothing"}[value] if isinstance(value, bool | None) else str(value)
 
 
-def _check_variables(
-    blueprint: Document[Blueprint], key_path: KeyPath, variables: Mapping[str, JsonValue]
-) -> Iterator[Mistake]:
-    recorded = engine_options.load(blueprint.value.engine)
+def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[str, JsonValue]) -> Iterator[Conflict]:
+    recorded = engine_options.load(settings.engine)
     for name in variables:
         if _SECRET.search(name):
             reason = "a secret here could be read by whoever reads this file, the state or the command line"
-            yield blueprint.build_mistake([*key_path, name], HIDDEN, reason, f"no {name}")
+            yield Conflict((*key_path, name), reason, f"no {name}", HIDDEN)
         elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
             nearest = recorded.suggest_variable(name)
             reason = f"{recorded.source.partition(',')[0]} reads no such variable"
-            yield blueprint.build_mistake(
-                [*key_path, name], variables[name], reason, f"{nearest or 'a variable that it reads'}, or no {name}"
+            yield Conflict(
+                (*key_path, name), reason, f"{nearest or 'a variable that it reads'}, or no {name}", variables[name]
             )
 
 
@@ -112,30 +107,33 @@ def _has_prefix(recorded: EngineOptions, name: str) -> bool:
     return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
 
 
-def check_written(
-    blueprint: Document[Blueprint], context: Context, key_path: KeyPath, role: EngineRole, role_placement: Placement
-) -> Iterator[Mistake]:
-    """Options and variables that this deployment writes by itself where the role runs."""
-    settings, parts = blueprint.value, processes.list_command_parts(context, role, role_placement, 0)
-    options = engine_options.get_options(settings.engine)
-    words = [word for part in parts for word in part.arguments]
-    written_options = set(engines.list_option_names(words))
-    for option, value in settings.merge_arguments(role).items():
-        # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
-        is_same = isinstance(value, bool) and set(options[option].format_words(option, value)) <= set(words)
-        if option in written_options and not is_same:
+def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield options and variables that this deployment writes by itself where a role runs."""
+    reason = f"the deployment writes it by itself on {context.conventions.title}"
+    for key_path, role, role_placement in placed_roles:
+        parts = processes.list_command_parts(context, role, role_placement, 0)
+        for option, value in _list_rewritten_options(
+            context, role, [word for part in parts for word in part.arguments]
+        ):
             path = (*key_path, ARGUMENTS) if option in role.engine_arguments else (ARGUMENTS,)
             setting = context.engine.reckoned_arguments.get(option)
             fix = f"tuning.{setting}, and no {option} here" if setting else f"no {option}"
-            reason = f"the deployment writes it by itself on {context.conventions.title}"
-            yield blueprint.build_mistake([*path, option], _format_value(value), reason, fix)
-    written_variables = {
-        *context.engine.environment,
-        *context.environment.env,
-        *(name for part in parts for name in (*part.environment, *part.address_variables)),
-    }
-    for name, text in settings.merge_environment(role).items():
-        if name in written_variables:
-            path = (*key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
-            reason = f"the deployment writes it by itself on {context.conventions.title}"
-            yield blueprint.build_mistake([*path, name], text, reason, f"no {name}")
+            yield Conflict((*path, option), reason, fix, _format_value(value))
+        written_variables = {*context.engine.environment, *context.environment.env}
+        for part in parts:
+            written_variables |= {*part.environment, *part.address_variables}
+        for name, text in context.blueprint.merge_environment(role).items():
+            if name in written_variables:
+                path = (*key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
+                yield Conflict((*path, name), reason, f"no {name}", text)
+
+
+def _list_rewritten_options(
+    context: Context, role: EngineRole, words: Sequence[str]
+) -> Iterator[tuple[str, JsonValue]]:
+    options, written_options = engine_options.get_options(context.blueprint.engine), engines.list_option_names(words)
+    for option, value in context.blueprint.merge_arguments(role).items():
+        # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
+        is_same = isinstance(value, bool) and set(options[option].format_words(option, value)) <= set(words)
+        if option in written_options and not is_same:
+            yield option, value

@@ -19,48 +19,43 @@ from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_acc
 from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
 from llm_serving.services import tasks
 from llm_serving.services.environment import Environment
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 
 KeyPath = tuple[str, ...]
 
 
-def check_engine(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
     """The engine or the framework where the target cannot run it at all."""
-    settings, target = blueprint.value, environment.target
+    target = environment.target
     engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
     if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
         reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
-        yield blueprint.build_mistake(
-            ["engine"], settings.engine, reason, "a target with accelerators: --target TARGET"
-        )
+        yield Conflict(("engine",), reason, "a target with accelerators: --target TARGET", settings.engine)
     if not environment.conventions.containers and engine.streaming is None and not environment.fetcher:
         reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
-        yield blueprint.build_mistake(["engine"], settings.engine, reason, "a target with containers: --target TARGET")
+        yield Conflict(("engine",), reason, "a target with containers: --target TARGET", settings.engine)
     if framework.targets and target not in framework.targets:
         reason = f"the framework does not run on the target {target}"
         fix = f"--target {' or '.join(framework.targets)}, or another framework"
-        yield blueprint.build_mistake(["framework"], settings.framework, reason, fix)
+        yield Conflict(("framework",), reason, fix, settings.framework)
 
 
-def check_pool(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: KeyPath, role: EngineRole
-) -> Iterator[Mistake]:
+def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """A pool with a type that the engine does not run on."""
-    platforms, pool = _get_engine(blueprint.value).platforms, fleet.value.pools.get(role.pool)
+    platforms, pool = _get_engine(settings).platforms, fleet.pools.get(role.pool)
     catalogue = instances.load()
     for instance in [catalogue[name] for name in pool.types if name in catalogue] if pool else []:
         device = instance.accelerators
         if device and device.kind not in platforms:
-            reason = f"{instance.name} has {device.name}, on which the engine {blueprint.value.engine} does not run"
+            reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run"
             fix = f"a pool of {_describe_processors(platforms)}, or another engine"
-            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
         limits = platforms[device.kind].limits if device else None
         if limits and device and instance.family not in limits.families:
             reason = f"{instance.name} carries {device.name}: {limits.unsupported_reason}"
             fix = f"a pool of {' or '.join(limits.families)}, or one of GPUs"
-            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
 
 
@@ -71,41 +66,41 @@ def _describe_processors(platforms: Mapping[str, Platform]) -> str:
 
 
 def check_drivers(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
-    """AMIs whose driver is older than the engine's image needs. Of the user's own images and AMIs nothing is known."""
-    if blueprint.value.image:
+    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield AMIs of the fleet whose driver is too old for the engine's image; nothing is known of the user's own."""
+    if settings.image or not environment.conventions.real_accelerators:
         return
-    settings, mistakes = fleet.value, []
+    conflicts = []
     for _, _, role_placement in placed_roles:
         pool, branch = role_placement.pool, role_placement.platform.nvidia_driver
         if pool.ami or not branch:
             continue
-        release = machine_images.find_release(settings, settings.get_orchestrator(pool), pool.os)
+        release = machine_images.find_release(fleet, fleet.get_orchestrator(pool), pool.os)
         if drivers.find_branch(release.ami, release.name) < branch:
-            engine = blueprint.value.engine
+            engine = settings.engine
             reason = f"its NVIDIA driver is older than branch {branch}, which the image of {engine} needs"
             fix = f"{release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
-            mistakes.append(fleet.build_mistake(release.key_path, release.name, reason, fix))
-    yield from dict.fromkeys(mistakes)
+            conflicts.append(Conflict(release.key_path, reason, fix, release.name))
+    yield from dict.fromkeys(conflicts)
 
 
 def check_settings(
-    blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+    settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     """Settings and models that the engine does not support where a role runs."""
-    mistakes: list[Mistake] = []
+    conflicts: list[Conflict] = []
     for key_path, role, role_placement in placed_roles:
         is_real = environment.conventions.real_accelerators
-        platform = role_placement.platform if is_real else _get_engine(blueprint.value).platforms["cpu"]
-        mistakes += _check_options(blueprint, key_path, role, role_placement, platform, is_real=is_real)
+        platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
+        conflicts += _check_options(settings, key_path, role, role_placement, platform, is_real=is_real)
         if platform.limits:
-            mistakes += _check_model(blueprint, key_path, role, role_placement, platform.limits)
-            mistakes += _check_segments(blueprint, key_path, role, platform.limits)
-            mistakes += _check_whole_node(blueprint, key_path, role, role_placement, platform.limits)
-        mistakes += _check_scale(blueprint, key_path, role)
+            conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
+            conflicts += _check_segments(settings, key_path, role, platform.limits)
+            conflicts += _check_whole_node(settings, key_path, role, role_placement, platform.limits)
+        conflicts += _check_scale(settings, key_path, role)
     # A setting of all roles is reported once.
-    yield from dict.fromkeys(mistakes)
+    yield from dict.fromkeys(conflicts)
 
 
 def _get_engine(settings: Blueprint) -> Engine:
@@ -113,35 +108,35 @@ def _get_engine(settings: Blueprint) -> Engine:
 
 
 def _check_options(
-    blueprint: Document[Blueprint],
+    settings: Blueprint,
     key_path: KeyPath,
     role: EngineRole,
     role_placement: Placement,
     platform: Platform,
     *,
     is_real: bool,
-) -> Iterator[Mistake]:
+) -> Iterator[Conflict]:
     """Options that the blueprint needs and that the engine's row, or its platform, does not have."""
-    engine = _get_engine(blueprint.value)
+    engine = _get_engine(settings)
     options = {
-        "pooled": (blueprint.value.is_pooled, ("task",), blueprint.value.task, "task: generate, or engine: vllm"),
+        "pooled": (settings.is_pooled, ("task",), settings.task, "task: generate, or engine: vllm"),
         "ranked": (
-            blueprint.value.task in tasks.RANKED,
+            settings.task in tasks.RANKED,
             ("task",),
-            blueprint.value.task,
+            settings.task,
             "task: embed, or engine: vllm",
         ),
-        **_list_role_options(blueprint.value, key_path, role, role_placement),
-        **_list_tuning_options(blueprint.value.tuning),
+        **_list_role_options(settings, key_path, role, role_placement),
+        **_list_tuning_options(settings.tuning),
     }
     present = {*engine.options, *platform.options, *(("transfer",) if engine.transfers else ())}
     suffix = "" if is_real else " in a copy to try here"
     for option, (is_requested, option_path, value, fix) in options.items():
         reason = platform.unsupported_options.get(option, "")
         if option not in present:
-            reason = reason or f"the engine {blueprint.value.engine} has no option for it in the catalog"
+            reason = reason or f"the engine {settings.engine} has no option for it in the catalog"
         if is_requested and reason:
-            yield blueprint.build_mistake(option_path, value, reason, f"{fix}{suffix}")
+            yield Conflict(option_path, reason, f"{fix}{suffix}", value)
 
 
 RequestedOptions = dict[str, tuple[bool, KeyPath, Any, str]]
@@ -186,70 +181,66 @@ def _list_tuning_options(tuning: Tuning) -> RequestedOptions:
     }
 
 
-def _check_scale(blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole) -> Iterator[Mistake]:
+def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Scaling by a measure that the engine does not have."""
-    scale, engine = resolve_scale(key_path[-1], role), blueprint.value.engine
+    scale, engine = resolve_scale(key_path[-1], role), settings.engine
     if scale is None:
         return
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
-    if metric not in _get_engine(blueprint.value).metrics:
+    if metric not in _get_engine(settings).metrics:
         others = {"queue": "scale: {kv_usage: 80%}", "kv_usage": "scale: {queue: 4}"}
         reason = f"the engine {engine} has no metric of it"
-        yield blueprint.build_mistake([*key_path, "scale", key], value, reason, others[key])
+        yield Conflict((*key_path, "scale", key), reason, others[key], value)
 
 
 def _check_model(
-    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
-) -> Iterator[Mistake]:
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
+) -> Iterator[Conflict]:
     model, device = role_placement.model, role_placement.instance.accelerators
-    model_path = blueprint.value.find_model_key_path(key_path, role, "model")
+    model_path = settings.find_model_key_path(key_path, role, "model")
     engine_label = f"on {device.name if device else role_placement.instance.name} the engine"
     sizes = limits.architectures.get(model.kind, ())
     if not sizes:
         reason = f"it is a {model.kind}, and {engine_label} runs {' and '.join(limits.architectures)}"
-        yield blueprint.build_mistake(model_path, model.name, reason, "a model of one of these")
+        yield Conflict(model_path, reason, "a model of one of these", model.name)
     elif model.quantization != "none":
         reason = f"its weights are {model.quantization}, and {engine_label} takes those of 16 bits"
-        yield blueprint.build_mistake(model_path, model.name, reason, "the checkpoint that is not quantized")
+        yield Conflict(model_path, reason, "the checkpoint that is not quantized", model.name)
     elif model.head_dim not in sizes:
         supported_sizes = " or ".join(map(str, sizes))
         reason = (
             f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} "
             f"for a {model.kind}"
         )
-        yield blueprint.build_mistake(model_path, model.name, reason, "another model")
+        yield Conflict(model_path, reason, "another model", model.name)
 
 
 def _check_segments(
-    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, limits: EngineLimits
-) -> Iterator[Mistake]:
-    model_settings, tokens = blueprint.value.select_model_settings(role), blueprint.value.tuning.batch_tokens
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, limits: EngineLimits
+) -> Iterator[Conflict]:
+    model_settings, tokens = settings.select_model_settings(role), settings.tuning.batch_tokens
     sizes = [size for size in limits.segments if size < model_settings.context]
     if not sizes:
-        context_path = blueprint.value.find_model_key_path(key_path, role, "context")
+        context_path = settings.find_model_key_path(key_path, role, "context")
         reason = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
-        yield blueprint.build_mistake(
-            context_path, model_settings.context, reason, f"context: {2 * limits.segments[0]} or more"
-        )
+        yield Conflict(context_path, reason, f"context: {2 * limits.segments[0]} or more", model_settings.context)
     elif tokens is not None and tokens not in sizes:
         reason = "a step is one segment of a prompt here, compiled for its size and below the context"
-        yield blueprint.build_mistake(
-            ["tuning", "batch_tokens"], tokens, reason, f"one of {', '.join(map(str, sizes))}"
-        )
+        yield Conflict(("tuning", "batch_tokens"), reason, f"one of {', '.join(map(str, sizes))}", tokens)
 
 
 def _check_whole_node(
-    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
-) -> Iterator[Mistake]:
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
+) -> Iterator[Conflict]:
     largest = max(role_placement.instances, key=count_accelerators)
     max_accelerators = count_accelerators(largest)
     if role.accelerators < max_accelerators:
         reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
-        yield blueprint.build_mistake(
-            [*key_path, "accelerators"],
-            role.accelerators,
+        yield Conflict(
+            (*key_path, "accelerators"),
             reason,
-            _describe_whole_node(base.get_memory_model(blueprint.value.engine), role_placement.model, largest),
+            _describe_whole_node(base.get_memory_model(settings.engine), role_placement.model, largest),
+            role.accelerators,
         )
 
 

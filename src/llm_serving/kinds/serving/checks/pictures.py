@@ -9,8 +9,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.traffic import Images
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 
 MARK_TOKENS = 4
 """Most tokens that say where a picture begins and ends: two of Qwen's, four of Gemma's with its line feeds."""
@@ -19,9 +18,8 @@ _LIMIT = "limit_mm_per_prompt"
 _KEY_PATH = ("traffic", "images")
 
 
-def check(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
-    settings = blueprint.value
     images = settings.traffic.images
     # Several roles serve one model, and each mistake is one.
     models = {
@@ -34,25 +32,25 @@ def check(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) ->
         if model.vision is None and limits is not None:
             path = (*key_path, "engine_arguments") if _LIMIT in role.engine_arguments else ("engine_arguments",)
             reason = f"{model.name} reads text alone"
-            yield blueprint.build_mistake((*path, _LIMIT), limits, reason, f"no {_LIMIT}, or a model that sees")
+            yield Conflict((*path, _LIMIT), reason, f"no {_LIMIT}, or a model that sees", limits)
     for _, role, model in models.values() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
         if model.vision is None:
             reason = f"{model.name} reads text alone as {settings.engine} runs it"
             fix = "no images, or a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
-            yield blueprint.build_mistake(_KEY_PATH, shown, reason, fix)
+            yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
-        yield from _check_context(blueprint, role, model, images)
+        yield from _check_context(settings, role, model, images)
         limit, count = find_limit(settings, role), settings.traffic.max_images
         if limit is not None and count > limit:
             reason = f"a request of this traffic has up to {count} pictures, and {_LIMIT} allows {limit}"
             fix = f"{_LIMIT}: {{image: {count}}} in engine_arguments, or fewer pictures"
-            yield blueprint.build_mistake((*_KEY_PATH, "count"), str(images.count), reason, fix)
+            yield Conflict((*_KEY_PATH, "count"), reason, fix, str(images.count))
 
 
-def _check_context(blueprint: Document[Blueprint], role: EngineRole, model: Model, images: Images) -> Iterator[Mistake]:
-    traffic, context = blueprint.value.traffic, blueprint.value.select_model_settings(role).context
+def _check_context(settings: Blueprint, role: EngineRole, model: Model, images: Images) -> Iterator[Conflict]:
+    traffic, context = settings.traffic, settings.select_model_settings(role).context
     picture_tokens = count_tokens(model, images)
     needed = traffic.max_request_tokens + traffic.max_images * picture_tokens
     if needed > context:
@@ -63,7 +61,7 @@ def _check_context(blueprint: Document[Blueprint], role: EngineRole, model: Mode
             f"context is {context}"
         )
         fix = f"context: {needed} or more, or smaller or fewer pictures"
-        yield blueprint.build_mistake(_KEY_PATH, f"{images.width} x {images.height}", reason, fix)
+        yield Conflict(_KEY_PATH, reason, fix, f"{images.width} x {images.height}")
 
 
 def count_tokens(model: Model, images: Images) -> int:

@@ -16,8 +16,7 @@ from llm_serving.kinds.serving.load_balancer import MIN_ZONES
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services.environment import Conventions, Environment
-from llm_serving.settings.document import Document
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
 
 RANKS_PER_CORE = 2
@@ -25,74 +24,71 @@ RANKS_PER_CORE = 2
 
 
 def check(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     """All of them, in no order."""
     conventions = environment.conventions
-    yield from _check_offload(blueprint)
+    yield from _check_offload(settings)
     if conventions.containers:
-        yield from _check_compile_cache(blueprint, conventions)
-    yield from _check_transfer(blueprint, placed_roles)
-    yield from _check_transfer_split(blueprint, placed_roles)
-    yield from _check_kv_events(blueprint, placed_roles)
-    yield from engine_limits.check_settings(blueprint, environment, placed_roles)
-    if conventions.real_accelerators:
-        yield from engine_limits.check_drivers(blueprint, fleet, placed_roles)
+        yield from _check_compile_cache(settings, conventions)
+    yield from _check_transfer(settings, placed_roles)
+    yield from _check_transfer_split(settings, placed_roles)
+    yield from _check_kv_events(settings, placed_roles)
+    yield from engine_limits.check_settings(settings, environment, placed_roles)
     if conventions.shared_host:
-        yield from _check_one_machine(blueprint, placed_roles)
-        yield from _check_cores(blueprint, environment, placed_roles)
+        yield from _check_one_machine(placed_roles)
+        yield from _check_cores(environment, placed_roles)
     if conventions.orchestrator:
-        yield from _check_orchestrator(blueprint, fleet, conventions.orchestrator, placed_roles)
-        yield from _check_buckets(blueprint, fleet, environment, placed_roles)
+        yield from _check_orchestrator(fleet, conventions.orchestrator, placed_roles)
+        yield from _check_buckets(settings, fleet, environment, placed_roles)
     if conventions.containers:
-        yield from _check_load_balancer(blueprint, fleet.value, environment)
+        yield from _check_load_balancer(settings, fleet, environment)
     if conventions.scales and not conventions.starts_groups:
-        yield from _check_group_scaling(blueprint, conventions.title, placed_roles)
+        yield from _check_group_scaling(conventions.title, placed_roles)
     if conventions.max_replicas:
-        yield from _check_max_replicas(blueprint, conventions, placed_roles)
+        yield from _check_max_replicas(conventions, placed_roles)
     if conventions.max_waiting:
-        yield from _check_waiting_replicas(blueprint, fleet.value, conventions, placed_roles)
+        yield from _check_waiting_replicas(fleet, conventions, placed_roles)
     if conventions.task_interfaces:
-        yield from _check_task_interfaces(blueprint, conventions.title, placed_roles)
+        yield from _check_task_interfaces(conventions.title, placed_roles)
 
 
-def _check_load_balancer(blueprint: Document[Blueprint], fleet: Fleet, environment: Environment) -> Iterator[Mistake]:
-    row = blueprint.value.load_balancer
+def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environment) -> Iterator[Conflict]:
+    row = settings.load_balancer
     if row is None:
         return
     key = "load_balancer"
     for field, arn in (("certificate", row.certificate), ("web_acl", row.web_acl)):
         if arn and parse_arn_region(arn) != fleet.region:
             reason = f"a load balancer takes those of its own region, {fleet.region}"
-            yield blueprint.build_mistake([key, field], arn, reason, f"one in {fleet.region}")
+            yield Conflict((key, field), reason, f"one in {fleet.region}", arn)
     if len(fleet.zones) < MIN_ZONES:
         reason = (
             f"an Application Load Balancer takes subnets in {MIN_ZONES} zones, and the fleet has {len(fleet.zones)}"
         )
-        yield blueprint.build_mistake([key], row.certificate, reason, "a fleet of two zones, or no load_balancer")
+        yield Conflict((key,), reason, "a fleet of two zones, or no load_balancer", row.certificate)
     if row.public and fleet.is_closed:
         reason = "the fleet's network has no way to the internet"
-        yield blueprint.build_mistake([key, "public"], True, reason, "public: off, or network: {nat: on} in the fleet")
+        yield Conflict((key, "public"), reason, "public: off, or network: {nat: on} in the fleet", True)
     if row.web_acl and fleet.is_closed and environment.conventions.gateways:
         # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
         reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
         fix = "no web_acl, or network: {nat: on} in the fleet"
-        yield blueprint.build_mistake([key, "web_acl"], row.web_acl, reason, fix)
+        yield Conflict((key, "web_acl"), reason, fix, row.web_acl)
     if row.gateway and not environment.conventions.gateways:
         reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
         fix = "no gateway, an internal load balancer, and a public gateway of your own that calls it"
-        yield blueprint.build_mistake([key, "gateway"], row.gateway, reason, fix)
+        yield Conflict((key, "gateway"), reason, fix, row.gateway)
 
 
-def _check_compile_cache(blueprint: Document[Blueprint], conventions: Conventions) -> Iterator[Mistake]:
-    cache = blueprint.value.tuning.compile_cache
+def _check_compile_cache(settings: Blueprint, conventions: Conventions) -> Iterator[Conflict]:
+    cache = settings.tuning.compile_cache
     if cache and cache != "node" and not conventions.claims:
         reason = f"{conventions.title} has no PersistentVolumeClaims"
-        yield blueprint.build_mistake(["tuning", "compile_cache"], cache, reason, "compile_cache: node")
+        yield Conflict(("tuning", "compile_cache"), reason, "compile_cache: node", cache)
 
 
-def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
-    settings = blueprint.value
+def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
     if settings.is_disaggregated and settings.tuning.kv_offload:
         reason = (
             "the engine has one connector for KV caches: offloading would replace the one that sends them to decode"
@@ -100,21 +96,20 @@ def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
         value = f"{settings.tuning.kv_offload / 2**30:g}Gi"
         baseline = patterns.load_patterns()[settings.pattern].baseline
         fix = f"no kv_offload, or pattern: {baseline}" if baseline else "no kv_offload"
-        yield blueprint.build_mistake(["tuning", "kv_offload"], value, reason, fix)
+        yield Conflict(("tuning", "kv_offload"), reason, fix, value)
 
 
-def _check_transfer(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """RDMA where the blueprint asks for it, or where the hardware has it."""
-    settings = blueprint.value
     if not settings.is_disaggregated:
         return
-    key_path = ["tuning", "kv_transfer"]
+    key_path = ("tuning", "kv_transfer")
     without_rdma = [role_placement for _, _, role_placement in placed_roles if not role_placement.rdma]
     if settings.tuning.kv_transfer == "rdma":
         for role_placement in without_rdma:
-            yield blueprint.build_mistake(key_path, "rdma", *_describe_missing_rdma(role_placement))
+            yield Conflict(key_path, *_describe_missing_rdma(role_placement), "rdma")
     if not without_rdma and settings.tuning.kv_transfer != "host":
-        yield from _check_one_zone(blueprint, placed_roles)
+        yield from _check_one_zone(placed_roles)
 
 
 def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
@@ -132,29 +127,25 @@ def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
     )
 
 
-def _check_one_zone(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     (_, _, first), (key_path, role, last) = placed_roles[0], placed_roles[-1]
     if first.zones != last.zones:
         reason = (
             f"EFA traffic does not cross an Availability Zone: {first.role} runs in {', '.join(first.zones)} "
             f"and {last.role} in {', '.join(last.zones)}"
         )
-        yield blueprint.build_mistake(
-            [*key_path, "pool"], role.pool, reason, f"a pool in {first.zones[0]}, or kv_transfer: host"
-        )
+        yield Conflict((*key_path, "pool"), reason, f"a pool in {first.zones[0]}, or kv_transfer: host", role.pool)
 
 
-def _check_one_machine(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_one_machine(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, role_placement in placed_roles:
         if role_placement.nodes > 1:
             reason = f"this is one machine, and a replica needs {role_placement.nodes}"
             fix = "fewer accelerators in a copy to try here; a target with more nodes, --target TARGET, renders it"
-            yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
+            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
 
 
-def _check_cores(
-    blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+def _check_cores(environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     ranks = {key_path: compute_fixed_replicas(role).min * role.tensor * role.data for key_path, role, _ in placed_roles}
     max_ranks = RANKS_PER_CORE * max(1, environment.cores)
     if sum(ranks.values()) > max_ranks and environment.cores:
@@ -166,50 +157,50 @@ def _check_cores(
         reason = f"{parts} engine processes would run on {cores}, which carry {max_ranks}"
         value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
         fix = "fewer in a copy to try here; a target with more nodes, --target TARGET, renders it"
-        yield blueprint.build_mistake([*key_path, key], value, reason, fix)
+        yield Conflict((*key_path, key), reason, fix, value)
 
 
 def _check_orchestrator(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], target_orchestrator: str, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+    fleet: Fleet, target_orchestrator: str, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     for key_path, role, role_placement in placed_roles:
-        orchestrator = fleet.value.get_orchestrator(role_placement.pool)
+        orchestrator = fleet.get_orchestrator(role_placement.pool)
         if orchestrator != target_orchestrator:
             reason = f"{orchestrator} runs the pool's containers, and the target is {target_orchestrator}"
             fix = f"--target {orchestrator}, or a pool of {target_orchestrator}"
-            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
 
 
 def _check_buckets(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     """Weights and adapters in a bucket that the engines may not read: they would start, and be denied."""
     # Whatever account is signed in where this is checked.
-    own = re.compile(build_bucket_name(fleet.value.name, "models", "[0-9]{12}", fleet.value.region))
-    readable = {environment.bucket, *(row.bucket for row in fleet.value.storage.model_buckets)}
+    own = re.compile(build_bucket_name(fleet.name, "models", "[0-9]{12}", fleet.region))
+    readable = {environment.bucket, *(row.bucket for row in fleet.storage.model_buckets)}
     locations: dict[tuple[str, ...], str] = {}
     for key_path, role, _ in placed_roles:
-        key, location = blueprint.value.locate_weights(role)
-        locations[blueprint.value.find_model_key_path(key_path, role, key)] = location
+        key, location = settings.locate_weights(role)
+        locations[settings.find_model_key_path(key_path, role, key)] = location
         locations |= {(*key_path, "adapters", name): location for name, location in role.adapters.items()}
     for location_path, location in locations.items():
         bucket = location.removeprefix("s3://").partition("/")[0]
         if location.startswith("s3://") and bucket not in readable and not own.fullmatch(bucket):
             reason = f"the fleet lets its engines read no bucket {bucket}"
             fix = (
-                f"storage: {{model_buckets: {{bucket: {bucket}}}}} in {fleet.path}, with `key: ARN` for a bucket with "
+                f"storage: {{model_buckets: {{bucket: {bucket}}}}} in the fleet, with `key: ARN` for a bucket with "
                 "a KMS key, and apply the fleet"
             )
-            yield blueprint.build_mistake(location_path, location, reason, fix)
+            yield Conflict(location_path, reason, fix, location)
 
 
-def _check_transfer_split(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Layers that prefill and decode split in ways between which the engine hands no cache on.
 
     Source: vLLM 0.32.0, kv_connector/utils.py, `tp_ratio` and `is_kv_replicated`, and kv_connector/v1/nixl/
     base_worker.py, `_validate_remote_agent_handshake`.
     """
-    if not blueprint.value.is_disaggregated:
+    if not settings.is_disaggregated:
         return
     (_, prefill, prefill_placement), (key_path, decode, _) = placed_roles[0], placed_roles[-1]
     model, subject = prefill_placement.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
@@ -225,12 +216,11 @@ def _check_transfer_split(blueprint: Document[Blueprint], placed_roles: Sequence
         )
         fix = f"accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
     if reason:
-        yield blueprint.build_mistake([*key_path, "accelerators"], decode.accelerators, reason, fix)
+        yield Conflict((*key_path, "accelerators"), reason, fix, decode.accelerators)
 
 
-def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Routing by KV cache events, where the router does not get them."""
-    settings = blueprint.value
     if settings.roles.router.policy != "kv-aware":
         return
     reason = ""
@@ -249,34 +239,30 @@ def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[Plac
             "ranks as well"
         )
     if reason:
-        yield blueprint.build_mistake(["roles", "router", "policy"], "kv-aware", reason, "policy: cache-aware")
+        yield Conflict(("roles", "router", "policy"), reason, "policy: cache-aware", "kv-aware")
 
 
-def _check_group_scaling(
-    blueprint: Document[Blueprint], title: str, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, role_placement in placed_roles:
         if role_placement.nodes > 1 and role.replicas.min != role.replicas.max:
             reason = (
                 f"a replica is {role_placement.nodes} services on {title}, which autoscaling does not start together"
             )
             replicas = format_bounds(role.replicas)
-            yield blueprint.build_mistake([*key_path, "replicas"], replicas, reason, f"replicas: {role.replicas.max}")
+            yield Conflict((*key_path, "replicas"), reason, f"replicas: {role.replicas.max}", replicas)
 
 
-def _check_max_replicas(
-    blueprint: Document[Blueprint], conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, _ in placed_roles:
         if role.replicas.max > conventions.max_replicas:
             reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
             fix = f"{conventions.max_replicas} or fewer, and a second deployment for the rest"
-            yield blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix)
+            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
 def _check_waiting_replicas(
-    blueprint: Document[Blueprint], fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+    fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     """Roles that fall back, and are so large that their first choice without instances would stop all others."""
     roles = [placed_role for placed_role in placed_roles if _has_choices(fleet, placed_role)]
     total, most = sum(role.replicas.max for _, role, _ in roles), conventions.max_waiting
@@ -289,7 +275,7 @@ def _check_waiting_replicas(
         f"then starts no task in the next choice, with more than {most} waiting"
     )
     fix = f"{most} or fewer in all, and a deployment in another fleet for the rest; or a pool with one choice"
-    yield blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix)
+    yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
 def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
@@ -299,9 +285,7 @@ def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
     return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
 
 
-def _check_task_interfaces(
-    blueprint: Document[Blueprint], title: str, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Mistake]:
+def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, role_placement in placed_roles:
         node_accelerators = count_accelerators(role_placement.instance)
         tasks = max(1, node_accelerators // role.accelerators)
@@ -319,7 +303,7 @@ def _check_task_interfaces(
         else:
             fix = "a pool of another type, such as p5en or p6-b200"
         fix += ", or another target: --target TARGET"
-        yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
+        yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
 
 
 def _count_free_interfaces(role_placement: Placement) -> int:

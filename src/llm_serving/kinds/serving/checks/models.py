@@ -1,0 +1,100 @@
+"""Whether the engine runs a role's model, and whether the model is the one that the blueprint means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_serving.catalog import engine_options, engines, models, records
+from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
+from llm_serving.catalog.models import Model
+from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.settings.document import Conflict
+
+FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file"}
+
+
+def find_model(
+    settings: Blueprint, role_path: tuple[str, ...], role: EngineRole
+) -> tuple[Model | None, list[Conflict]]:
+    """Return the model of the role at `role_path`, None if it is not known, and why the role cannot have it."""
+    model_settings = settings.select_model_settings(role)
+    name, key_path = model_settings.model or "", settings.find_model_key_path(role_path, role, "model")
+    try:
+        model = models.find(name, unchecked=model_settings.memory == "unchecked")
+        models.check_folder(name)
+    except UnknownMemoryError as error:
+        fix = f"memory: unchecked, which counts its weights alone, or {error.fix}"
+        problem = _describe_dropped(settings.engine, error.architectures) or (error.reason, fix)
+        return None, [Conflict(key_path, *problem, name)]
+    except ModelError as error:
+        return None, [Conflict(key_path, error.reason, error.fix, name)]
+    conflicts = _check_model(settings, key_path, name, model, model_settings.context)
+    return model, [*conflicts, *_check_revision(settings, role_path, role, model)]
+
+
+def _check_model(
+    settings: Blueprint, key_path: tuple[str, ...], name: str, model: Model, context: int
+) -> Iterator[Conflict]:
+    problem = _describe_dropped(settings.engine, model.architectures)
+    if problem is None and engines.load_engines()[settings.engine].weights_format not in model.formats:
+        problem = _describe_format(settings.engine, model)
+    if problem is None and model.is_known and model.task != settings.task:
+        problem = _describe_task(settings, model)
+    if problem:
+        yield Conflict(key_path, *problem, name)
+    elif context > model.max_context:
+        reason = f"{name} takes up to {model.max_context} tokens a request"
+        yield Conflict((*key_path[:-1], "context"), reason, f"{model.max_context} or less", context)
+
+
+def _check_revision(
+    settings: Blueprint, role_path: tuple[str, ...], role: EngineRole, model: Model
+) -> Iterator[Conflict]:
+    """Yield a revision that cannot be: the model is on no hub, or what was copied or read is another one."""
+    model_settings = settings.select_model_settings(role)
+    record = records.find(model_settings.model or "")
+    revision, path = model_settings.revision, settings.find_model_key_path(role_path, role, "revision")
+    if revision is None:
+        return
+    if model.hub is None:
+        yield Conflict(path, f"{model_settings.model} is not from a hub", "remove revision", revision)
+    elif record and not record.is_revision(revision):
+        commit = (record.commit or "")[:12]
+        reason = f"what is known here is {record.source} at {record.revision}, commit {commit}"
+        fix = f"revision: {commit}, or `blueprint model copy {record.source} --revision {revision}`"
+        yield Conflict(path, reason, fix, revision)
+
+
+def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
+    """Return why the engine's version runs the model no more, and the fix; None where that is not known."""
+    recorded = engine_options.load(engine)
+    for architecture in architectures:
+        if recorded and architecture in recorded.dropped_architectures:
+            version = recorded.dropped_architectures[architecture]
+            reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
+            return reason, "another model"
+    return None
+
+
+def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
+    """Return why the model does not do what the blueprint's task is, and the fix."""
+    offered = patterns.load_patterns()[settings.pattern].tasks
+    others = [row.name for row in patterns.load_patterns().values() if model.task in row.tasks]
+    pattern = "" if model.task in offered or not others else f"pattern: {others[0]} with "
+    same_task = [row for row in models.load().values() if row.task == settings.task]
+    example = next((row for row in same_task if row.hub), same_task[0])
+    is_folder = model.hub is None and model.name not in models.load()
+    mark = f"; {models.MODULES_FILE} in its folder would say that it embeds" if is_folder else ""
+    reason = f"the model is made to {model.task}, and the task here is {settings.task}{mark}"
+    return reason, f"{pattern}task: {model.task}, or a model such as {example.name}"
+
+
+def _describe_format(engine: str, model: Model) -> tuple[str, str]:
+    """Return why the engine cannot load the model's weights, and the fix."""
+    form = engines.load_engines()[engine].weights_format
+    reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
+    others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
+    copies = models.list_copies(model, form)
+    return reason, " or ".join([*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)])
