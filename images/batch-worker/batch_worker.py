@@ -17,12 +17,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
-        shared, own = settings.read(), settings.read_worker()
-    except (KeyError, ValueError) as error:
-        print(f"batch-worker: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
+        worker = Worker(settings.read())
+    except settings.BadSettings as error:
+        print(f"batch-worker: {error}", file=sys.stderr)
         return 2
-    try:
-        worker = Worker(shared, own)
     except Unreadable as error:
         print(f"batch-worker: {error}", file=sys.stderr)
         return 3

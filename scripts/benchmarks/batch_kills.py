@@ -25,8 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from llm_serving import console, paths, processes, program
+from llm_serving.kinds.batch import worker_settings
+from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
@@ -124,7 +129,8 @@ def start_run(
     takeover_s: float = 3,
     s3_url: str = "",
     endpoint_is_static: bool = False,
-    **variables: str,
+    is_instant: bool = False,
+    **settings: JsonValue,
 ) -> Iterator[BatchRun]:
     """Start all processes of a batch; stops them after the block.
 
@@ -134,7 +140,8 @@ def start_run(
         takeover_s: time after a worker's end until another takes its chunks.
         s3_url: of a running S3 server; default is the embedded AWS's.
         endpoint_is_static: whether nginx answers (static_endpoint.py), which shows no metrics and is never the limit.
-        variables: more settings of workers and Batch API.
+        is_instant: whether the endpoint is within the worker's process and answers at once.
+        settings: changes of the document of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_port, api_port = processes.claim_free_ports(2)
@@ -145,19 +152,16 @@ def start_run(
         server = ["batch_endpoint", "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)]
     commands = {
         "endpoint": _build_module_command(*server, "--port", str(endpoint_port)),
-        **_build_program_commands(workers, is_changed=bool(s3_url) or "BATCH_INSTANT" in variables),
+        **_build_program_commands(workers, is_changed=bool(s3_url) or is_instant),
     }
     with emulator.start(folder, bare=True) as aws:
         env = {
             **emulator.build_client_env(aws, REGION),
             "AWS_ENDPOINT_URL_S3": s3_url or aws,
-            **_VARIABLES,
-            "BATCH_WORKERS": str(workers),
-            "BATCH_TAKEOVER_S": f"{takeover_s:g}",
-            "BATCH_ENDPOINT": endpoint,
-            "BATCH_METRICS": f"{endpoint}/metrics",
+            **worker_settings.format_variables({**build_document(endpoint, workers, takeover_s), **settings}),
+            "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
             "BATCH_API_PORT": str(api_port),
-            **variables,
+            **({"BATCH_INSTANT": "1"} if is_instant else {}),
         }
         run = BatchRun(folder, aws, s3_url or aws, endpoint, env, commands)
         for url in {aws, run.s3_url}:
@@ -171,22 +175,20 @@ def start_run(
             processes.stop_all(list(run.running.values()), grace_s=5)
 
 
-_VARIABLES = {
-    "BATCH_NAME": NAME,
-    "BATCH_BUCKET": BUCKET,
-    "BATCH_PREFIX": f"batch/{NAME}",
-    "BATCH_TEAMS": "default:50:normal:0,search:30:normal:0,ads:20:low:0",
-    "BATCH_DEADLINE_S": "86400",
-    "BATCH_BAD_ROWS": "skip",
-    "BATCH_CHUNK_BYTES": str(16 * 2**20),
-    "BATCH_FAILED_CHUNKS": "0",
-    "BATCH_CONCURRENCY": "4..64",
-    "BATCH_LONG_INPUTS": "reject",
-    "BATCH_ATTEMPTS": "5",
-    "BATCH_REQUEST_TIMEOUT_S": "60",
-    "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
-}
-"""Settings of workers and Batch API that are the same in every run."""
+def build_document(endpoint: str, workers: int = 2, takeover_s: float = 3.0, name: str = NAME) -> dict[str, JsonValue]:
+    """Build the settings of workers and Batch API."""
+    settings = Blueprint.model_validate(
+        {
+            "pattern": "offline-batch",
+            "endpoint": {"url": endpoint},
+            "sample": {"model": "m"},
+            "teams": {"default": {"weight": 50}, "search": {"weight": 30}, "ads": {"weight": 20, "priority": "low"}},
+            "workers": {"count": max(1, workers), "concurrency": "4..64"},
+            "limits": {"takeover": max(2.0, takeover_s), "request_timeout": "60s"},
+        }
+    )
+    answering = Answering(endpoint, (f"{endpoint}/metrics",), is_shared=False, has_priority=False)
+    return worker_settings.build(settings, answering, name=name, bucket=BUCKET, prefix=f"batch/{name}")
 
 
 def _build_module_command(module: str, *arguments: str) -> ProgramCommand:

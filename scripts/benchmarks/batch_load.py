@@ -71,17 +71,22 @@ def submit(run: BatchRun, jobs: Any, name: str, rows: int, **options: Any) -> An
     return jobs.submit(name, **{"team": "default", **options})
 
 
+def _bound(concurrency: str) -> dict[str, Any]:
+    least, _, most = concurrency.partition("..")
+    return {"min_concurrency": int(least), "max_concurrency": int(most or least)}
+
+
 def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Rows a second of CPU time, and memory of each step, of one worker on an endpoint that is never the limit."""
     settings: dict[str, Any] = {
-        "BATCH_CONCURRENCY": arguments.concurrency,
-        "BATCH_CHUNK_BYTES": str(arguments.chunk * 2**20),
+        **_bound(arguments.concurrency),
+        "chunk_bytes": arguments.chunk * 2**20,
         "takeover_s": 30,
     }
     if arguments.instant:
-        settings |= {"BATCH_INSTANT": "1"}
+        settings |= {"is_instant": True}
     if arguments.instant or arguments.static:
-        settings |= {"BATCH_METRICS": "", "endpoint_is_static": True}
+        settings |= {"metrics_urls": [], "endpoint_is_static": True}
     with (
         open_s3(arguments.s3, folder) as s3_url,
         batch_kills.start_run(folder, workers=1, delay_ms=20, slots=4096, s3_url=s3_url, **settings) as run,
@@ -150,7 +155,7 @@ def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         from batch.steps import Steps
         from batch.store import Store
 
-        store, keys = Store(BUCKET, run.s3), layout.Layout(run.env["BATCH_PREFIX"])
+        store, keys = Store(BUCKET, run.s3), layout.Layout(f"batch/{batch_kills.NAME}")
         line = format_row(0, 100)
         part = line * (arguments.part * 10**6 // len(line))
         count = round(arguments.gigabytes * 1e9 / len(part))
@@ -194,7 +199,7 @@ def measure_checkpoint(arguments: argparse.Namespace, folder: Path) -> dict[str,
     """Time and CPU time of saving the results of so many rows: a part, and the chunk's head."""
     with batch_kills.start_run(folder, workers=0) as run:
         from batch import layout, rows
-        from batch.chunk import ChunkState
+        from batch.chunk import ChunkState, Outcome
         from batch.store import Store
 
         store, keys = Store(BUCKET, run.s3), layout.Layout("batch/mine")
@@ -207,7 +212,7 @@ def measure_checkpoint(arguments: argparse.Namespace, folder: Path) -> dict[str,
         times, cpu = [], time.process_time()
         for _ in range(arguments.repeats):
             for _ in range(arguments.rows):
-                state.add_output(line, 1, 1)
+                state.add(Outcome(line, "", 1, 1))
             start = time.monotonic()
             state.commit(state.collect())
             times.append(time.monotonic() - start)
@@ -264,9 +269,9 @@ def measure_split(arguments: argparse.Namespace, _: Path) -> dict[str, Any]:
 
 def measure_change(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Seconds until the requests that run at the endpoint are as many as it takes, after it takes more, and less."""
-    settings: dict[str, Any] = {"BATCH_CONCURRENCY": "4..256"}
+    settings: dict[str, Any] = _bound("4..256")
     if arguments.metrics == "off":
-        settings["BATCH_METRICS"] = ""
+        settings["metrics_urls"] = []
     with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=16, **settings) as run:
         jobs = run.open_jobs()
         submit(run, jobs, "change", arguments.rows)
@@ -292,10 +297,11 @@ def _is_up(run: BatchRun) -> bool:
 
 
 def _read_load(run: BatchRun) -> tuple[float, float]:
-    from batch.endpoint import parse_load
+    from batch.metrics import parse_load
 
     with urllib.request.urlopen(f"{run.endpoint}/metrics", timeout=30) as page:
-        load = parse_load(page.read().decode())
+        names = {"running": ["vllm:num_requests_running"], "queue": ["vllm:num_requests_waiting"]}
+        load = parse_load([page.read().decode()], {"kv-usage": [], "preemptions": [], **names})
     assert load
     return load.running, load.waiting
 
@@ -323,7 +329,7 @@ def measure_use(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     The endpoint waits and computes nothing, so that neither shares cores with an engine.
     """
-    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=USE_SLOTS, BATCH_CONCURRENCY="16..256") as run:
+    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=USE_SLOTS, **_bound("16..256")) as run:
         jobs = run.open_jobs()
         driver = {number: _measure_driver(run, number, arguments.rows, folder) for number in (32, 64, 128)}
         job = submit(run, jobs, "use", arguments.rows)
@@ -354,8 +360,7 @@ def _measure_driver(run: BatchRun, in_flight: int, rows: int, folder: Path) -> f
 def measure_share(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Shares of three teams while all have rows, and seconds to the first row of an urgent job."""
     teams = {"default": 50, "search": 30, "ads": 20}
-    settings: dict[str, Any] = {"BATCH_TEAMS": ",".join(f"{name}:{weight}:normal:0" for name, weight in teams.items())}
-    with batch_kills.start_run(folder, workers=1, delay_ms=100, slots=32, **settings) as run:
+    with batch_kills.start_run(folder, workers=1, delay_ms=100, slots=32) as run:
         jobs = run.open_jobs()
         submitted = {team: submit(run, jobs, team, arguments.rows, team=team) for team in teams}
         moments: list[dict[str, int]] = []

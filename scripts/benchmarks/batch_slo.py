@@ -32,9 +32,9 @@ ROWS_PER_S = 200
 """More than the endpoint answers: a batch outlasts its measurement."""
 
 
-def measure(folder: Path, seconds: float, slo: str) -> dict[str, Any]:
-    """People's latencies and the rate of the rows, with this BATCH_SLO."""
-    settings: dict[str, Any] = {"BATCH_SHARED": "1", "BATCH_SLO": slo, "BATCH_CONCURRENCY": "4..64"}
+def measure(folder: Path, seconds: float, slo: list[dict[str, Any]]) -> dict[str, Any]:
+    """People's latencies and the rate of the rows, with these objectives."""
+    settings: dict[str, Any] = {"is_shared": True, "objectives": slo}
     with batch_kills.start_run(folder, workers=2, delay_ms=200, slots=100_000, **settings) as run:
         jobs = run.open_jobs()
         request = urllib.request.Request(f"{run.endpoint}/crowd", str(CROWD).encode())
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=150, help="of each measurement, the first minute included")
     seconds = parser.parse_args().seconds
-    for slo in (f"{TTFT}={LIMIT_S:g}:{ALLOWED:g}", ""):
+    for slo in ([{"metric": TTFT, "limit_s": LIMIT_S, "allowed": ALLOWED}], []):
         load = round(os.getloadavg()[0], 1)
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps({**measure(Path(folder), seconds, slo), "load_before": load}), flush=True)

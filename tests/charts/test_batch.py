@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,17 @@ def test_pods_are_told_where_secrets_are_and_no_object_has_their_values(
         [container] = pod["spec"]["containers"]
         assert "envFrom" not in container
         variables = {entry["name"]: entry["value"] for entry in container["env"]}  # none is of a Secret
-        secrets_by_container[container["name"]] = {
-            name: value for name, value in variables.items() if "_KEY" in name or "LOGIN" in name
-        }
-    api_key = {"BATCH_API_KEY_SECRET": "llm/keys", "BATCH_API_KEY_FIELD": "batch"}
+        document = json.loads(variables.pop("BATCH_SETTINGS"))
+        assert not [name for name in variables if "_KEY" in name or "PASSWORD" in name]
+        secrets_by_container[container["name"]] = (
+            document["api_key"],
+            document["cache"] and document["cache"]["login_secret"],
+        )
+    api_key = {"secret": "llm/keys", "field": "batch"}
     login = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
     assert secrets_by_container == {
-        "batch-api": api_key,
-        "batch-worker": {**api_key, "BATCH_CACHE_LOGIN_SECRET": login},
+        "batch-api": (api_key, None),
+        "batch-worker": (api_key, login),
     }
 
 
@@ -129,7 +133,7 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows_before_a_spot_node_goes
     [worker] = [pod["spec"] for pod in list_pods(manifests) if pod["metadata"]["labels"]["inference/kind"] == "worker"]
     variables = {entry["name"]: entry["value"] for entry in worker["containers"][0]["env"]}
     # Source: EC2 user guide, "Spot Instance interruption notices", 2026-11: two minutes.
-    assert int(variables["BATCH_DRAIN_S"]) + 20 < worker["terminationGracePeriodSeconds"] <= 120
+    assert json.loads(variables["BATCH_SETTINGS"])["drain_s"] + 20 < worker["terminationGracePeriodSeconds"] <= 120
 
 
 def test_a_rollout_waits_until_each_worker_takes_steps(render_chart: Render, values: dict[str, Values]) -> None:

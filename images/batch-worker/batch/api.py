@@ -29,15 +29,16 @@ from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import BadSubmission, Jobs
 from batch.layout import Job, Layout
+from batch.repeat import repeat
 from batch.resources import find_queues
 from batch.secrets import ApiKey, Unreadable
-from batch.settings import Settings
+from batch.settings import BadSettings, Settings
 from batch.store import Store, create_client
 
 log = logging.getLogger("batch-api")
 
-RECONCILE_INTERVAL_S = 5.0
-"""Seconds between checks for lost executions, which are started again."""
+RECONCILE_INTERVAL_S, INBOX_INTERVAL_S = 5.0, 0.5
+"""Seconds between checks for lost executions, which are started again, and of the inboxes."""
 
 MAX_FILE_BYTES = 50 * 2**30
 """Largest upload; larger files go to S3 themselves, and are submitted by their URI."""
@@ -318,25 +319,18 @@ class BatchApi:
     async def _run_background(self, _: web.Application) -> AsyncIterator[None]:
         """Restart lost executions and take files from the inboxes, as long as the server runs."""
         tasks = [
-            asyncio.create_task(_repeat(self._jobs.reconcile, RECONCILE_INTERVAL_S)),
-            asyncio.create_task(_repeat(self._inbox.take, 0.5)),
+            asyncio.create_task(repeat(self._start_lost_executions, RECONCILE_INTERVAL_S)),
+            asyncio.create_task(repeat(self._take_files, INBOX_INTERVAL_S)),
         ]
         yield
         for task in tasks:
             task.cancel()
 
+    async def _start_lost_executions(self) -> list[str]:
+        return await asyncio.to_thread(self._jobs.reconcile)
 
-async def _repeat(work: Callable[[], Any], interval_s: float) -> None:
-    """Run a task at an interval, also after errors."""
-    while True:
-        try:
-            if result := await asyncio.to_thread(work):
-                log.info("%s: %s", getattr(work, "__name__", "work"), result)
-        except (BotoCoreError, ClientError) as error:
-            log.warning("%s: %s", getattr(work, "__name__", "work"), error)
-        except Exception:
-            log.exception("%s", getattr(work, "__name__", "work"))
-        await asyncio.sleep(interval_s)
+    async def _take_files(self) -> list[str]:
+        return await asyncio.to_thread(self._inbox.take)
 
 
 @web.middleware
@@ -488,11 +482,10 @@ def main() -> int:
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         settings = batch_settings.read()
-    except (KeyError, ValueError) as error:
-        print(f"batch-api: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
-        return 2
-    try:
         app = open_api(settings).build_app()
+    except BadSettings as error:
+        print(f"batch-api: {error}", file=sys.stderr)
+        return 2
     except Unreadable as error:
         print(f"batch-api: {error}", file=sys.stderr)
         return 3

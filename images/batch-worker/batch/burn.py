@@ -8,33 +8,18 @@ late now, the long one how many were.
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from batch.metrics import Histogram
+from batch.settings import Objective
 
 RECENT_S, BUDGET_S = 5.0, 60.0
 """Lengths of the two windows, in seconds."""
 
-_BOUND = re.compile(r'le="([^"]+)"')
-
-Histogram = Mapping[float, float]
-"""Samples since the engine started, at or below each bound in seconds; the last bound is infinite."""
-
 Scrape = Mapping[str, Mapping[str, Histogram]]
 """Histograms at one time: by metrics page, then by name."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A limit of the SLO."""
-
-    metric: str
-    """Name of the histogram, in seconds."""
-
-    limit_s: float
-    allowed: float
-    """Share of samples that may be above, 0 to 1: what the percentile leaves."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +90,3 @@ def estimate_in_time(histogram: Histogram, limit_s: float) -> float:
             return below + (histogram[bound] - below) * (limit_s - low) / (bound - low)
         low, below = bound, histogram[bound]
     return below
-
-
-def parse_histograms(page: str, names: Collection[str]) -> dict[str, Histogram]:
-    """Parse the named histograms of a page in Prometheus' text format, adding up the series of each."""
-    histograms: dict[str, dict[float, float]] = {}
-    for line in page.splitlines():
-        name, is_bucket, rest = line.partition("_bucket{")
-        if is_bucket and name in names and (bound := _BOUND.search(rest)):
-            histograms.setdefault(name, defaultdict(float))[float(bound[1])] += float(line.rsplit(" ", 1)[1])
-    return dict(histograms)

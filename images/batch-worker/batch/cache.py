@@ -58,7 +58,7 @@ class ResultCache:
         self._store, self._name, self._own = store, settings.name, own
         self._keys = layout.Layout(settings.prefix)
         login = _SecretLogin(own.login_secret) if own.login_secret else build_login(own.username, own.password)
-        self._redis = Client(own.url, login, own.ca_file, cluster=own.cluster)
+        self._redis = Client(own.url, login, own.ca_file, cluster=own.is_cluster)
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a finished chunk, or record that they are missing."""

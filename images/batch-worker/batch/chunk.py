@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batch import layout, reader, rows
+from batch.errors import Permanent
 from batch.layout import COUNTS, Chunk, Head, Job, Layout
 from batch.store import Conflict, Store
 
@@ -26,6 +27,27 @@ class PendingRow:
     """Line in the file, from 1."""
 
     content: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a row."""
+
+    line: bytes
+    """Line of the output or of the errors file."""
+
+    failure: str
+    """Error code; empty for an answer."""
+
+    input_tokens: int = 0
+    """Tokens of all answered requests of the row."""
+
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Both."""
+        return self.input_tokens + self.output_tokens
 
 
 @dataclass
@@ -95,22 +117,18 @@ class ChunkState:
         """Rows whose results are not in S3 yet."""
         return self._results.rows
 
-    def add_output(self, line: bytes, input_tokens: int, output_tokens: int) -> None:
-        """Add an answer."""
-        self._results.output += line
-        self._results.counts["completed"] += 1
-        self._add_tokens(input_tokens, output_tokens)
-
-    def add_error(self, line: bytes, code: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Add a row that failed for good, with the tokens of its answered requests."""
-        self._results.errors += line
-        self._results.counts["failed"] += 1
-        self._results.failures[code] += 1
-        self._add_tokens(input_tokens, output_tokens)
-
-    def _add_tokens(self, input_tokens: int, output_tokens: int) -> None:
-        self._results.counts["input_tokens"] += input_tokens
-        self._results.counts["output_tokens"] += output_tokens
+    def add(self, outcome: Outcome) -> None:
+        """Add the result of a row."""
+        results = self._results
+        if outcome.failure:
+            results.errors += outcome.line
+            results.counts["failed"] += 1
+            results.failures[outcome.failure] += 1
+        else:
+            results.output += outcome.line
+            results.counts["completed"] += 1
+        results.counts["input_tokens"] += outcome.input_tokens
+        results.counts["output_tokens"] += outcome.output_tokens
 
     def add_time(self, seconds: float) -> None:
         """Add the endpoint's time for the chunk's rows, in seconds; it is saved with the next row."""
@@ -121,7 +139,7 @@ class ChunkState:
         while self.pending:
             row = self.pending.popleft()
             custom_id = json.loads(row.content)["custom_id"]
-            self.add_error(rows.format_error(custom_id, code, message, line=row.line), code)
+            self.add(Outcome(rows.format_error(custom_id, code, message, line=row.line), code))
 
     def collect(self) -> Results:
         """Take the results that are not in S3 yet."""
@@ -229,7 +247,7 @@ class ChunkState:
 
     def _add_fault(self, custom_id: str | None, code: str, message: str, line: int) -> None:
         self._results.faults = True
-        self.add_error(rows.format_error(custom_id, code, message, line=line), code)
+        self.add(Outcome(rows.format_error(custom_id, code, message, line=line), code))
 
     def _read_done_ids(self) -> Iterator[str]:
         """Read the ids of the rows with results that count."""
@@ -238,6 +256,19 @@ class ChunkState:
                 if part[kind] and not part["faults"]:
                     for line in self._store.read_lines(part[kind]):
                         yield json.loads(line)["custom_id"]
+
+
+def take_chunk(store: Store, keys: Layout, job_id: str, index: int, worker: str) -> tuple[ChunkState, Job]:
+    """Take a chunk of a job over.
+
+    Raises:
+        Conflict: another worker is taking it.
+        Permanent: there is no such job.
+    """
+    job, chunks = store.read_json(keys.get_job_key(job_id)), store.read_json(keys.get_chunks_key(job_id))
+    if job is None or chunks is None:
+        raise Permanent("missing_object", f"there is no job {job_id}")
+    return ChunkState.open(store, keys, job.value, chunks.value[index], worker), job.value
 
 
 def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line]:

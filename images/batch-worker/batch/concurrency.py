@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from batch.burn import Burn
+from batch.metrics import EngineLoad
 
 GROW, DOUBLE = 1.3, 2.0
 """Factors of a step up: no waiting row, and plenty of room."""
@@ -41,17 +42,6 @@ RETURN = 0.95
 
 SPARE_BUDGET = 0.5
 """Burn of the last minute above which no requests are added: the rest of the SLO's allowance is for people."""
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """Sums over the engines at one moment; `kv_usage` is that of the fullest."""
-
-    running: float
-    waiting: float
-    kv_usage: float
-    preemptions: float
-    """Since the engine started."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, 
     """Create queues and state machine unless they exist; returns the state machine's ARN."""
     enable_interpreter(endpoint)
     attributes = {"VisibilityTimeout": str(round(settings.takeover_s)), "MessageRetentionPeriod": "1209600"}
-    names = layout.get_queue_names(settings.name, list(settings.teams)).values()
-    for name in (layout.get_inbox_queue_name(settings.name), *names):
+    for name in (settings.inbox_queue, *settings.run_queues.values()):
         sqs.create_queue(QueueName=name, Attributes=attributes)
     _watch_inboxes(sqs, s3, settings)
     # Last, because it tells the workers that all queues exist.
-    control = sqs.create_queue(QueueName=layout.get_control_queue_name(settings.name), Attributes=attributes)
+    control = sqs.create_queue(QueueName=settings.control_queue, Attributes=attributes)
     machines = stepfunctions.list_state_machines()["stateMachines"]
     arn = next((machine["stateMachineArn"] for machine in machines if machine["name"] == settings.name), "")
     text = render_definition(definition.read_text(encoding="utf-8"), settings, control["QueueUrl"])
@@ -39,7 +38,7 @@ def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, 
 
 def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
     """Send S3's events of new files to the inbox queue."""
-    queue = sqs.get_queue_url(QueueName=layout.get_inbox_queue_name(settings.name))["QueueUrl"]
+    queue = sqs.get_queue_url(QueueName=settings.inbox_queue)["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     prefix = layout.Layout(settings.prefix).inbox_prefix
     rule = {

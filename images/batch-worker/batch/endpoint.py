@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from batch.concurrency import EngineLoad
 from batch.secrets import ApiKey
 
 UNAUTHORIZED, NOT_FOUND = 401, 404
@@ -24,11 +22,6 @@ BUSY_STATUSES = (429, 503)
 
 _NO_LIST_STATUSES = (NOT_FOUND, 405, 501)
 """Statuses of an endpoint that runs and has no list of its models."""
-
-_METRIC = re.compile(
-    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)(?=[{ ])"
-)
-"""Names of vLLM 0.32's metrics page."""
 
 _PROBE_TIMEOUT_S = 10.0
 
@@ -185,35 +178,6 @@ async def _find_pages(url: str) -> tuple[list[str], str]:
     addresses = {entry[4][0]: None for entry in entries if entry[0] == family}
     hosts = [f"[{address}]" if ":" in address else address for address in map(str, addresses)]
     return [parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in hosts], parts.netloc
-
-
-def sum_load(pages: Iterable[str]) -> EngineLoad | None:
-    """Add up the load of engines by their metrics pages; None without a page of vLLM."""
-    loads = [load for page in pages if (load := parse_load(page))]
-    if not loads:
-        return None
-    return EngineLoad(
-        running=sum(load.running for load in loads),
-        waiting=sum(load.waiting for load in loads),
-        kv_usage=max(load.kv_usage for load in loads),
-        preemptions=sum(load.preemptions for load in loads),
-    )
-
-
-def parse_load(page: str) -> EngineLoad | None:
-    """Parse vLLM's metrics page; None for other pages, and 0 for a missing metric."""
-    values: dict[str, list[float]] = {}
-    for line in page.splitlines():
-        if match := _METRIC.match(line):
-            values.setdefault(match[1], []).append(float(line.rsplit(" ", 1)[1]))
-    if not values:
-        return None
-    return EngineLoad(
-        running=sum(values.get("num_requests_running", [0.0])),
-        waiting=sum(values.get("num_requests_waiting", [0.0])),
-        kv_usage=max(values.get("kv_cache_usage_perc", [0.0])),
-        preemptions=sum(values.get("num_preemptions_total", [0.0])),
-    )
 
 
 def _parse(raw: bytes) -> Any:

@@ -27,8 +27,7 @@ class Inbox:
 
     def take(self) -> list[str]:
         """Create jobs from the files that arrived; returns their ids."""
-        name = layout.get_inbox_queue_name(self._settings.name)
-        self._queue = self._queue or self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        self._queue = self._queue or self._sqs.get_queue_url(QueueName=self._settings.inbox_queue)["QueueUrl"]
         response = self._sqs.receive_message(
             QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=self._settings.queue_wait_s
         )

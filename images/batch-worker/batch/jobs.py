@@ -17,10 +17,10 @@ from botocore.exceptions import ClientError
 from batch import layout, usage
 from batch.chunk import read_chunk_lines
 from batch.files import Upload
-from batch.layout import Chunk, Job, Layout, Priority
+from batch.layout import Chunk, Job, Layout
 from batch.resources import Queues, build_execution_input
 from batch.settings import Settings
-from batch.store import Conflict, Store
+from batch.store import Conflict, Store, get_code
 
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
@@ -85,7 +85,7 @@ class Jobs:
             bucket: default is the deployment's.
             file_id: of an uploaded file.
             template: of a Parquet file's rows; default is template.json of its folder.
-            priority: default is the team's, as that of `deadline_s` if it has one; others are the deployment's.
+            priority: default is the team's, as that of `deadline_s`; others are the deployment's.
             again: any text, to run the same file again.
 
         Raises:
@@ -108,7 +108,7 @@ class Jobs:
             priority=job_priority,
             source={"bucket": bucket, "key": key, "file": file_id, **head},
             now=self.now(),
-            deadline_s=deadline_s or self._settings.teams[team].deadline_s or self._settings.deadline_s,
+            deadline_s=deadline_s or self._settings.teams[team].deadline_s,
             endpoint=endpoint,
             model=model,
             bad_rows=cast(Literal["skip", "refuse"], bad_rows or self._settings.bad_rows),
@@ -122,13 +122,13 @@ class Jobs:
         self.ensure_execution(job)
         return job
 
-    def _choose_priority(self, team: str, priority: str) -> Priority:
+    def _choose_priority(self, team: str, priority: str) -> str:
         if team not in self._settings.teams:
             raise BadSubmission("team", f"there is no team {team}: {' or '.join(self._settings.teams)}")
         priority = priority or self._settings.teams[team].priority
-        if priority not in layout.PRIORITIES:
-            raise BadSubmission("priority", f"{priority} is none of {', '.join(layout.PRIORITIES)}")
-        return cast(Priority, priority)
+        if priority not in self._settings.priorities:
+            raise BadSubmission("priority", f"{priority} is none of {', '.join(self._settings.priorities)}")
+        return priority
 
     def read_input(self, bucket: str, key: str, template: str) -> tuple[dict[str, Any], str]:
         """Read size and ETag of an input, and its template: of a Parquet file the one beside it if there is no other.
@@ -147,7 +147,7 @@ class Jobs:
         try:
             head = Store(bucket, self._store.client).read_head(key)
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("403", "AccessDenied"):
+            if get_code(error) in ("403", "AccessDenied"):
                 text = f"s3://{bucket}/{key} may not be read; the blueprint's `inputs` names further places in S3"
                 raise BadSubmission("input", text) from None
             raise
@@ -200,7 +200,7 @@ class Jobs:
                 "tokens": {"input": 0, "output": 0},
                 "endpoint_s": 0.0,
                 "tokens_today": sum(count for _, count in usage.read_day(self._store, self._keys, name, date)),
-                "tokens_per_day": team.tokens_per_day,
+                "tokens_per_day": team.tokens_per_day or 0,
             }
             for name, team in self._settings.teams.items()
         }
@@ -363,7 +363,7 @@ class Jobs:
         try:
             self._stepfunctions.start_execution(stateMachineArn=self._state_machine, name=name, input=payload)
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") != "ExecutionAlreadyExists":
+            if get_code(error) != "ExecutionAlreadyExists":
                 raise
         # After the start: if the name is not saved, the next call gets the same name, and starts nothing twice.
         self._store.change_json(
@@ -384,6 +384,6 @@ class Jobs:
         try:
             return bool(self._stepfunctions.describe_execution(executionArn=arn)["status"] == RUNNING)
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") == "ExecutionDoesNotExist":
+            if get_code(error) == "ExecutionDoesNotExist":
                 return False
             raise

@@ -49,11 +49,6 @@ _NEXT_STATES: Mapping[str, tuple[str, ...]] = {
     FINALIZING: (COMPLETED, CANCELLED, EXPIRED, FAILED),
 }
 
-PRIORITIES = ("high", "normal", "low")
-"""Classes of jobs: rows of a class run before those of every class after it."""
-
-Priority = Literal["high", "normal", "low"]
-
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """Paths that a row may have in its `url`."""
 
@@ -109,7 +104,7 @@ class Job(TypedDict, total=False):
     """Name of the deployment."""
 
     team: str
-    priority: Priority
+    priority: str
     endpoint: str
     """Path of every row, such as /v1/chat/completions; empty if each row has its own."""
 
@@ -297,7 +292,7 @@ def build_job(
     *,
     name: str,
     team: str,
-    priority: Priority,
+    priority: str,
     source: Mapping[str, Any],
     now: float,
     deadline_s: float,
@@ -379,21 +374,6 @@ def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name in COUNTS:
             total[name] += each.get(name, 0)
     return total
-
-
-def get_queue_names(name: str, teams: list[str]) -> dict[tuple[str, str], str]:
-    """Return the names of the queues with chunks, by team and priority."""
-    return {(team, priority): f"{name}-{team}-{priority}" for team in teams for priority in PRIORITIES}
-
-
-def get_control_queue_name(name: str) -> str:
-    """Name of the queue with the steps of jobs that are not chunks."""
-    return f"{name}-control"
-
-
-def get_inbox_queue_name(name: str) -> str:
-    """Name of the queue with S3's events of the inboxes."""
-    return f"{name}-inbox"
 
 
 def compute_chunk_bytes(size: int, workers: int, largest: int = MAX_CHUNK_BYTES) -> int:

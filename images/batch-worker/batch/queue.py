@@ -9,6 +9,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from batch.settings import Settings
+from batch.store import get_code
+
 _GONE = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
 """Errors of an execution that ended or passed the step to another: no answer is expected."""
 
@@ -30,20 +33,36 @@ class Message:
 class Mailbox:
     """The queues from a worker's side. Every call blocks: call it in a thread."""
 
-    def __init__(self, sqs: Any, stepfunctions: Any, takeover_s: float) -> None:
+    def __init__(self, sqs: Any, stepfunctions: Any, settings: Settings) -> None:
         self._sqs = sqs
         self._stepfunctions = stepfunctions
-        self._takeover_s = max(1, round(takeover_s))
+        self._takeover_s, self._wait_s = max(1, round(settings.takeover_s)), settings.queue_wait_s
+        self._is_closed = False
+        self.held: set[Message] = set()
+        """Messages in progress."""
 
-    def receive(self, queue: str, wait_s: int) -> Message | None:
-        """Receive a message; None if there is none within `wait_s` seconds."""
-        response = self._sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=1, WaitTimeSeconds=wait_s)
-        for message in response.get("Messages", ()):
+    def receive(self, queue: str) -> Message | None:
+        """Receive a message; None if there is none within some seconds, or if the mailbox was closed meanwhile."""
+        response = self._sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=1, WaitTimeSeconds=self._wait_s)
+        for received in response.get("Messages", ()):
             try:
-                return Message(queue, message["ReceiptHandle"], json.loads(message["Body"]))
+                message = Message(queue, received["ReceiptHandle"], json.loads(received["Body"]))
             except ValueError:
-                self._sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+                self._sqs.delete_message(QueueUrl=queue, ReceiptHandle=received["ReceiptHandle"])
+                continue
+            if not self._is_closed:
+                self.held.add(message)
+                return message
+            self.hand_back(message)
         return None
+
+    def close(self) -> None:
+        """Hand every message back that arrives from now on."""
+        self._is_closed = True
+
+    def release(self, message: Message) -> None:
+        """Give a message up: it becomes visible again after the takeover time."""
+        self.held.discard(message)
 
     def keep(self, message: Message) -> None:
         """Extend the visibility timeout of a message."""
@@ -52,6 +71,7 @@ class Mailbox:
     def hand_back(self, message: Message) -> None:
         """Return a message to the queue at once."""
         self._set_visibility(message, 0)
+        self.release(message)
 
     def succeed(self, message: Message, output: dict[str, Any]) -> None:
         """Tell the state machine that the step is done."""
@@ -69,9 +89,10 @@ class Mailbox:
         try:
             send(message.body["token"])
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") not in _GONE:
+            if get_code(error) not in _GONE:
                 raise
         self._sqs.delete_message(QueueUrl=message.queue, ReceiptHandle=message.receipt)
+        self.release(message)
 
     def _set_visibility(self, message: Message, seconds: int) -> None:
         try:

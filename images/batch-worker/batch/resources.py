@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from batch import layout
 from batch.settings import Settings
+from batch.store import get_code
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,13 @@ class Queues:
 def find_queues(sqs: Any, settings: Settings) -> Queues | None:
     """Find the queues; None until they exist."""
     try:
+        names = settings.run_queues.items()
         return Queues(
-            sqs.get_queue_url(QueueName=layout.get_control_queue_name(settings.name))["QueueUrl"],
-            {
-                key: sqs.get_queue_url(QueueName=name)["QueueUrl"]
-                for key, name in layout.get_queue_names(settings.name, list(settings.teams)).items()
-            },
+            sqs.get_queue_url(QueueName=settings.control_queue)["QueueUrl"],
+            {key: sqs.get_queue_url(QueueName=name)["QueueUrl"] for key, name in names},
         )
     except ClientError as error:
-        if "NonExistentQueue" in str(error.response.get("Error", {}).get("Code")):
+        if "NonExistentQueue" in get_code(error):
             return None
         raise
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batch import long_inputs, rows
-from batch.chunk import PendingRow
+from batch.chunk import Outcome, PendingRow
 from batch.endpoint import BUSY_STATUSES, NOT_FOUND, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
 from batch.layout import EXPIRED_CODE, Job
-from batch.settings import WorkerSettings
+from batch.settings import Settings
 
 log = logging.getLogger("batch-rows")
 
@@ -21,27 +21,6 @@ MAX_BACKOFF_S = 30.0
 
 EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
 """Code and message of rows that ran out of time, as OpenAI names it."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a row."""
-
-    line: bytes
-    """Line of the output or of the errors file."""
-
-    failure: str
-    """Error code; empty for an answer."""
-
-    input_tokens: int
-    """Tokens of all answered requests of the row."""
-
-    output_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        """Both."""
-        return self.input_tokens + self.output_tokens
 
 
 class _RowFailed(Exception):
@@ -65,8 +44,8 @@ class _Request:
 class RowRunner:
     """Runs rows, any number at a time."""
 
-    def __init__(self, endpoint: Endpoint, own: WorkerSettings, clock: Callable[[], float]) -> None:
-        self._endpoint, self._own, self._clock = endpoint, own, clock
+    def __init__(self, endpoint: Endpoint, settings: Settings, clock: Callable[[], float]) -> None:
+        self._endpoint, self._settings, self._clock = endpoint, settings, clock
         self.refusals = 0
         """Number of answers 429 and 503, and 404 of a model that is gone, since the worker started."""
 
@@ -101,8 +80,8 @@ class RowRunner:
     def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:
         """Build the row's body, with the settings of the job and the deployment."""
         changes: dict[str, Any] = {"model": job["model"]} if job["model"] else {}
-        if self._own.engine_priorities:
-            changes["priority"] = self._own.engine_priorities[job["priority"]]
+        if self._settings.has_priority:  # the lowest goes first; the default, of people's requests, is 0
+            changes["priority"] = 1 + self._settings.priorities.index(job["priority"])
         return {**body, **changes}
 
     async def _ask(self, request: _Request, body: dict[str, Any], cuts: int) -> Answer:
@@ -125,13 +104,13 @@ class RowRunner:
         too_long = _RowFailed("context_length_exceeded", text, answer)
         if cuts >= long_inputs.MAX_CUTS:
             raise too_long
-        if self._own.long_inputs == long_inputs.SPLIT:
+        if self._settings.long_inputs == long_inputs.SPLIT:
             return await self._split(request, body, too_long, cuts)
-        shorter = long_inputs.cut(body, answer.body, self._own.long_inputs)
+        shorter = long_inputs.cut(body, answer.body, self._settings.long_inputs)
         if shorter is None:
             raise too_long
         body, left_out = shorter
-        note = request.notes.setdefault("truncated", {"characters": 0, "rule": self._own.long_inputs})
+        note = request.notes.setdefault("truncated", {"characters": 0, "rule": self._settings.long_inputs})
         note["characters"] += left_out
         return await self._ask(request, body, cuts + 1)
 
@@ -179,7 +158,7 @@ class RowRunner:
                 self.is_suspect = True
                 failure = _RowFailed("no_answer", str(error))
             attempts += failure is not None
-            if failure and attempts >= self._own.attempts:
+            if failure and attempts >= self._settings.attempts:
                 raise failure
             if self._clock() > request.deadline_at:
                 raise _RowFailed(*EXPIRED)

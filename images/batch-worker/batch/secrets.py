@@ -15,7 +15,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from batch.settings import Settings
-from batch.store import create_client
+from batch.store import create_client, get_code
 
 log = logging.getLogger("batch-secrets")
 
@@ -59,9 +59,7 @@ class Secret:
         try:
             text = self._secretsmanager.get_secret_value(SecretId=self._name).get("SecretString")
         except ClientError as error:
-            fix = _FIXES.get(
-                str(error.response.get("Error", {}).get("Code")), "`aws secretsmanager describe-secret` shows its state"
-            )
+            fix = _FIXES.get(get_code(error), "`aws secretsmanager describe-secret` shows its state")
             raise self._build_error(str(error), fix) from None
         except BotoCoreError as error:
             raise self._build_error(
@@ -101,9 +99,9 @@ class ApiKey:
         Raises:
             Unreadable: its secret cannot be read.
         """
-        self._field, self._lock = settings.api_key_field, threading.Lock()
-        self._secret = Secret(settings.api_key_secret) if settings.api_key_secret else None
-        self.value = self._read(self._secret) if self._secret else settings.api_key
+        self._field, self._lock = settings.api_key.field if settings.api_key else "", threading.Lock()
+        self._secret = Secret(settings.api_key.secret) if settings.api_key else None
+        self.value = self._read(self._secret) if self._secret else settings.plain_api_key
         self._read_at = time.monotonic()
 
     def renew(self, refused: str) -> bool:

@@ -1,28 +1,80 @@
-"""Settings of the worker and the Batch API, from environment variables; `blueprint render` shows them."""
+"""Settings of the worker and the Batch API: a JSON document in BATCH_SETTINGS, which `blueprint render` shows.
+
+What a container alone knows, and what is secret, are variables of their own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from batch.burn import Objective
+VERSION = 1
+"""Version of the document that this image reads."""
+
+
+class BadSettings(Exception):
+    """The settings cannot be read; the text has the reason and the fix."""
 
 
 @dataclass(frozen=True)
-class TeamSettings:
+class Team:
     """A team's share."""
 
     weight: int
     priority: str
-    """Priority of its jobs if the submission has none."""
+    """Priority of its jobs if the submission has none, as with `deadline_s`."""
 
-    tokens_per_day: int
-    """Maximum tokens per day (UTC); 0 for no limit."""
+    deadline_s: float
+    tokens_per_day: int | None
+    """Maximum tokens per day (UTC); None for no limit."""
 
-    deadline_s: float = 0.0
-    """Deadline of its jobs if the submission has none; 0 for the deployment's."""
+    queues: Mapping[str, str]
+    """Names of the queues with chunks, by priority."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A limit of the SLO of the deployment that shares the engines."""
+
+    metric: str
+    """Name of the histogram, in seconds."""
+
+    limit_s: float
+    allowed: float
+    """Share of samples that may be above, 0 to 1: what the percentile leaves."""
+
+
+@dataclass(frozen=True)
+class KeySecret:
+    """The secret with the endpoint's bearer token."""
+
+    secret: str
+    """Its name or ARN."""
+
+    field: str
+    """Field of its JSON; empty if its whole text is the token."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The cache that gets the answers besides S3."""
+
+    url: str
+    ttl_s: float
+    is_cluster: bool
+    """Whether it is in cluster mode."""
+
+    login_secret: str = ""
+    """Name or ARN of the secret with user and password in its JSON; empty for the variables."""
+
+    username: str = ""
+    password: str = ""
+    ca_file: str = ""
+    """File of certificates to trust instead of the system's; empty for the system's."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +82,36 @@ class Settings:
     """Settings of both programs."""
 
     name: str
-    """Name of the deployment, part of the names of queues and state machine."""
+    """Name of the state machine."""
 
     bucket: str
     prefix: str
-    teams: Mapping[str, TeamSettings]
+    priorities: tuple[str, ...]
+    """Rows of a priority run before those of every one after it."""
+
+    teams: Mapping[str, Team]
+    control_queue: str
+    """Name of the queue with the steps of jobs that are not chunks."""
+
+    inbox_queue: str
+    """Name of the queue with S3's events of the inboxes."""
+
     workers: int
-    deadline_s: float
-    """Deadline of a job if neither the submission nor its team has one."""
+    min_concurrency: int
+    max_concurrency: int
+    """Bounds of a worker's requests in flight."""
+
+    drain_s: float
+    """How long rows in flight may finish after SIGTERM."""
 
     bad_rows: str
     """`skip` or `refuse`, if the submission has none."""
 
+    long_inputs: str
+    """Rule for rows longer than the context (batch/long_inputs.py)."""
+
+    attempts: int
+    request_timeout_s: float
     chunk_bytes: int
     failed_chunks: float
     """Share of chunks that may be given up before the job fails, 0 to 1."""
@@ -52,24 +122,51 @@ class Settings:
     endpoint: str
     """Base URL of the endpoint, without /v1."""
 
-    api_key: str
-    """Its bearer token; empty if it is in a secret, or if there is none."""
+    is_shared: bool
+    """Whether the engines also serve others: then no row may wait there."""
 
-    api_key_secret: str
-    """Name or ARN of the secret with the bearer token; empty for none."""
+    has_priority: bool
+    """Whether the engines schedule by `priority` of a request."""
 
-    api_key_field: str
-    """Field of the secret's JSON; empty if its whole text is the token."""
+    api_key: KeySecret | None
+    """None if the variable BLUEPRINT_API_KEY has it, or if there is none."""
+
+    metrics_urls: tuple[str, ...]
+    """Pages with the engines' metrics."""
+
+    metrics: Mapping[str, tuple[str, ...]]
+    """Names on these pages of `queue`, `running`, `kv-usage` and `preemptions`; several if the engine is unknown."""
+
+    objectives: tuple[Objective, ...]
+    """Objectives of the deployment that shares the engines: the worker sends fewer rows if they are missed."""
 
     has_parquet: bool
     """Whether results are written as Parquet too."""
 
+    cache: CacheSettings | None
     usd_h: float | None
     """Cost of the endpoint per hour; None if unknown."""
 
-    region: str
-    is_emulated: bool
+    worker: str = ""
+    """Unique name of the worker."""
+
+    ready_file: str = ""
+    """File that exists while it takes steps; empty for none."""
+
+    plain_api_key: str = ""
+    """The endpoint's bearer token if it is in no secret; empty for none."""
+
+    is_emulated: bool = False
     """Whether AWS is an emulator."""
+
+    @property
+    def run_queues(self) -> dict[tuple[str, str], str]:
+        """Names of the queues with chunks, by team and priority."""
+        return {
+            (team, priority): name
+            for team, settings in self.teams.items()
+            for priority, name in settings.queues.items()
+        }
 
     @property
     def queue_wait_s(self) -> int:
@@ -80,141 +177,47 @@ class Settings:
         return 2 if self.is_emulated else 10
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    """The cache that gets the answers besides S3."""
-
-    url: str
-    ttl_s: float
-    username: str
-    password: str
-    login_secret: str
-    """Name or ARN of the secret with both in its JSON; empty for none."""
-
-    ca_file: str
-    """File of certificates to trust instead of the system's; empty for the system's."""
-
-    cluster: bool
-    """Whether it is in cluster mode."""
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Settings of the worker only."""
-
-    worker: str
-    """Its unique name; default is the host's name, which is unique for each container."""
-
-    ready_file: str
-    """File that exists while it takes steps; empty for none."""
-
-    metrics: tuple[str, ...]
-    """Pages with vLLM's metrics."""
-
-    is_shared: bool
-    """Whether the engines also serve others: then no row may wait there."""
-
-    objectives: tuple[Objective, ...]
-    """Objectives of the deployment that shares the engines: the worker sends fewer rows if they are missed."""
-
-    min_concurrency: int
-    max_concurrency: int
-    long_inputs: str
-    """Rule for rows longer than the context (batch/long_inputs.py)."""
-
-    engine_priorities: Mapping[str, int]
-    """`priority` of requests by the class of their job, if the engines schedule by it: the lowest goes first."""
-
-    attempts: int
-    request_timeout_s: float
-    cache: CacheSettings | None
-
-
 def read(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings of both programs.
+    """Read the settings.
 
     Raises:
-        KeyError: a variable is missing.
+        BadSettings: they are missing, of another version, or incomplete.
     """
+    try:
+        document = json.loads(env["BATCH_SETTINGS"])
+        version = document.pop("version")
+    except (KeyError, ValueError, AttributeError) as error:
+        raise BadSettings(f"BATCH_SETTINGS: {error!r}. Fix: deploy with `blueprint deploy`, which writes it.") from None
+    if version != VERSION:
+        raise BadSettings(
+            f"BATCH_SETTINGS: version {version}; this image reads version {VERSION}. Fix: build the image of the "
+            "version that deploys it, with images/build batch-worker, and deploy again."
+        )
+    try:
+        return _build(document, env)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadSettings(f"BATCH_SETTINGS: {error}. Fix: deploy with the version of this image.") from None
+
+
+def _build(document: dict[str, Any], env: Mapping[str, str]) -> Settings:
+    own: dict[str, Any] = {
+        "worker": env.get("BATCH_WORKER") or socket.gethostname(),  # unique for each container
+        "ready_file": env.get("BATCH_READY_FILE", ""),
+        "plain_api_key": env.get("BLUEPRINT_API_KEY", ""),
+        "is_emulated": bool(env.get("AWS_ENDPOINT_URL")),
+    }
+    cache, api_key = document.pop("cache"), document.pop("api_key")
+    login: dict[str, Any] = {
+        name: env.get(f"BATCH_CACHE_{name.upper()}", "") for name in ("username", "password", "ca_file")
+    }
     return Settings(
-        name=env["BATCH_NAME"],
-        bucket=env["BATCH_BUCKET"],
-        prefix=env["BATCH_PREFIX"],
-        teams=parse_teams(env["BATCH_TEAMS"]),
-        workers=int(env["BATCH_WORKERS"]),
-        deadline_s=float(env["BATCH_DEADLINE_S"]),
-        bad_rows=env["BATCH_BAD_ROWS"],
-        chunk_bytes=int(env["BATCH_CHUNK_BYTES"]),
-        failed_chunks=float(env["BATCH_FAILED_CHUNKS"]),
-        takeover_s=float(env["BATCH_TAKEOVER_S"]),
-        endpoint=env["BATCH_ENDPOINT"].rstrip("/"),
-        api_key=env.get("BLUEPRINT_API_KEY", ""),
-        api_key_secret=env.get("BATCH_API_KEY_SECRET", ""),
-        api_key_field=env.get("BATCH_API_KEY_FIELD", ""),
-        has_parquet=bool(env.get("BATCH_PARQUET")),
-        usd_h=float(env["BATCH_USD_PER_HOUR"]) if env.get("BATCH_USD_PER_HOUR") else None,
-        region=env["AWS_REGION"],
-        is_emulated=bool(env.get("AWS_ENDPOINT_URL")),
+        teams={name: Team(**team) for name, team in document.pop("teams").items()},
+        objectives=tuple(Objective(**objective) for objective in document.pop("objectives")),
+        metrics={name: tuple(names) for name, names in document.pop("metrics").items()},
+        metrics_urls=tuple(document.pop("metrics_urls")),
+        priorities=tuple(document.pop("priorities")),
+        cache=cache and CacheSettings(**cache, **login),
+        api_key=api_key and KeySecret(**api_key),
+        **document,
+        **own,
     )
-
-
-def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
-    """Read the settings of the worker only.
-
-    Raises:
-        KeyError: a variable is missing.
-    """
-    least, _, most = env["BATCH_CONCURRENCY"].partition("..")
-    return WorkerSettings(
-        worker=env.get("BATCH_WORKER") or socket.gethostname(),
-        ready_file=env.get("BATCH_READY_FILE", ""),
-        metrics=tuple(url for url in env.get("BATCH_METRICS", "").split(",") if url),
-        is_shared=bool(env.get("BATCH_SHARED")),
-        objectives=parse_objectives(env.get("BATCH_SLO", "")),
-        min_concurrency=int(least),
-        max_concurrency=int(most or least),
-        long_inputs=env["BATCH_LONG_INPUTS"],
-        engine_priorities=parse_priorities(env.get("BATCH_ENGINE_PRIORITIES", "")),
-        attempts=int(env["BATCH_ATTEMPTS"]),
-        request_timeout_s=float(env["BATCH_REQUEST_TIMEOUT_S"]),
-        cache=read_cache(env),
-    )
-
-
-def parse_teams(text: str) -> dict[str, TeamSettings]:
-    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, or the same with :DEADLINE_S, separated by commas."""
-    teams = {}
-    for entry in text.split(","):
-        name, weight, priority, tokens, *deadline = entry.split(":")
-        teams[name] = TeamSettings(int(weight), priority, int(tokens), float(deadline[0]) if deadline else 0.0)
-    return teams
-
-
-def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
-    """Read the settings of the cache; None if there is none."""
-    if not env.get("BATCH_CACHE_URL"):
-        return None
-    return CacheSettings(
-        url=env["BATCH_CACHE_URL"],
-        ttl_s=float(env["BATCH_CACHE_TTL_S"]),
-        username=env.get("BATCH_CACHE_USERNAME", ""),
-        password=env.get("BATCH_CACHE_PASSWORD", ""),
-        login_secret=env.get("BATCH_CACHE_LOGIN_SECRET", ""),
-        ca_file=env.get("BATCH_CACHE_CA_FILE", ""),
-        cluster=env.get("BATCH_CACHE_CLUSTER") == "1",
-    )
-
-
-def parse_priorities(text: str) -> dict[str, int]:
-    """Parse NAME:NUMBER, separated by commas; empty for none."""
-    return {name: int(number) for name, number in (entry.split(":") for entry in text.split(",") if entry)}
-
-
-def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Parse METRIC=LIMIT_S:ALLOWED, separated by commas; empty for none."""
-    objectives = []
-    for entry in filter(None, text.split(",")):
-        metric, _, limit = entry.partition("=")
-        limit_s, allowed = limit.split(":")
-        objectives.append(Objective(metric, float(limit_s), float(allowed)))
-    return tuple(objectives)

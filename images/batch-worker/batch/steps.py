@@ -17,6 +17,7 @@ from typing import Any
 
 from batch import layout, reader, rows
 from batch.chunk import ChunkState, read_chunk_lines
+from batch.errors import CHANGED_FILE, Permanent
 from batch.layout import Chunk, Head, Job, Layout, RowFault
 from batch.reader import CorruptFile
 from batch.rows import RowError
@@ -35,12 +36,6 @@ _MERGE_BYTES = 32 * 2**20
 MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 """Maximum invalid rows of a chunk, and duplicate ids of a job: a job with more fails before they fill the memory."""
 
-CHANGED_FILE = "changed_file", "the input was overwritten after the job was submitted"
-"""Code and message of a job whose input has another ETag."""
-
-MISSING_FILE = "missing_file", "the input, or another object of the job, was deleted"
-"""Code and message of a job of which S3 lacks an object."""
-
 CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 2, 1000
 """Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
 team and priority wait behind them."""
@@ -49,29 +44,12 @@ _READERS, _GROUP = 8, 64
 """How many objects of a job's chunks are read, and held, at a time."""
 
 
-class Permanent(Exception):
-    """The job cannot continue; a retry of the step would fail too."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 class Steps:
     """The steps of the jobs of one deployment."""
 
-    def __init__(
-        self, store: Store, settings: Settings, now: Callable[[], float] = time.time, *, max_concurrency: int = 1
-    ) -> None:
-        """Prepare the steps.
-
-        Args:
-            max_concurrency: maximum requests in flight of a worker.
-        """
+    def __init__(self, store: Store, settings: Settings, now: Callable[[], float] = time.time) -> None:
         self._store = store
         self._settings = settings
-        self._max_concurrency = max_concurrency
         self._keys = Layout(settings.prefix)
         self._now = now
 
@@ -230,7 +208,7 @@ class Steps:
 
     def _count_chunks_at_once(self, chunks: int, row_count: int) -> int:
         """Count the chunks that may be in progress: enough for the requests in flight of all workers, and some more."""
-        each = CHUNKS_AHEAD + math.ceil(self._max_concurrency * chunks / row_count)
+        each = CHUNKS_AHEAD + math.ceil(self._settings.max_concurrency * chunks / row_count)
         return min(chunks, self._settings.workers * each, MAX_CHUNKS_AT_ONCE)
 
     def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:

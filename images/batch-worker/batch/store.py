@@ -67,7 +67,7 @@ class Store:
         try:
             response = self.client.get_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
-            if _get_code(error) in ("NoSuchKey", "404"):
+            if get_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
         return Stored(json.loads(response["Body"].read()), response["ETag"])
@@ -95,7 +95,7 @@ class Store:
             return str(self.client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)["ETag"])
         except ClientError as error:
             # 409: two simultaneous writes of the key; 404: the object of If-Match was deleted.
-            if _get_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
+            if get_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
                 raise Conflict(key) from None
             raise
 
@@ -147,7 +147,7 @@ class Store:
         try:
             response = self.client.head_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
-            if _get_code(error) in ("NoSuchKey", "404"):
+            if get_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
         return {"bytes": int(response["ContentLength"]), "etag": str(response["ETag"])}
@@ -304,5 +304,6 @@ class Writer:
         return len(self._etags) + 1
 
 
-def _get_code(error: ClientError) -> str:
+def get_code(error: ClientError) -> str:
+    """Return the code of an error of AWS."""
     return str(error.response.get("Error", {}).get("Code", ""))

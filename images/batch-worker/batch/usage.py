@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from batch.layout import Layout
+from batch.settings import Settings
 from batch.store import Store
 
 
 class Usage:
     """Tokens that teams used today (UTC). Every call except `add` and `is_spent` blocks: call it in a thread."""
 
-    def __init__(
-        self, store: Store, keys: Layout, worker: str, quotas: dict[str, int], now: Callable[[], float]
-    ) -> None:
-        self._store, self._keys, self._worker, self._now = store, keys, worker, now
-        self._quotas = {team: quota for team, quota in quotas.items() if quota}
+    def __init__(self, store: Store, settings: Settings, now: Callable[[], float]) -> None:
+        self._store, self._keys, self._worker, self._now = store, Layout(settings.prefix), settings.worker, now
+        self._quotas = {name: team.tokens_per_day for name, team in settings.teams.items() if team.tokens_per_day}
         self._date = ""
         self._own: dict[str, int] = defaultdict(int)
         self._saved: dict[str, int] = {}

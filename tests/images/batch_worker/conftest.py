@@ -11,7 +11,9 @@ import boto3
 import pytest
 
 from llm_serving import paths
+from llm_serving.kinds.batch import worker_settings
 from llm_serving.rehearsal import emulator
+from scripts.benchmarks import batch_kills
 
 IMAGE = paths.IMAGES / "batch-worker"
 BUCKET = "rows-and-results"
@@ -79,31 +81,19 @@ def write_input(store: Any, request: pytest.FixtureRequest) -> Any:
     return write
 
 
+def read_settings(**changes: Any) -> Any:
+    """Read the settings of both programs from the document that the tool writes, with changes."""
+    from batch import settings
+
+    document = {**batch_kills.build_document("http://127.0.0.1:1"), "chunk_bytes": 64 * 2**10, **changes}
+    variables = worker_settings.format_variables(document)
+    return settings.read({**variables, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "BATCH_WORKER": "w"})
+
+
 @pytest.fixture
 def batch_settings() -> Any:
     """What the programs are told."""
-    from batch.settings import Settings, TeamSettings
-
-    return Settings(
-        name="mine",
-        bucket=BUCKET,
-        prefix="batch/mine",
-        teams={"default": TeamSettings(50, "normal", 0), "search": TeamSettings(30, "normal", 0)},
-        workers=2,
-        deadline_s=3600.0,
-        bad_rows="skip",
-        chunk_bytes=64 * 2**10,
-        failed_chunks=0.0,
-        takeover_s=3.0,
-        endpoint="http://127.0.0.1:1",
-        api_key="",
-        api_key_secret="",
-        api_key_field="",
-        has_parquet=False,
-        usd_h=None,
-        region=REGION,
-        is_emulated=True,
-    )
+    return read_settings(attempts=3, min_concurrency=1, max_concurrency=1)
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from batch.burn import Burn, BurnMeter, Objective, compute_burn, estimate_in_time, parse_histograms
-from batch.concurrency import ConcurrencyLimit, EngineLoad, Window
-from batch.settings import parse_objectives
+from batch.burn import Burn, BurnMeter, compute_burn, estimate_in_time
+from batch.concurrency import ConcurrencyLimit, Window
+from batch.metrics import EngineLoad, parse_histograms
+from batch.settings import Objective
+
+from tests.images.batch_worker.conftest import read_settings
 
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 OBJECTIVE = Objective(TTFT, limit_s=0.5, allowed=0.05)
@@ -56,9 +59,10 @@ vllm:e2e_request_latency_seconds_bucket{{engine="0",le="+Inf"}} 7.0
     assert parse_histograms(page, {TTFT, ITL}) == {TTFT: {0.5: 4.0, math.inf: 6.0}}
 
 
-def test_the_objectives_are_read_from_the_environment() -> None:
-    assert parse_objectives(f"{TTFT}=0.5:0.05,{ITL}=0.04:0.01") == (OBJECTIVE, Objective(ITL, 0.04, 0.01))
-    assert parse_objectives("") == ()
+def test_the_objectives_are_read_from_the_settings() -> None:
+    written = [{"metric": TTFT, "limit_s": 0.5, "allowed": 0.05}, {"metric": ITL, "limit_s": 0.04, "allowed": 0.01}]
+    assert read_settings(objectives=written).objectives == (OBJECTIVE, Objective(ITL, 0.04, 0.01))
+    assert read_settings().objectives == ()
 
 
 def test_what_was_late_counts_for_one_step_back_and_a_minute_against_growth() -> None:

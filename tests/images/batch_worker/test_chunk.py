@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from batch import layout, rows, worker
+from batch import errors, layout, rows
 from batch import steps as steps_module
 from batch import store as store_module
-from batch.chunk import ChunkState
-from batch.steps import Permanent, Steps
+from batch.chunk import ChunkState, Outcome
+from batch.errors import Permanent
+from batch.steps import Steps
 from batch.store import MIN_PART_BYTES, Conflict, Incomplete, Store
 from botocore.exceptions import ClientError
 
@@ -48,7 +49,7 @@ def answer(state: ChunkState, count: int | None = None) -> None:
     """Give the next rows of a chunk a result."""
     for _ in range(len(state.pending) if count is None else count):
         row = rows.parse(state.pending.popleft().content)
-        state.add_output(rows.format_output(row.custom_id, 200, b'{"ok": true}'), 3, 2)
+        state.add(Outcome(rows.format_output(row.custom_id, 200, b'{"ok": true}'), "", 3, 2))
 
 
 def read_results(store: Store, job_id: str) -> tuple[list[Any], list[Any]]:
@@ -166,7 +167,7 @@ def test_a_job_has_only_as_many_chunks_in_its_queue_as_its_workers_need(
     """A chunk of another job of its team waits behind them: 2 workers, 20 rows in each of 40 chunks."""
     content = b"\n".join(row + b" " * (3275 - len(row)) for row in build_rows(800))
     job = write_input(content)
-    steps = Steps(store, batch_settings, now=lambda: 100.0, max_concurrency=in_flight)
+    steps = Steps(store, replace(batch_settings, max_concurrency=in_flight), now=lambda: 100.0)
     count = steps.plan(job["id"])["chunks"]
     for index in range(count):
         steps.scan(job["id"], index)
@@ -230,7 +231,7 @@ def test_a_worker_that_lost_its_chunk_can_add_nothing(store: Store, steps: Steps
 
 
 def _one_result(state: ChunkState) -> Any:
-    state.add_output(rows.format_output("row-9", 200, b"{}"), 1, 1)
+    state.add(Outcome(rows.format_output("row-9", 200, b"{}"), "", 1, 1))
     return state.collect()
 
 
@@ -360,7 +361,7 @@ def test_an_input_that_is_overwritten_while_it_runs_fails_the_job_at_once(
     store.write(job["input"]["key"], b"other")
     with pytest.raises(ClientError) as failure:
         steps.scan(job["id"], 0)
-    assert worker._classify(failure.value) == (*steps_module.CHANGED_FILE, True)
+    assert errors.classify(failure.value) == (*errors.CHANGED_FILE, True)
 
 
 def test_a_job_whose_input_was_deleted_is_not_tried_again(store: Store, steps: Steps, write_input: Any) -> None:
@@ -370,7 +371,7 @@ def test_a_job_whose_input_was_deleted_is_not_tried_again(store: Store, steps: S
     store.delete(job["input"]["key"])
     with pytest.raises(ClientError) as failure:
         ChunkState.open(store, KEYS, job, chunk, "worker")
-    assert worker._classify(failure.value) == (*steps_module.MISSING_FILE, True)
+    assert errors.classify(failure.value) == (*errors.MISSING_FILE, True)
 
 
 def test_a_job_keeps_its_chunks_when_a_later_deploy_would_draw_others(

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from batch import long_inputs
-from batch.concurrency import ConcurrencyLimit, EngineLoad, Window
-from batch.dispatch import Candidate, FairShare
-from batch.endpoint import parse_load
+from batch.concurrency import ConcurrencyLimit, Window
+from batch.fair_share import Candidate, FairShare
+from batch.metrics import EngineLoad, parse_load
+
+from tests.images.batch_worker.conftest import read_settings
 
 WEIGHTS = {"a": 50, "b": 30, "c": 20}
 
@@ -25,28 +27,28 @@ def run_rows(share: FairShare, candidates: list[Candidate], count: int, tokens: 
 
 
 def test_teams_get_tokens_by_their_weights() -> None:
-    candidates = [Candidate(index, team, "normal", 0.0) for index, team in enumerate(WEIGHTS)]
+    candidates = [Candidate(index, team, 1, 0.0) for index, team in enumerate(WEIGHTS)]
     assert run_rows(FairShare(WEIGHTS), candidates, 1000) == {"a": 500, "b": 300, "c": 200}
 
 
 def test_a_row_of_higher_priority_is_next_whatever_the_weights() -> None:
     share = FairShare(WEIGHTS)
-    normal = Candidate(0, "a", "normal", 0.0)
+    normal = Candidate(0, "a", 1, 0.0)
     share.charge("c", 1e9)
-    assert share.choose([normal, Candidate(1, "c", "high", 0.0)]) == Candidate(1, "c", "high", 0.0)
-    assert share.choose([normal, Candidate(1, "c", "low", 0.0)]) == normal
+    assert share.choose([normal, Candidate(1, "c", 0, 0.0)]) == Candidate(1, "c", 0, 0.0)
+    assert share.choose([normal, Candidate(1, "c", 2, 0.0)]) == normal
 
 
 def test_the_earlier_deadline_is_next_within_a_team() -> None:
-    late, early = Candidate(0, "a", "normal", 9.0), Candidate(1, "a", "normal", 3.0)
+    late, early = Candidate(0, "a", 1, 9.0), Candidate(1, "a", 1, 3.0)
     assert FairShare(WEIGHTS).choose([late, early]) == early
 
 
 def test_a_team_that_comes_back_gets_its_share_and_no_arrears() -> None:
     share = FairShare(WEIGHTS)
-    alone = [Candidate(0, "a", "normal", 0.0)]
+    alone = [Candidate(0, "a", 1, 0.0)]
     run_rows(share, alone, 10_000)
-    both = [*alone, Candidate(1, "c", "normal", 0.0)]
+    both = [*alone, Candidate(1, "c", 1, 0.0)]
     chosen = run_rows(share, both, 700)
     assert chosen["a"] == pytest.approx(500, abs=2)
 
@@ -161,7 +163,30 @@ vllm:num_requests_waiting_by_reason{reason="x"} 9.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:num_preemptions_total{engine="0",model_name="m"} 1.0
 """
-    assert parse_load(page) == EngineLoad(running=7.0, waiting=2.0, kv_usage=0.25, preemptions=1.0)
+    names = read_settings().metrics
+    assert parse_load([page], names) == EngineLoad(running=7.0, waiting=2.0, kv_usage=0.25, preemptions=1.0)
+    assert parse_load([page, page], names) == EngineLoad(running=14.0, waiting=4.0, kv_usage=0.25, preemptions=2.0)
+
+
+def test_rows_follow_the_queue_of_llama_cpp_too() -> None:
+    """Its page has neither the KV cache's use nor preemptions."""
+    names = read_settings().metrics
+
+    def show(limit: ConcurrencyLimit, slots: int) -> EngineLoad | None:
+        running = min(slots, limit.value)
+        return parse_load(
+            [f"llamacpp:requests_processing {running}\nllamacpp:requests_deferred {limit.value - running}\n"], names
+        )
+
+    limit = ConcurrencyLimit(4, 256)
+    in_flight = []
+    for step in range(60):
+        load = show(limit, slots=48 if step < 30 else 12)
+        assert load is not None
+        limit.observe(build_window(load))
+        in_flight.append(limit.value)
+    assert all(48 <= value <= 100 for value in in_flight[10:30])
+    assert all(12 <= value <= 30 for value in in_flight[45:])
 
 
 TOO_LONG = {

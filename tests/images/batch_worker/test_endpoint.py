@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from batch import endpoint as endpoint_module
-from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer, sum_load
+from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer
+from batch.metrics import parse_load
 from batch.secrets import ApiKey
 
 from llm_serving import processes
@@ -111,7 +112,7 @@ def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monk
             await runner.cleanup()
         assert sorted(pages) == [f"http://127.0.0.{last}:{port}/metrics" for last in (1, 2)]
         assert set(hosts) == {f"chat-engines.serving.svc:{port}"}
-        return sum_load(pages.values())
+        return parse_load(pages.values(), batch_settings.metrics)
 
     load = asyncio.run(run())
     assert (load.running, load.waiting) == (6.0, 2.0)
@@ -126,8 +127,9 @@ def test_without_engines_or_with_others_pages_no_load_is_known(batch_settings: A
             await endpoint.close()
 
     assert asyncio.run(run()) == {}
-    assert sum_load([]) is None
-    assert sum_load(["llamacpp:requests_processing 3\n"]) is None  # 0 of vLLM's would read as an idle engine
+    assert parse_load([], batch_settings.metrics) is None
+    others = ["router:requests_processing 3\n"]  # 0 of an engine's would read as an idle engine
+    assert parse_load(others, batch_settings.metrics) is None
 
 
 def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:

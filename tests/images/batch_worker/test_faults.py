@@ -7,29 +7,25 @@ import json
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import boto3
 import pytest
 from batch import layout, rows, worker
-from batch.chunk import ChunkState
+from batch.chunk import Outcome, take_chunk
+from batch.committer import Committer
 from batch.jobs import BadSubmission, Jobs
+from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Message
 from batch.resources import Queues
-from batch.settings import WorkerSettings
+from batch.step_runner import StepRunner
 from batch.steps import Steps
 from batch.store import Store, create_client
-from batch.worker import OpenChunk, Worker
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
 KEYS = layout.Layout("batch/mine")
 DENIED = "User: worker is not authorized to perform: {} because no identity-based policy allows it"
-
-OWN = WorkerSettings(
-    worker="w", ready_file="", metrics=(), is_shared=False, min_concurrency=1, max_concurrency=8, long_inputs="reject",
-    engine_priorities={}, attempts=3, request_timeout_s=1.0, cache=None, objectives=(),
-)  # fmt: skip
 
 
 class Refusing:
@@ -62,52 +58,73 @@ def client(embedded_client_env: None, request: pytest.FixtureRequest) -> Any:
     return client
 
 
+class Opened(NamedTuple):
+    """A chunk of four answered rows that are not saved, what saves it, and its answers to the state machine."""
+
+    committer: Committer
+    chunks: OpenChunks
+    chunk: OpenChunk
+    steps: Steps
+    answers: list[Any]
+
+    def commit(self) -> None:
+        asyncio.run(self.committer.commit(self.chunks))
+
+
+class Mailbox:
+    """Notes the answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def succeed(self, _: Message, output: Any) -> None:
+        self.answers.append(output)
+
+    def fail(self, _: Message, code: str, cause: Any) -> None:
+        self.answers.append((code, cause))
+
+
 @pytest.fixture
-def opened(client: Any, batch_settings: Any, write_input: Any) -> tuple[Worker, OpenChunk, list[Any]]:
-    """A worker with a chunk of four answered rows that are not saved, and what it answers the state machine."""
+def opened(client: Any, batch_settings: Any, write_input: Any) -> Opened:
     lines = [
         {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
         for number in range(4)
     ]
     job = write_input("\n".join(map(json.dumps, lines)).encode())
-    own = Worker(batch_settings, OWN)
-    own._store = own._steps._store = Store(batch_settings.bucket, client)
-    steps = Steps(own._store, batch_settings, now=lambda: 100.0)
+    store = Store(batch_settings.bucket, client)
+    steps = Steps(store, batch_settings, now=lambda: 100.0)
     steps.plan(job["id"])
     steps.scan(job["id"], 0)
     steps.check(job["id"])
-    state = ChunkState.open(own._store, KEYS, job, steps._read_chunk(job["id"], 0), "w")
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
     while state.pending:
         row = rows.parse(state.pending.popleft().content)
-        state.add_output(rows.format_output(row.custom_id, 200, b'{"choices": []}'), 1, 1)
+        state.add(Outcome(rows.format_output(row.custom_id, 200, b'{"choices": []}'), "", 1, 1))
     chunk = OpenChunk(state, Message("queue", "receipt", {"task": "run", "job": job["id"], "chunk": 0}), job)
-    own._chunks.append(chunk)
-    answers: list[Any] = []
-    own._mailbox = SimpleNamespace(  # type: ignore[assignment]
-        succeed=lambda _, output: answers.append(output), fail=lambda _, code, cause: answers.append((code, cause))
-    )
-    return own, chunk, answers
+    chunks, mailbox = OpenChunks(), Mailbox()
+    chunks.add(chunk)
+    committer = Committer(chunks, mailbox, StepRunner(steps, mailbox), None)  # type: ignore[arg-type]
+    return Opened(committer, chunks, chunk, steps, mailbox.answers)
 
 
-def test_a_throttled_save_is_repeated(opened: Any, client: Any) -> None:
-    own, _, answers = opened
+def test_a_throttled_save_is_repeated(opened: Opened, client: Any) -> None:
     s3 = Refusing(client, "PutObject", 503, "SlowDown", "Please reduce your request rate.", times=2)
-    asyncio.run(own._commit_all())
+    opened.commit()
     assert s3.refused == 2
-    assert (answers[0]["completed"], own._chunks) == (4, [])
+    assert (opened.answers[0]["completed"], list(opened.chunks)) == (4, [])
 
 
 @pytest.mark.parametrize("client", [1], indirect=True)
-def test_rows_wait_for_s3_as_long_as_it_throttles_and_count_once(opened: Any, client: Any) -> None:
-    own, chunk, answers = opened
+def test_rows_wait_for_s3_as_long_as_it_throttles_and_count_once(opened: Opened, client: Any, store: Store) -> None:
     Refusing(client, "PutObject", 503, "SlowDown", "Please reduce your request rate.", times=2)
     for _ in range(2):
         with pytest.raises(Exception, match="SlowDown"):
-            asyncio.run(own._commit_all())
-        assert (answers, own._chunks) == ([], [chunk])
-    asyncio.run(own._commit_all())
-    assert (answers[0]["completed"], own._chunks) == (4, [])
-    head = own._store.read_json(KEYS.get_head_key(chunk.job["id"], 0))
+            opened.commit()
+        assert (opened.answers, list(opened.chunks)) == ([], [opened.chunk])
+    opened.commit()
+    assert (opened.answers[0]["completed"], list(opened.chunks)) == (4, [])
+    head = store.read_json(KEYS.get_head_key(opened.chunk.job["id"], 0))
+    assert head is not None
     assert [part["completed"] for part in head.value["parts"]] == [4]
 
 
@@ -122,16 +139,17 @@ def test_rows_wait_for_s3_as_long_as_it_throttles_and_count_once(opened: Any, cl
 )
 @pytest.mark.parametrize("times", [1, 99], ids=["results alone", "job.json too"])
 def test_a_denied_save_fails_the_chunk_with_its_reason(
-    opened: Any, client: Any, status: int, code: str, message: str, times: int
+    opened: Opened, client: Any, store: Store, status: int, code: str, message: str, times: int
 ) -> None:
-    own, chunk, answers = opened
     Refusing(client, "PutObject", status, code, message, times=times)
-    asyncio.run(own._commit_all())
-    ((name, cause),) = answers
-    assert (name, cause["code"], own._chunks) == (code, code, [])
+    opened.commit()
+    ((name, cause),) = opened.answers
+    assert (name, cause["code"], list(opened.chunks)) == (code, code, [])
     assert message in cause["message"]
     if times == 1:
-        assert own._steps._read_job(chunk.job["id"])["errors"][0]["message"] == cause["message"]
+        job = store.read_json(KEYS.get_job_key(opened.chunk.job["id"]))
+        assert job is not None
+        assert job.value["errors"][0]["message"] == cause["message"]
 
 
 def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: Any) -> None:

@@ -10,7 +10,6 @@ import pytest
 from batch.inbox import Inbox
 from batch.jobs import Jobs
 from batch.resources import Queues
-from batch.settings import TeamSettings
 from batch.store import Store
 
 from tests.images.batch_worker.conftest import BUCKET, StateMachine
@@ -55,12 +54,14 @@ def test_a_file_in_an_inbox_that_can_be_no_job_is_left_for_the_queue_that_has_an
         assert queue.is_deleted == (is_emulated or not is_kept)
 
 
-def test_a_deadline_is_the_submissions_else_the_teams_else_the_deployments(
+def test_a_deadline_is_the_submissions_else_the_teams(
     store: Store, batch_settings: Any, state_machine: StateMachine
 ) -> None:
     store.write("deadline.jsonl", b"\n".join(build_rows(1)))
-    for own_s, team_s, expected in ((5.0, 60.0, 5.0), (0.0, 60.0, 60.0), (0.0, 0.0, batch_settings.deadline_s)):
-        settings = replace(batch_settings, teams={"default": TeamSettings(1, "normal", 0, team_s)})
+    for own_s, team_s, expected in ((5.0, 60.0, 5.0), (0.0, 60.0, 60.0)):
+        settings = replace(
+            batch_settings, teams={"default": replace(batch_settings.teams["default"], deadline_s=team_s)}
+        )
         queues = Queues("control", {("default", "normal"): "run"})
         jobs = Jobs(store, settings, state_machine, "arn:aws:states:us-west-2:1:stateMachine:mine", queues)
         job = jobs.submit("deadline.jsonl", team="default", deadline_s=own_s, again=f"{own_s} {team_s}")

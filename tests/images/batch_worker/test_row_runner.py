@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from batch import layout, row_runner
-from batch.chunk import PendingRow
+from batch.chunk import Outcome, PendingRow
 from batch.endpoint import Answer, EndpointAway, NoAnswer
-from batch.row_runner import Outcome, RowRunner
-from batch.settings import WorkerSettings
+from batch.row_runner import RowRunner
+
+from tests.images.batch_worker.conftest import read_settings
 
 CONTEXT = 200
 """Tokens, which are words here."""
@@ -62,14 +63,8 @@ def run(
     text = " ".join(f"w{number}" for number in range(words))
     body = {"input": text} if url == EMBEDDINGS else {"messages": [{"role": "user", "content": text}]}
     row = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}}
-    settings = WorkerSettings(
-        **{
-            "worker": "w", "ready_file": "", "metrics": (), "min_concurrency": 1, "max_concurrency": 1,
-            "long_inputs": "reject", "engine_priorities": {}, "attempts": 3, "request_timeout_s": 1.0, "cache": None, "is_shared": False, "objectives": (), **own,
-        }
-    )  # fmt: skip
     endpoint = FakeEndpoint(respond)
-    runner = RowRunner(endpoint, settings, clock)  # type: ignore[arg-type]
+    runner = RowRunner(endpoint, read_settings(**{"attempts": 3, **own}), clock)  # type: ignore[arg-type]
     outcome = asyncio.run(runner.run(PendingRow(7, json.dumps(row).encode()), JOB))
     return outcome, endpoint, runner
 
@@ -137,7 +132,7 @@ def test_a_row_is_cut_to_the_context_however_long_it_is_and_says_by_how_much(wor
 
 
 def test_requests_have_the_priority_of_their_job_where_the_engines_schedule_by_it() -> None:
-    _, endpoint, _ = run(answer_with_its_ends, engine_priorities={"high": 1, "normal": 2, "low": 3})
+    _, endpoint, _ = run(answer_with_its_ends, has_priority=True)
     assert endpoint.bodies[0]["priority"] == 3
     _, endpoint, _ = run(answer_with_its_ends)
     assert "priority" not in endpoint.bodies[0]  # an engine without it refuses any but 0

@@ -118,7 +118,7 @@ def test_an_urgent_row_runs_within_seconds_and_the_others_are_not_lost(
     assert jobs.count(jobs.read(patient["id"]))["state"] == "in_progress"
     ended = wait_for_end(jobs, patient)
     assert batch_kills.find_mistakes(rows, run.read_lines(ended["output_key"]), []) == []
-    least = int(run.env["BATCH_CONCURRENCY"].partition("..")[0])
+    least = json.loads(run.env["BATCH_SETTINGS"])["min_concurrency"]
     is_followed = lambda: max(worker["concurrency"] for worker in jobs.list_workers()) > least  # noqa: E731
     processes.wait_until(is_followed, "more requests in flight, since the endpoint takes them", 20)
 

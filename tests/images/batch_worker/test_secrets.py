@@ -15,13 +15,19 @@ from aiohttp import web
 from batch import api, secrets
 from batch.endpoint import Endpoint
 from batch.secrets import ApiKey, Secret, Unreadable
+from batch.settings import KeySecret
 from botocore.exceptions import EndpointConnectionError
 from botocore.stub import Stubber
 
+from llm_serving.kinds.batch import worker_settings
 from llm_serving.rehearsal import emulator
+from scripts.benchmarks import batch_kills
 from tests.images.batch_worker.conftest import REGION
 
 SaveSecret = Callable[[str], str]
+
+KEY = {"secret": "llm/nobody-made-it", "field": ""}
+CACHE = {"url": "rediss://127.0.0.1:1", "ttl_s": 60, "is_cluster": False, "login_secret": "llm/nobody-made-it"}
 
 
 @pytest.fixture
@@ -106,12 +112,9 @@ def test_a_network_without_a_way_to_secrets_manager_is_told(
 
 
 @pytest.mark.parametrize(
-    ("program", "variable"),
-    [
-        ("batch-worker", "BATCH_API_KEY_SECRET"),
-        ("batch-worker", "BATCH_CACHE_LOGIN_SECRET"),
-        ("batch-api", "BATCH_API_KEY_SECRET"),
-    ],
+    ("program", "named"),
+    [("batch-worker", {"api_key": KEY}), ("batch-worker", {"cache": CACHE}), ("batch-api", {"api_key": KEY})],
+    ids=["the worker's key", "the cache's login", "the Batch API's key"],
 )
 def test_a_program_ends_with_one_line_where_a_secret_is_missing(
     embedded_client_env: None,
@@ -119,11 +122,12 @@ def test_a_program_ends_with_one_line_where_a_secret_is_missing(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     program: str,
-    variable: str,
+    named: dict[str, Any],
 ) -> None:
     ready = tmp_path / "ready"
     ready.touch()
-    for name, value in {**ENVIRONMENT, "BATCH_READY_FILE": str(ready), variable: "llm/nobody-made-it"}.items():
+    variables = worker_settings.format_variables({**batch_kills.build_document("http://127.0.0.1:1"), **named})
+    for name, value in {**variables, "BATCH_READY_FILE": str(ready)}.items():
         monkeypatch.setenv(name, value)
     assert {"batch-worker": batch_worker.main, "batch-api": api.main}[program]() == 3
     [line] = capsys.readouterr().err.splitlines()
@@ -132,21 +136,12 @@ def test_a_program_ends_with_one_line_where_a_secret_is_missing(
     assert ready.exists() == (program == "batch-api"), "a worker before this one was ready"
 
 
-ENVIRONMENT = {
-    "BATCH_NAME": "mine", "BATCH_BUCKET": "b", "BATCH_PREFIX": "batch/mine", "BATCH_TEAMS": "default:50:normal:0",
-    "BATCH_WORKERS": "1", "BATCH_DEADLINE_S": "60", "BATCH_BAD_ROWS": "skip", "BATCH_CHUNK_BYTES": "65536",
-    "BATCH_FAILED_CHUNKS": "0", "BATCH_TAKEOVER_S": "3", "BATCH_ENDPOINT": "http://127.0.0.1:1",
-    "BATCH_CONCURRENCY": "1..2", "BATCH_LONG_INPUTS": "reject", "BATCH_ATTEMPTS": "3", "BATCH_REQUEST_TIMEOUT_S": "5",
-    "BATCH_CACHE_URL": "rediss://127.0.0.1:1", "BATCH_CACHE_TTL_S": "60",
-}  # fmt: skip
-
-
 def test_a_key_that_the_endpoint_refuses_is_read_again(
     save_secret: SaveSecret, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endpoint that takes one key alone, as vLLM does with `--api-key`."""
     name = save_secret('{"batch": "first"}')
-    key = ApiKey(replace(batch_settings, api_key_secret=name, api_key_field="batch"))
+    key = ApiKey(replace(batch_settings, api_key=KeySecret(name, "batch")))
     valid_key, sent_keys = ["first"], list[str]()
 
     async def answer(request: web.Request) -> web.Response:
@@ -192,10 +187,10 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
 
 
 def test_a_key_of_the_environment_is_sent_as_it_is(batch_settings: Any) -> None:
-    key = ApiKey(replace(batch_settings, api_key="of the environment"))
+    key = ApiKey(replace(batch_settings, plain_api_key="of the environment"))
     assert key.value == "of the environment"
     assert not key.renew("of the environment")
 
 
 def test_the_line_break_of_a_file_is_no_part_of_a_key(save_secret: SaveSecret, batch_settings: Any) -> None:
-    assert ApiKey(replace(batch_settings, api_key_secret=save_secret("key\n"))).value == "key"
+    assert ApiKey(replace(batch_settings, api_key=KeySecret(save_secret("key\n"), ""))).value == "key"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from batch import settings, usage
+from batch import usage
 from batch.layout import Layout
 from batch.usage import Usage
 
+from tests.images.batch_worker.conftest import read_settings
+
 DAY_S = 86_400.0
-QUOTAS = {"ads": 100, "search": 0}
+TEAMS = {
+    name: {"weight": 1, "priority": "normal", "deadline_s": 60.0, "tokens_per_day": quota, "queues": {}}
+    for name, quota in (("ads", 100), ("search", None))
+}
 
 
 class FakeStore:
@@ -54,7 +60,7 @@ def store() -> FakeStore:
 
 
 def open_usage(store: Any, day: Day, worker: str = "w0") -> Usage:
-    opened = Usage(store, Layout("batch/mine"), worker, QUOTAS, day)
+    opened = Usage(store, replace(read_settings(teams=TEAMS), worker=worker), day)
     opened.exchange()
     return opened
 
@@ -92,16 +98,10 @@ def test_a_worker_that_restarts_goes_on_from_its_own_count(store: FakeStore, day
     opened = open_usage(store, day)
     opened.add("ads", 60)
     opened.exchange()
-    again = Usage(store, Layout("batch/mine"), "w0", QUOTAS, day)  # type: ignore[arg-type]
+    again = Usage(store, replace(read_settings(teams=TEAMS), worker="w0"), day)  # type: ignore[arg-type]
     again.add("ads", 30)  # before its first exchange
     again.exchange()
     again.add("ads", 9)
     assert not again.is_spent("ads")
     again.add("ads", 1)
     assert again.is_spent("ads")
-
-
-def test_teams_are_read_with_and_without_a_deadline() -> None:
-    teams = settings.parse_teams("search:30:normal:0,ads:20:low:500:3600")
-    assert (teams["search"].deadline_s, teams["ads"].deadline_s) == (0.0, 3600.0)
-    assert (teams["ads"].weight, teams["ads"].priority, teams["ads"].tokens_per_day) == (20, "low", 500)

@@ -4,67 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from batch import jobs as jobs_module
-from batch import layout, worker
-from batch.chunk import ChunkState
+from batch import layout, poller
+from batch.chunk import Outcome, take_chunk
 from batch.jobs import BadSubmission, Jobs
+from batch.open_chunks import OpenChunk
 from batch.queue import Message
-from batch.settings import TeamSettings
+from batch.step_runner import StepRunner
 from batch.steps import Steps
 from batch.store import Store
-from batch.worker import OpenChunk, Worker
+from batch.worker import Worker
 
 from tests.images.batch_worker.conftest import StateMachine
 from tests.images.batch_worker.test_chunk import KEYS, answer, build_rows, prepare, read_results
-from tests.images.batch_worker.test_faults import OWN
 
 LIMIT_S = 20.0
-MESSAGE = Message("queue", "receipt", {"task": "run", "job": "batch_1", "chunk": 0})
 
 
-class Mailbox:
-    """Notes what is kept, handed back and answered."""
+class Queues:
+    """Stands for SQS and Step Functions: one message, and what is done with it."""
 
     def __init__(self) -> None:
-        self.kept: list[Message] = []
-        self.handed_back: list[Message] = []
+        self.visibility_s: list[int] = []
         self.answers: list[Any] = []
 
-    def receive(self, *_: Any) -> Message:
-        return MESSAGE
+    def receive_message(self, **_: Any) -> Any:
+        return {"Messages": [{"ReceiptHandle": "receipt", "Body": json.dumps({"task": "plan", "token": "t"})}]}
 
-    def keep(self, message: Message) -> None:
-        self.kept.append(message)
+    def delete_message(self, **_: Any) -> None:
+        pass
 
-    def hand_back(self, message: Message) -> None:
-        self.handed_back.append(message)
+    def change_message_visibility(self, **request: Any) -> None:
+        self.visibility_s.append(request["VisibilityTimeout"])
 
-    def succeed(self, _: Message, output: Any) -> None:
-        self.answers.append(output)
+    def send_task_success(self, *, output: str, **_: Any) -> None:
+        self.answers.append(json.loads(output))
+
+
+@dataclass
+class Opened:
+    """A worker with a chunk of five rows, of which two are answered and not saved."""
+
+    worker: Worker
+    chunk: OpenChunk
+    queues: Queues
+
+    def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run in the worker's event loop, its parts open."""
+
+        async def run() -> None:
+            self.worker.open()
+            await work()
+
+        asyncio.run(run())
+
+    def commit(self) -> None:
+        self.run(lambda: self.worker.committer.commit(self.worker.chunks))
+
+    def shut_down(self) -> None:
+        self.run(lambda: self.worker.shut_down([]))
 
 
 @pytest.fixture
-def open_worker(embedded_client_env: None, store: Store, batch_settings: Any, write_input: Any) -> Callable[..., Any]:
-    """Open a worker with a chunk of five rows, of which two are answered and not saved."""
-
-    def open_chunk(**changes: Any) -> tuple[Worker, OpenChunk, Mailbox]:
-        settings = replace(batch_settings, **changes)
+def open_worker(
+    embedded_client_env: None, store: Store, batch_settings: Any, write_input: Any
+) -> Callable[..., Opened]:
+    def open_chunk(**changes: Any) -> Opened:
+        settings = replace(batch_settings, **{"drain_s": LIMIT_S, **changes})
         job = write_input(b"\n".join(build_rows(5)))
-        (chunk,) = prepare(Steps(store, settings, now=lambda: 100.0), job)
-        state = ChunkState.open(store, KEYS, job, chunk, "w")
+        prepare(Steps(store, settings, now=lambda: 100.0), job)
+        state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
         answer(state, 2)
-        own, mailbox = Worker(settings, OWN), Mailbox()
-        own._mailbox = mailbox  # type: ignore[assignment]
-        opened = OpenChunk(state, MESSAGE, job)
-        own._chunks.append(opened)
-        own._held.add(MESSAGE)
-        return own, opened, mailbox
+        worker, queues = Worker(settings), Queues()
+        worker.mailbox._sqs = worker.mailbox._stepfunctions = queues
+        message = Message("queue", "receipt", {"task": "run", "job": job["id"], "chunk": 0, "token": "t"})
+        chunk = OpenChunk(state, message, job)
+        worker.chunks.add(chunk)
+        worker.mailbox.held.add(message)
+        return Opened(worker, chunk, queues)
 
     return open_chunk
 
@@ -76,108 +100,87 @@ def read_head(store: Store, job: layout.Job) -> Any:
 
 
 def test_a_worker_that_stops_keeps_its_chunk_and_saves_rows_until_the_last_in_flight_ends(
-    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+    open_worker: Any, store: Store
 ) -> None:
     """Rows in flight may take longer than the takeover time: no other worker may take the chunk meanwhile."""
-    own, chunk, mailbox = open_worker(takeover_s=0.4)
-    monkeypatch.setattr(worker, "DRAIN_S", LIMIT_S)
+    opened = open_worker(takeover_s=0.4)
+    chunk, visibility_s = opened.chunk, opened.queues.visibility_s
 
-    async def finish_late() -> None:
-        while len(mailbox.kept) < 3 or not read_head(store, chunk.job)["parts"]:
+    async def answer_late(*_: Any) -> Outcome:
+        while len(visibility_s) < 3 or not read_head(store, chunk.job)["parts"]:
             await asyncio.sleep(0.05)
-        answer(chunk.state, 1)
-        chunk.in_flight -= 1
-
-    async def close() -> None:
-        pass
+        return Outcome(b'{"custom_id": "row-2", "error": null}\n', "", 3, 2)
 
     async def stop() -> None:
-        own._endpoint = SimpleNamespace(close=close)  # type: ignore[assignment]
-        chunk.in_flight = 1
-        request = asyncio.create_task(finish_late())
-        own._requests.add(request)
-        request.add_done_callback(own._forget)
-        own._stop()
-        await own._shut_down([])
-        assert not request.cancelled()
+        opened.worker.dispatcher._runner = SimpleNamespace(run=answer_late)
+        opened.worker.dispatcher.send(chunk)
+        await opened.worker.shut_down([])
 
-    asyncio.run(stop())
+    opened.run(stop)
     assert sum(part["completed"] for part in read_head(store, chunk.job)["parts"]) == 3
-    assert (mailbox.handed_back, mailbox.answers) == ([MESSAGE], [])
+    assert (visibility_s[:3], visibility_s[-1], opened.queues.answers) == ([1, 1, 1], 0, [])
 
 
-def test_rows_that_outlast_a_stopping_worker_run_elsewhere(
-    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_outlast_a_stopping_worker_run_elsewhere(open_worker: Any, store: Store) -> None:
     """The last rows of a chunk are in flight for longer than a worker may take to stop: none of them is lost."""
-    own, chunk, mailbox = open_worker()
-    monkeypatch.setattr(worker, "DRAIN_S", 0.05)
+    opened = open_worker(drain_s=0.05)
+    chunk = opened.chunk
 
     async def hang(*_: Any) -> None:
         await asyncio.sleep(LIMIT_S)
 
-    async def close() -> None:
-        pass
-
     async def stop() -> None:
-        own._endpoint = SimpleNamespace(close=close)  # type: ignore[assignment]
-        own._runner = SimpleNamespace(run=hang, is_suspect=False)  # type: ignore[assignment]
+        opened.worker.dispatcher._runner = SimpleNamespace(run=hang)
         while chunk.state.pending:
-            chunk.in_flight += 1
-            own._requests.add(asyncio.create_task(own._run_row(chunk, chunk.state.pending.popleft(), 1.0)))
+            opened.worker.dispatcher.send(chunk)
         await asyncio.sleep(0)
-        own._stop()
-        await own._shut_down([])
+        await opened.worker.shut_down([])
 
-    asyncio.run(stop())
-    head = read_head(store, chunk.job)
-    assert (head["done"], mailbox.handed_back, mailbox.answers) == (False, [MESSAGE], [])
-    (entry,) = Steps(store, own._settings)._read_chunks(chunk.job["id"])
-    assert len(ChunkState.open(store, KEYS, chunk.job, entry, "next").pending) == 3
+    opened.run(stop)
+    assert (read_head(store, chunk.job)["done"], opened.queues.answers) == (False, [])
+    assert opened.queues.visibility_s[-1] == 0
+    state, _ = take_chunk(store, KEYS, chunk.job["id"], 0, "next")
+    assert len(state.pending) == 3
 
 
-def test_workers_that_stop_before_a_row_is_saved_do_not_give_its_chunk_up(
-    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_stop_before_a_row_is_saved_do_not_give_its_chunk_up(open_worker: Any, store: Store) -> None:
     """As spot instances do, while the endpoint is away or a team's tokens are spent for days."""
-    own, chunk, _ = open_worker()
-    chunk.state.collect()
-    chunk.state._write_head({**chunk.state.head, "fruitless": worker.MAX_FRUITLESS - 1})
-
-    async def close() -> None:
-        pass
-
-    own._endpoint = SimpleNamespace(close=close)  # type: ignore[assignment]
-    asyncio.run(own._shut_down([]))
-    assert read_head(store, chunk.job)["fruitless"] == 0
+    opened = open_worker()
+    opened.chunk.state.collect()
+    opened.chunk.state._write_head({**opened.chunk.state.head, "fruitless": poller.MAX_FRUITLESS - 1})
+    opened.shut_down()
+    assert read_head(store, opened.chunk.job)["fruitless"] == 0
 
 
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
-    own, _, mailbox = open_worker()
-    own._held.clear()
-    assert (own._take("queue"), own._held) == (MESSAGE, {MESSAGE})
-    own._held.clear()
-    own._stop()
-    assert (own._take("queue"), own._held) == (None, set())
-    assert mailbox.handed_back == [MESSAGE]
+    opened = open_worker()
+    mailbox = opened.worker.mailbox
+    mailbox.held.clear()
+    assert mailbox.held == {mailbox.receive("queue")}
+    mailbox.held.clear()
+    mailbox.close()
+    assert (mailbox.receive("queue"), mailbox.held) == (None, set())
+    assert opened.queues.visibility_s == [0]
 
 
 def test_a_job_that_fails_keeps_the_answers_and_gives_no_other_row_a_result(open_worker: Any, store: Store) -> None:
-    own, chunk, mailbox = open_worker()
-    own._apply_job(chunk, {**chunk.job, "state": layout.FAILED})
-    own._apply_job(chunk, {**chunk.job, "state": layout.IN_PROGRESS})  # resumed: another message brings the rest
-    asyncio.run(own._commit_all())
+    opened = open_worker()
+    chunk = opened.chunk
+    chunk.apply_job({**chunk.job, "state": layout.FAILED}, 0.0)
+    chunk.apply_job({**chunk.job, "state": layout.IN_PROGRESS}, 0.0)  # resumed: another message brings the rest
+    opened.commit()
     head = read_head(store, chunk.job)
     assert ([(part["completed"], part["failed"]) for part in head["parts"]], head["done"]) == ([(2, 0)], False)
-    assert (own._chunks, own._held, len(mailbox.answers)) == ([], set(), 1)
+    held = opened.worker.mailbox.held
+    assert (list(opened.worker.chunks), held, len(opened.queues.answers)) == ([], set(), 1)
 
 
 def test_the_rows_of_a_cancelled_job_have_results(open_worker: Any, store: Store) -> None:
     """The control of the test above."""
-    own, chunk, _ = open_worker()
-    own._apply_job(chunk, {**chunk.job, "state": layout.CANCELLING})
-    asyncio.run(own._commit_all())
-    head = read_head(store, chunk.job)
+    opened = open_worker()
+    opened.chunk.apply_job({**opened.chunk.job, "state": layout.CANCELLING}, 0.0)
+    opened.commit()
+    head = read_head(store, opened.chunk.job)
     assert (head["parts"][-1]["failures"], head["done"]) == ({"batch_cancelled": 3}, True)
 
 
@@ -186,20 +189,20 @@ def test_a_failed_job_goes_on_from_its_saved_rows(
 ) -> None:
     steps = Steps(store, batch_settings, now=lambda: 100.0)
     job = write_input(b"\n".join(build_rows(5)))
-    (chunk,) = prepare(steps, job)
-    state = ChunkState.open(store, KEYS, job, chunk, "w")
+    prepare(steps, job)
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
     answer(state, 2)
     state.commit(state.collect())
     key = KEYS.get_head_key(job["id"], 0)
-    store.change_json(key, lambda head: {**head, "fruitless": worker.MAX_FRUITLESS})
+    store.change_json(key, lambda head: {**head, "fruitless": poller.MAX_FRUITLESS})
     cause = {"code": layout.GIVEN_UP_CODE, "message": "chunk 0 ended 10 workers in a row"}
     steps.fail(job["id"], {"Cause": json.dumps(cause)})
     resumed = jobs.resume(job["id"])
     assert resumed is not None
     assert (resumed["state"], resumed["errors"], resumed["failed_at"]) == (layout.VALIDATING, [], None)
     assert state_machine.started == [f"{job['id']}-1"]
-    (again,) = prepare(steps, job)
-    state = ChunkState.open(store, KEYS, job, again, "w")
+    prepare(steps, job)
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
     assert (len(state.pending), state.head["fruitless"]) == (3, 1)
     answer(state)
     state.commit(state.collect())
@@ -247,63 +250,70 @@ def test_only_a_failed_job_is_resumed(jobs: Jobs, write_input: Any, state_machin
     assert state_machine.started == []
 
 
-def open_spent(open_worker: Any, priority: str = "normal") -> tuple[Worker, OpenChunk, Mailbox]:
+def open_spent(open_worker: Any, batch_settings: Any, priority: str = "normal") -> Opened:
     """Open a worker with a chunk of a team that has used its tokens of today."""
-    own, chunk, mailbox = open_worker(
-        teams={"default": TeamSettings(1, "normal", 100), "search": TeamSettings(1, "normal", 0)}
-    )
-    chunk.job = {**chunk.job, "priority": priority}
-    own._usage.add("default", 99)
-    assert own._choose() is chunk
-    own._usage.add("default", 1)
-    return own, chunk, mailbox
+    teams = {
+        **batch_settings.teams,
+        "default": replace(batch_settings.teams["default"], tokens_per_day=100),
+    }
+    opened: Opened = open_worker(teams=teams)
+    opened.chunk.job = {**opened.chunk.job, "priority": priority}  # type: ignore[typeddict-item]
+
+    async def use_up() -> None:
+        opened.worker.usage.add("default", 99)
+        assert opened.worker.dispatcher.choose() is opened.chunk
+        opened.worker.usage.add("default", 1)
+
+    opened.run(use_up)
+    return opened
 
 
-def test_a_team_without_tokens_left_gets_no_row_and_its_job_can_be_cancelled(open_worker: Any, store: Store) -> None:
-    own, chunk, _ = open_spent(open_worker)
-    assert own._choose() is None
-    own._apply_job(chunk, {**chunk.job, "state": layout.CANCELLING})
-    assert own._wants(("default", "normal"))  # the next chunk of the cancelled job
-    asyncio.run(own._commit_all())
-    assert read_head(store, chunk.job)["parts"][-1]["failures"] == {"batch_cancelled": 3}
+def test_a_team_without_tokens_left_gets_no_row_and_its_job_can_be_cancelled(
+    open_worker: Any, batch_settings: Any, store: Store
+) -> None:
+    opened = open_spent(open_worker, batch_settings)
+    assert opened.worker.dispatcher.choose() is None
+    opened.chunk.apply_job({**opened.chunk.job, "state": layout.CANCELLING}, 0.0)
+    assert opened.worker.poller.wants("default", "normal")  # the next chunk of the cancelled job
+    opened.commit()
+    assert read_head(store, opened.chunk.job)["parts"][-1]["failures"] == {"batch_cancelled": 3}
 
 
-def test_rows_of_a_team_without_tokens_left_hold_nobody_up(open_worker: Any) -> None:
+def test_rows_of_a_team_without_tokens_left_hold_nobody_up(open_worker: Any, batch_settings: Any) -> None:
     """Its rows of a higher priority wait for tomorrow, and other teams' rows run meanwhile."""
-    own, chunk, _ = open_spent(open_worker, "high")
-    assert len(chunk.state.pending) > own._limit.value
-    assert [own._wants(("search", priority)) for priority in layout.PRIORITIES] == [True, True, True]
-    own._usage._own.clear()  # the next day
-    assert [own._wants(("search", priority)) for priority in layout.PRIORITIES] == [True, False, False]
+    opened = open_spent(open_worker, batch_settings, "high")
+    wants, priorities = opened.worker.poller.wants, batch_settings.priorities
+    assert len(opened.chunk.state.pending) > batch_settings.min_concurrency
+    assert [wants("search", priority) for priority in priorities] == [True, True, True]
+    opened.worker.usage._own.clear()  # the next day
+    assert [wants("search", priority) for priority in priorities] == [True, False, False]
 
 
 def test_a_long_step_does_not_delay_the_next_one(open_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge or an unpacking of a large job takes minutes, and an urgent job has to be planned meanwhile."""
-    own, _, _ = open_worker()
+    opened = open_worker()
     tasks = iter(["merge", "plan"])
     done: list[str] = []
 
-    async def receive(_: str) -> Message | None:
+    def receive(_: str) -> Message | None:
         task = next(tasks, None)
         if task is None:
-            await asyncio.sleep(0.01)
-            return None
-        return Message("control", task, {"task": task})
+            time.sleep(0.01)
+        return Message("control", task, {"task": task}) if task else None
 
-    async def do_step(message: Message) -> None:
-        if message.task == "merge":
-            await asyncio.wait_for(is_planned.wait(), LIMIT_S)
-        else:
-            is_planned.set()
+    def run_step(_: StepRunner, message: Message) -> None:
+        end = time.monotonic() + LIMIT_S
+        while message.task == "merge" and "plan" not in done and time.monotonic() < end:
+            time.sleep(0.01)
         done.append(message.task)
-        if message.task == "merge":
-            own._stopping.set()
 
     async def poll() -> None:
-        await asyncio.wait_for(own._poll_control("control"), 2 * LIMIT_S)
+        polling = asyncio.create_task(opened.worker.poller.poll_control("control"))
+        while len(done) < 2:
+            await asyncio.sleep(0.01)
+        polling.cancel()
 
-    is_planned = asyncio.Event()
-    monkeypatch.setattr(own, "_receive", receive)
-    monkeypatch.setattr(own, "_do_step", do_step)
-    asyncio.run(poll())
+    monkeypatch.setattr(opened.worker.mailbox, "receive", receive)
+    monkeypatch.setattr(StepRunner, "run", run_step)
+    opened.run(poll)
     assert done == ["plan", "merge"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from llm_serving import processes
 from llm_serving.kinds.batch import resolve
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from tests.images.batch_worker.conftest import REGION
+from scripts.benchmarks import batch_kills
+from tests.images.batch_worker.conftest import REGION, read_settings
 
 LIMIT_S = 60.0
 JOB = "batch_flow"
@@ -88,10 +88,10 @@ class Flow:
 
 
 @pytest.fixture
-def settings(batch_settings: Any, request: pytest.FixtureRequest) -> Any:
+def settings(request: pytest.FixtureRequest) -> Any:
     """Settings of a deployment of this test's own."""
     name = f"flow-{abs(hash(request.node.name)) % 10**8}"
-    return replace(batch_settings, name=name, prefix=f"batch/{name}")
+    return read_settings(**batch_kills.build_document("http://127.0.0.1:1", name=name))
 
 
 STEPS = ["plan", "scan", "check", "run", "merge"]

@@ -259,14 +259,14 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     endpoint: str,
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
-    from batch import layout, settings
+    from batch import settings
 
     value = reader.read(manifests[shape], loading.load_fleet(fleet)).value
     batch_settings = settings.read(value.entry.environment)
     looked_for = {
-        layout.get_control_queue_name(batch_settings.name),
-        layout.get_inbox_queue_name(batch_settings.name),
-        *layout.get_queue_names(batch_settings.name, list(batch_settings.teams)).values(),
+        batch_settings.control_queue,
+        batch_settings.inbox_queue,
+        *batch_settings.run_queues.values(),
     }
     queues = {queue["name"]: queue for queue in stacks[shape]["resource"]["aws_sqs_queue"].values()}
     assert set(queues) == {*looked_for, f"cotton-{shape}-undelivered"}
@@ -275,8 +275,7 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     arn = f"arn:aws:states:us-west-2:123456789012:stateMachine:{machine['name']}"
     assert value.entry.environment["BATCH_STATE_MACHINE"] == arn
     worker = next(service for service in value.services if service.port is None)
-    own = settings.read_worker(worker.environment)
-    assert own.worker, "the host's name, of which each container has its own"
+    assert settings.read(worker.environment).worker, "the host's name, of which each container has its own"
     for environment in (worker.environment, value.entry.environment):
         assert settings.read(environment).endpoint == endpoint
 
@@ -332,7 +331,7 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows(stacks: Stacks) -> None
     # A spot task has two minutes, as long as Fargate waits at most. Source: ECS developer guide, "Amazon ECS clusters for
     # Fargate", termination notices, 2026-11.
     assert container["stopTimeout"] == 120
-    assert int(environment["BATCH_DRAIN_S"]) + 20 < 120
+    assert json.loads(environment["BATCH_SETTINGS"])["drain_s"] + 20 < 120
     assert "BATCH_WORKER" not in environment
 
 
@@ -368,10 +367,9 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of(
         service["name"]: service["environment"] for service in yaml.safe_load(manifests[shape].read_text())["services"]
     }
     worker, api = (settings.read(environments[program]) for program in ("batch-worker", "batch-api"))
-    cache = settings.read_worker(environments["batch-worker"]).cache
-    assert cache is not None
-    assert (worker.api_key_secret, worker.api_key_field, api.api_key_secret) == ("llm/keys", "batch", "llm/keys")
-    for part, secrets in (("work", [worker.api_key_secret, cache.login_secret]), ("api", [api.api_key_secret])):
+    assert worker.cache is not None
+    assert worker.api_key == api.api_key == settings.KeySecret("llm/keys", "batch")
+    for part, secrets in (("work", ["llm/keys", worker.cache.login_secret]), ("api", ["llm/keys"])):
         by_sid = {statement.get("Sid"): statement for statement in list_statements(stack, part)}
         assert by_sid["Secrets"]["Action"] == ["secretsmanager:GetSecretValue"]
         assert by_sid["Secrets"]["Resource"] == [named[secret] for secret in secrets]

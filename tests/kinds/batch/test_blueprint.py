@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,12 @@ def resolve(folder: Path, text: str, data_folder: str = "") -> BatchDeployment:
     return deployment
 
 
+def read_document(process: Process) -> dict[str, Any]:
+    """Read the settings of a worker or the Batch API."""
+    document: dict[str, Any] = json.loads(process.env["BATCH_SETTINGS"])
+    return document
+
+
 def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) -> None:
     text = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
     deployment = resolve(tmp_path / "mine", text)
@@ -52,9 +59,11 @@ def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) ->
     assert [loaded.model for loaded in deployment.loaded_models] == ["tiny"]
     assert deployment.serving is not None
     assert deployment.endpoint_url == deployment.serving.url
-    assert deployment.workers[0].env["BATCH_ENDPOINT"] == deployment.endpoint_url
+    document = read_document(deployment.workers[0])
+    assert document["endpoint"] == deployment.endpoint_url
     engine = deployment.engine_processes[0]
-    assert deployment.workers[0].env["BATCH_METRICS"] == f"http://127.0.0.1:{engine.port}/metrics"
+    assert document["metrics_urls"] == [f"http://127.0.0.1:{engine.port}/metrics"]
+    assert document["metrics"]["queue"] == ["vllm:num_requests_waiting"]
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 
 
@@ -76,7 +85,7 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert deployment.endpoint_url == serving.url
     assert len(deployment.metrics_urls) == 1
-    assert deployment.workers[0].env["BATCH_SLO"] == ""
+    assert read_document(deployment.workers[0])["objectives"] == []
     assert "Rows give way to a queue at talk alone: its metrics show no percentile of its SLO." in deployment.notes
     with pytest.raises(InputError) as refusal:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
@@ -91,15 +100,19 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     [
         (
             "worker",
-            "vllm:time_to_first_token_seconds=0.8:0.05,vllm:inter_token_latency_seconds=0.04:0.01",
+            [("vllm:time_to_first_token_seconds", 0.8, 0.05), ("vllm:inter_token_latency_seconds", 0.04, 0.01)],
             "Rows give way where talk misses ttft p95 < 800 ms, itl p99 < 40 ms.",
         ),
         # Apart from decode: no engine sees all of the time to a first token.
-        ("prefill", "vllm:inter_token_latency_seconds=0.04:0.01", "Rows give way where talk misses itl p99 < 40 ms."),
+        (
+            "prefill",
+            [("vllm:inter_token_latency_seconds", 0.04, 0.01)],
+            "Rows give way where talk misses itl p99 < 40 ms.",
+        ),
     ],
 )
 def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
-    tmp_path: Path, role: str, objectives: str, note: str
+    tmp_path: Path, role: str, objectives: list[tuple[str, float, float]], note: str
 ) -> None:
     pattern = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
     serving = resolve(tmp_path / "other", pattern).serving
@@ -112,7 +125,9 @@ def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
     (folder / "deployment.json").write_text(fed.model_dump_json())
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: talk")
     deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
-    assert {worker.env["BATCH_SLO"] for worker in deployment.workers} == {objectives}
+    for worker in deployment.workers:
+        written = [tuple(objective.values()) for objective in read_document(worker)["objectives"]]
+        assert written == [(metric, limit_s, pytest.approx(allowed)) for metric, limit_s, allowed in objectives]
     assert note in deployment.notes
 
 
@@ -253,9 +268,13 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
     deployment = resolve_on("eks", tmp_path / "mine", text)
     metrics = "http://chat-engines.serving.svc:8000/metrics"
-    assert {worker.env["BATCH_METRICS"] for worker in deployment.workers} == {metrics}
+    documents = [read_document(worker) for worker in deployment.workers]
+    assert [document["metrics_urls"] for document in documents] == [[metrics]] * 2
+    queues = documents[0]["metrics"]["queue"]
+    assert {"vllm:num_requests_waiting", "llamacpp:requests_deferred"} <= set(queues), "its engine is not known here"
     assert "Rows give way to a queue at chat alone: on EKS a batch does not know its SLO." in deployment.notes
-    assert {worker.env["BATCH_METRICS"] for worker in resolve_on_ecs(tmp_path / "other", text).workers} == {""}
+    on_ecs = resolve_on_ecs(tmp_path / "other", text)
+    assert [read_document(worker)["metrics_urls"] for worker in on_ecs.workers] == [[]] * 2
 
 
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:
@@ -295,20 +314,22 @@ def test_on_aws_programs_are_told_of_the_secrets_that_they_read(tmp_path: Path) 
     assert deployment.cloud is not None
     assert [row.secret for row in deployment.cloud.api_secrets] == ["llm/key"]
     assert [row.secret for row in deployment.cloud.worker_secrets] == ["llm/key", "cache/login"]
-    api_key = {"BATCH_API_KEY_SECRET": "llm/key", "BATCH_API_KEY_FIELD": ""}
-    assert list_secret_variables(deployment.api) == api_key
-    assert list_secret_variables(deployment.workers[0]) == {**api_key, "BATCH_CACHE_LOGIN_SECRET": "cache/login"}
+    api_key = {"secret": "llm/key", "field": ""}
+    assert read_secrets(deployment.api) == (api_key, None)
+    assert read_secrets(deployment.workers[0]) == (api_key, "cache/login")
     assert deployment.cloud.cache_port == 6380
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 
 
-def list_secret_variables(process: Process) -> dict[str, str]:
-    return {name: value for name, value in process.env.items() if "API_KEY" in name or "LOGIN" in name}
+def read_secrets(process: Process) -> tuple[Any, Any]:
+    """Read where a program finds the endpoint's key, and the login of the cache."""
+    document = read_document(process)
+    return document["api_key"], document["cache"] and document["cache"]["login_secret"]
 
 
 def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", KEYED)
-    assert list_secret_variables(deployment.api) == list_secret_variables(deployment.workers[0]) == {}
+    assert (read_secrets(deployment.api), read_secrets(deployment.workers[0])) == ((None, None), (None, ""))
     [note] = deployment.notes
     assert note == (
         "The embedded AWS has no secrets of yours: here environment variables take the place of endpoint.api_key and "
@@ -409,12 +430,19 @@ def test_a_copy_of_the_pattern_needs_nothing_of_this_repository(tmp_path: Path) 
 
 def test_a_team_may_have_a_deadline_and_the_endpoint_a_price(tmp_path: Path) -> None:
     plain = resolve(tmp_path / "plain", MINIMAL)
-    assert (plain.usd_h, plain.api.env["BATCH_USD_PER_HOUR"]) == (None, "")
-    assert plain.api.env["BATCH_TEAMS"] == "default:1:normal:0"
+    assert (plain.usd_h, read_document(plain.api)["usd_h"]) == (None, None)
+    assert read_document(plain.api)["teams"]["default"] == {
+        "weight": 1,
+        "priority": "normal",
+        "deadline_s": 86_400.0,  # of `limits`
+        "tokens_per_day": None,
+        "queues": {priority: f"plain-default-{priority}" for priority in ("high", "normal", "low")},
+    }
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat, usd_per_hour: 41.96")
     deployment = resolve_on_ecs(tmp_path / "priced", text + "teams: {ads: {deadline: 8h}, search: {}}\n")
-    assert (deployment.usd_h, deployment.api.env["BATCH_USD_PER_HOUR"]) == (41.96, "41.96")
-    assert deployment.api.env["BATCH_TEAMS"] == "ads:1:normal:0:28800,search:1:normal:0"
+    document = read_document(deployment.api)
+    assert (deployment.usd_h, document["usd_h"]) == (41.96, 41.96)
+    assert {name: team["deadline_s"] for name, team in document["teams"].items()} == {"ads": 28_800, "search": 86_400}
 
 
 FED = """\
@@ -438,7 +466,7 @@ def test_a_job_costs_what_the_deployment_beside_it_costs(tmp_path: Path, target:
     deployment = resolve_on(target, tmp_path / "mine", text)
     instance = instances.find("g6e.2xlarge")
     assert deployment.usd_h == pytest.approx(3 * instance.prices["us-west-2"].usd_h)
-    assert deployment.api.env["BATCH_USD_PER_HOUR"] == f"{deployment.usd_h:g}"
+    assert read_document(deployment.api)["usd_h"] == deployment.usd_h
     note = f"Jobs cost their share of chat, {deployment.usd_h:.2f} USD/h on demand: worker: 3 x 1 of g6e.2xlarge at "
     assert [text for text in deployment.notes if text.startswith(note)] != []
     typed = resolve_on(target, tmp_path / "mine", text.replace("chat}", "chat, usd_per_hour: 7}"))
@@ -465,22 +493,22 @@ def test_a_deployment_whose_price_is_not_certain_gives_none(tmp_path: Path, fed:
 
 def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     plain = resolve(tmp_path / "plain", MINIMAL)
-    assert plain.api.env["BATCH_PARQUET"] == ""
-    assert "BATCH_CACHE_URL" not in plain.workers[0].env
+    assert read_document(plain.api)["has_parquet"] is False
+    assert read_document(plain.workers[0])["cache"] is None
     results = 'results: {parquet: on, cache: {url: "rediss://cache.example.com:6379", ttl: 1h}}\n'
     deployment = resolve(tmp_path / "more", MINIMAL + results)
-    env = deployment.workers[0].env
-    assert (env["BATCH_PARQUET"], env["BATCH_CACHE_URL"]) == ("1", "rediss://cache.example.com:6379")
-    assert env["BATCH_CACHE_TTL_S"] == "3600"
-    assert "BATCH_CACHE_CLUSTER" not in env
+    document = read_document(deployment.workers[0])
+    assert document["has_parquet"] is True
+    cache = {"url": "rediss://cache.example.com:6379", "ttl_s": 3600.0, "is_cluster": False, "login_secret": ""}
+    assert document["cache"] == cache
     cluster = resolve(tmp_path / "cluster", MINIMAL + results.replace("ttl: 1h", "cluster: on"))
-    assert cluster.workers[0].env["BATCH_CACHE_CLUSTER"] == "1"
+    assert read_document(cluster.workers[0])["cache"]["is_cluster"] is True
     assert "cache.example.com" not in json.dumps(deployment.api.env)
 
 
 def test_rows_go_after_peoples_requests_where_the_engines_schedule_by_priority(tmp_path: Path) -> None:
-    plain = resolve(tmp_path / "plain", MINIMAL).workers[0].env
-    assert (plain["BATCH_ENGINE_PRIORITIES"], plain["BATCH_SHARED"]) == ("", "")
+    plain = read_document(resolve(tmp_path / "plain", MINIMAL).workers[0])
+    assert (plain["has_priority"], plain["is_shared"]) == (False, False)
     text = MINIMAL.replace("8000}", "8000, priority: on}")
-    env = resolve(tmp_path / "after", text).workers[0].env
-    assert (env["BATCH_ENGINE_PRIORITIES"], env["BATCH_SHARED"]) == ("high:1,normal:2,low:3", "1")
+    document = read_document(resolve(tmp_path / "after", text).workers[0])
+    assert (document["has_priority"], document["is_shared"]) == (True, True)

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from llm_serving import paths
+from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from scripts.benchmarks import batch_kills
 from tests.asl_validator.fixtures import FindErrors
 
 DEFINITION = json.loads(STATE_MACHINE_FILE.read_text())
@@ -76,28 +78,14 @@ def build_settings() -> Any:
     """What the programs of a batch are told."""
     from batch import settings
 
-    return settings.read(
-        {
-            "BATCH_NAME": "mine",
-            "BATCH_BUCKET": "rows",
-            "BATCH_PREFIX": "batch/mine",
-            "BATCH_TEAMS": "search:1:normal:0",
-            "BATCH_WORKERS": "1",
-            "BATCH_DEADLINE_S": "60",
-            "BATCH_BAD_ROWS": "skip",
-            "BATCH_CHUNK_BYTES": "1048576",
-            "BATCH_FAILED_CHUNKS": "0.01",
-            "BATCH_TAKEOVER_S": "30",
-            "BATCH_ENDPOINT": "http://chat:8080",
-            "AWS_REGION": "us-west-2",
-        }
-    )
+    document = {**batch_kills.build_document("http://chat:8080"), "failed_chunks": 0.01}
+    return settings.read(worker_settings.format_variables(document))
 
 
 def test_every_steps_message_has_what_its_worker_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message's task is one that `Steps.run` or the worker knows, with a token to answer to."""
     monkeypatch.syspath_prepend(IMAGE)
-    code = (IMAGE / "batch" / "steps.py").read_text() + (IMAGE / "batch" / "worker.py").read_text()
+    code = (IMAGE / "batch" / "steps.py").read_text() + (IMAGE / "batch" / "poller.py").read_text()
     messages = {message["task"]: message for message in list_messages(DEFINITION["States"])}
     assert set(messages) == {"plan", "scan", "check", "run", "merge", "fail"}
     for task, message in messages.items():

@@ -5,6 +5,7 @@ the real programs run a job through the state machine and the queues that Terraf
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,11 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         "endpoint": ([sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(model_port)], {}),
         "batch-worker": (
             [sys.executable, str(IMAGE / "batch_worker.py")],
-            {**worker.environment, "BATCH_ENDPOINT": model, "BATCH_READY_FILE": str(folder / "ready")},
+            {
+                **worker.environment,
+                "BATCH_SETTINGS": json.dumps({**json.loads(worker.environment["BATCH_SETTINGS"]), "endpoint": model}),
+                "BATCH_READY_FILE": str(folder / "ready"),
+            },
         ),
         "batch-api": (
             [sys.executable, str(IMAGE / "batch_api.py")],

@@ -363,8 +363,13 @@ class Blueprint(BaseBlueprint):
             yield Conflict(("sample",), reason, "sample: {model: NAME}")
 
 
+def resolve_deadline(team: Team, limits: Limits) -> float:
+    """Return the deadline of a team's jobs whose submission has none."""
+    return limits.deadline if team.deadline is None else team.deadline
+
+
 def read(folder: Path) -> Document[Blueprint]:
-    """Reads the blueprint in `folder`.
+    """Read the blueprint in `folder`.
 
     Raises:
         InputError: with every mistake of its file at once.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
-from typing import get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -12,8 +11,8 @@ from pydantic import Field
 from llm_serving.catalog import instances, own_image
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, parse_arn_region
-from llm_serving.kinds.batch import secrets
-from llm_serving.kinds.batch.blueprint import Blueprint, Priority, Schedule
+from llm_serving.kinds.batch import secrets, worker_settings
+from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
 from llm_serving.kinds.serving.deployment import Toleration
 from llm_serving.kinds.serving.processes import ENGINE_PORT
 from llm_serving.services.environment import Environment, ResolvedData
@@ -102,13 +101,14 @@ class CloudParts(ResolvedData):
 def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str, endpoint_url: str) -> CloudParts:
     """Resolve the AWS resources of the batch `name`."""
     workflow = _format_workflow(fleet, name)
+    queues = worker_settings.name_queues(workflow, settings.teams)
     endpoint, cache = urlsplit(endpoint_url), settings.results.cache
     api_key, login = settings.endpoint.api_key, cache.login if cache else None
     return CloudParts(
         workflow=workflow,
         state_machine=_format_state_machine(environment, workflow),
-        control_queue=f"{workflow}-control",
-        inbox_queue=f"{workflow}-inbox",
+        control_queue=queues.control,
+        inbox_queue=queues.inbox,
         run_queues=tuple(_name_run_queues(settings, workflow)),
         image=own_image.BATCH_WORKER.format_image(environment.registry),
         cpus=CPUS,
@@ -135,10 +135,8 @@ def _format_workflow(fleet: Fleet, name: str) -> str:
 
 def _name_run_queues(settings: Blueprint, workflow: str) -> dict[str, str]:
     """Return the team of each queue of chunks, by the queue's name."""
-    queues: dict[str, str] = {}
-    for team in settings.teams:
-        queues |= {f"{workflow}-{team}-{priority}": team for priority in get_args(Priority)}
-    return queues
+    runs = worker_settings.name_queues(workflow, settings.teams).runs
+    return {queue: team for team, by_priority in runs.items() for queue in by_priority.values()}
 
 
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:

@@ -16,6 +16,7 @@ from rich.live import Live
 from llm_serving import console
 from llm_serving.kinds.batch import estimate
 from llm_serving.kinds.batch import table as batch_table
+from llm_serving.kinds.batch.blueprint import resolve_deadline
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
@@ -229,7 +230,7 @@ def _print_estimate(
         list(client.list_batches()),
         team=team_name,
         priority=metadata.get("priority") or team.priority,
-        deadline_s=float(metadata.get("deadline") or team.deadline or deployment.limits.deadline),
+        deadline_s=float(metadata.get("deadline") or resolve_deadline(team, deployment.limits)),
     )
     if as_json:
         print(json.dumps(payload, indent=2))

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from llm_serving.kinds.batch.client import FINAL_STATES
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.batch.worker_settings import PRIORITIES
 from llm_serving.kinds.serving import capacity_estimate
 from llm_serving.kinds.serving.deployment import ServingDeployment
-
-PRIORITIES = ("high", "normal", "low")
 
 MIN_MEASURED_S = 2.0
 """Minimum seconds of a job for a useful rate."""

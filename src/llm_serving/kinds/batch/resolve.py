@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from llm_serving.catalog import engines
-from llm_serving.catalog.engines import EngineMetric
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch import cloud as cloud_parts
-from llm_serving.kinds.batch import secrets
-from llm_serving.kinds.batch.blueprint import Blueprint, Cache, Endpoint
+from llm_serving.kinds.batch import worker_settings
+from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
 from llm_serving.kinds.batch.cloud import CloudParts
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -25,7 +24,7 @@ from llm_serving.kinds.serving.roles import EngineRole, Roles
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
 from llm_serving.services.environment import Environment, Probe, Process
-from llm_serving.services.traffic import Percentiles, Slo, Traffic
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
@@ -43,10 +42,7 @@ RESTART_S = 1
 """Seconds after which a worker counts as started: it may be killed at any time, and restarts."""
 
 METRICS_PATH = "/metrics"
-"""Path of vLLM's metrics, which workers read."""
-
-ENGINE_PRIORITIES = "high:1,normal:2,low:3"
-"""`priority` of requests by the class of their job: the engine runs the lowest first; the default is 0."""
+"""Path of engines' metrics, which workers read."""
 
 STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
 
@@ -75,7 +71,16 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if in_containers:
         raise_mistakes(blueprint.locate(cloud_parts.check(settings, fleet.value, environment, name)))
         cloud = cloud_parts.resolve(settings, fleet.value, environment, name, answering.url)
-    variables = _build_variables(settings, environment, name, cloud, answering.url)
+    document = worker_settings.build(
+        settings,
+        answering,
+        name=cloud.workflow if cloud else name,
+        bucket=_choose_bucket(environment),
+        prefix=_build_prefix(name),
+        usd_h=usd_h,
+        drain_s=cloud_parts.DRAIN_S if cloud else worker_settings.LOCAL_DRAIN_S,
+        has_secrets=in_containers,
+    )
     port = environment.ports.get(API, cloud_parts.API_PORT)
     return BatchDeployment(
         name=name,
@@ -96,10 +101,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         sample=settings.sample,
         slo=settings.slo,
         workers=tuple(
-            _build_worker(settings, environment, variables, None if cloud else index, answering)
-            for index in range(settings.workers.count)
+            _build_worker(environment, document, None if cloud else index) for index in range(settings.workers.count)
         ),
-        api=_build_api(environment, variables, port, usd_h, cloud),
+        api=_build_api(environment, document, port, cloud),
         cloud=cloud,
         notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, price)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
@@ -114,35 +118,10 @@ def _build_prefix(name: str) -> str:
     return f"batch/{name}"
 
 
-def _build_variables(
-    settings: Blueprint, environment: Environment, name: str, cloud: CloudParts | None, endpoint_url: str
-) -> dict[str, str]:
-    """Build the variables of workers and Batch API."""
-    return {
-        **environment.env,
-        "BATCH_NAME": cloud.workflow if cloud else name,
-        "BATCH_BUCKET": _choose_bucket(environment),
-        "BATCH_PREFIX": _build_prefix(name),
-        "BATCH_TEAMS": ",".join(
-            f"{team_name}:{team.weight}:{team.priority}:{team.tokens_per_day or 0}"
-            + ("" if team.deadline is None else f":{team.deadline:g}")
-            for team_name, team in settings.teams.items()
-        ),
-        "BATCH_WORKERS": str(settings.workers.count),
-        "BATCH_DEADLINE_S": f"{settings.limits.deadline:g}",
-        "BATCH_BAD_ROWS": settings.limits.bad_rows,
-        "BATCH_CHUNK_BYTES": str(settings.limits.chunk),
-        "BATCH_FAILED_CHUNKS": f"{settings.limits.failed_chunks:g}",
-        "BATCH_TAKEOVER_S": f"{settings.limits.takeover:g}",
-        "BATCH_ENDPOINT": endpoint_url,
-        "BATCH_PARQUET": "1" if settings.results.parquet else "",
-        **(secrets.build_key_variables(settings.endpoint.api_key) if cloud else {}),
-    }
-
-
 def _build_api(
-    environment: Environment, variables: Mapping[str, str], port: int, usd_h: float | None, cloud: CloudParts | None
+    environment: Environment, document: dict[str, JsonValue], port: int, cloud: CloudParts | None
 ) -> Process:
+    """Build the Batch API; it uses no cache."""
     if cloud:
         state_machine = {"BATCH_STATE_MACHINE": cloud.state_machine}
     else:
@@ -151,8 +130,8 @@ def _build_api(
         name=API,
         command=_build_command(environment, API),
         env={
-            **variables,
-            "BATCH_USD_PER_HOUR": "" if usd_h is None else f"{usd_h:g}",
+            **environment.env,
+            **worker_settings.format_variables({**document, "cache": None}),
             "BATCH_API_HOST": environment.conventions.bind_host,
             "BATCH_API_PORT": str(port),
             **state_machine,
@@ -174,7 +153,7 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 
 
 def _list_notes(
-    settings: Blueprint, environment: Environment, answering: _Answering, price: tuple[float, str] | None
+    settings: Blueprint, environment: Environment, answering: Answering, price: tuple[float, str] | None
 ) -> Iterator[str]:
     if settings.endpoint.deployment:
         yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
@@ -212,7 +191,7 @@ def _price_endpoint(
     return price_deployment(deployment)
 
 
-def _describe_back_off(fed: str, environment: Environment, answering: _Answering) -> Iterator[str]:
+def _describe_back_off(fed: str, environment: Environment, answering: Answering) -> Iterator[str]:
     """Describe what slows rows down in favor of the shared deployment's own requests."""
     title = environment.conventions.title
     if environment.conventions.containers and answering.metrics_urls:
@@ -226,34 +205,14 @@ def _describe_back_off(fed: str, environment: Environment, answering: _Answering
         yield f"Rows give way to a queue at {fed} alone: its metrics show no percentile of its SLO."
 
 
-def _build_worker(
-    settings: Blueprint,
-    environment: Environment,
-    variables: Mapping[str, str],
-    index: int | None,
-    answering: _Answering,
-) -> Process:
+def _build_worker(environment: Environment, document: dict[str, JsonValue], index: int | None) -> Process:
     """Build a worker; without an index, one of several equal containers, which are named after their hosts."""
-    limits, concurrency = settings.limits, settings.workers.concurrency
     name = WORKER if index is None else f"{WORKER}-{index}"
+    own = {"BATCH_READY_FILE": cloud_parts.READY_FILE} if index is None else {"BATCH_WORKER": name}
     return Process(
         name=name,
         command=_build_command(environment, WORKER),
-        env={
-            **variables,
-            **(_CONTAINER_VARIABLES if index is None else {"BATCH_WORKER": name}),
-            "BATCH_METRICS": ",".join(answering.metrics_urls),
-            "BATCH_SHARED": "1" if answering.is_shared else "",
-            "BATCH_SLO": ",".join(
-                f"{limit.metric}={limit.ms / 1000:g}:{limit.allowed:g}" for limit in answering.limits
-            ),
-            "BATCH_ENGINE_PRIORITIES": ENGINE_PRIORITIES if answering.has_priority else "",
-            "BATCH_CONCURRENCY": f"{concurrency.min}..{concurrency.max}",
-            "BATCH_LONG_INPUTS": limits.long_inputs,
-            **_build_cache_variables(settings.results.cache, environment),
-            "BATCH_ATTEMPTS": str(limits.attempts),
-            "BATCH_REQUEST_TIMEOUT_S": f"{limits.request_timeout:g}",
-        },
+        env={**environment.env, **worker_settings.format_variables(document), **own},
         port=0,
         replica=index or 0,
         start_s=RESTART_S,
@@ -261,54 +220,13 @@ def _build_worker(
     )
 
 
-_CONTAINER_VARIABLES = {"BATCH_DRAIN_S": str(cloud_parts.DRAIN_S), "BATCH_READY_FILE": cloud_parts.READY_FILE}
-"""Variables of a worker with its own container."""
-
-
-def _build_cache_variables(cache: Cache | None, environment: Environment) -> dict[str, str]:
-    if cache is None:
-        return {}
-    mode = {"BATCH_CACHE_CLUSTER": "1"} if cache.cluster else {}
-    login = secrets.build_login_variables(cache.login) if environment.conventions.containers else {}
-    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}", **mode, **login}
-
-
 def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
     return environment.image_programs.get(program, (program,))
 
 
-class _Limit(NamedTuple):
-    """A limit of the SLO of the deployment that answers the rows."""
-
-    name: str
-    """Such as `ttft p95`."""
-
-    metric: str
-    """Its histogram in the engines' metrics."""
-
-    ms: float
-    allowed: float
-    """Share of samples that may be above, 0 to 1: what the percentile allows."""
-
-
-class _Answering(NamedTuple):
-    """The endpoint that answers the rows."""
-
-    url: str
-    metrics_urls: tuple[str, ...]
-    is_shared: bool
-    """Whether it also gets other requests than the workers'."""
-
-    has_priority: bool
-    """Whether it schedules by `priority` of a request."""
-
-    limits: tuple[_Limit, ...] = ()
-    """Limits of its SLO: workers send fewer rows if these are missed."""
-
-
 def _find_endpoint(
     blueprint: Document[Blueprint], own_serving: ServingDeployment | None, environment: Environment
-) -> _Answering:
+) -> Answering:
     """Find the endpoint that answers the rows.
 
     Raises:
@@ -316,28 +234,33 @@ def _find_endpoint(
     """
     endpoint = blueprint.value.endpoint
     if own_serving:
-        return _Answering(
-            own_serving.url, tuple(own_serving.metrics_urls.values()), is_shared=False, has_priority=False
+        return Answering(
+            own_serving.url,
+            tuple(own_serving.metrics_urls.values()),
+            is_shared=False,
+            has_priority=False,
+            engine=own_serving.engine,
         )
     if endpoint.url:
         url = endpoint.url.rstrip("/").removesuffix("/v1")
-        return _Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
+        return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
     if environment.conventions.containers:
         names = {"deployment": endpoint.deployment, "namespace": environment.namespace}
         url = environment.conventions.url.format(**names, port=ROUTER_PORT)
         engines_url = environment.conventions.engines_url.format(**names, port=ENGINE_PORT)
         metrics_urls = (f"{engines_url}{METRICS_PATH}",) if engines_url else ()
-        return _Answering(url, metrics_urls, is_shared=True, has_priority=False)
+        return Answering(url, metrics_urls, is_shared=True, has_priority=False)
     if not environment.data_folder:  # a check contacts nothing
         url = environment.conventions.url.format(deployment=endpoint.deployment, namespace="", port=0)
-        return _Answering(url, (), is_shared=True, has_priority=False)
+        return Answering(url, (), is_shared=True, has_priority=False)
     deployment = _read_deployment(blueprint, Path(environment.data_folder).parent)
-    return _Answering(
+    return Answering(
         deployment.url,
         tuple(deployment.metrics_urls.values()),
         is_shared=True,
         has_priority=deployment.tuning.priority,
-        limits=tuple(_list_limits(deployment)),
+        limits=tuple(worker_settings.list_limits(deployment)),
+        engine=deployment.engine,
     )
 
 
@@ -354,23 +277,6 @@ def _read_deployment(blueprint: Document[Blueprint], data: Path) -> ServingDeplo
         reason = "no serving deployment of this name is up here"
         fix = f"blueprint deploy {name} first, from this directory"
         raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)]) from None
-
-
-def _list_limits(deployment: ServingDeployment) -> Iterator[_Limit]:
-    """List the percentile limits on latencies in the engines' metrics.
-
-    With disaggregation no engine sees the whole time to a first token. End-to-end latency is left out: it depends on
-    the length of a row's answer, which does not slow down people's answers.
-    """
-    metrics = engines.load_engines()[deployment.engine].metrics
-    sees_all = deployment.answering_roles == deployment.engine_roles
-    latencies: dict[EngineMetric, Percentiles] = {"itl": deployment.slo.itl_ms}
-    if sees_all:
-        latencies = {"ttft": deployment.slo.ttft_ms, **latencies}
-    for latency, limits in latencies.items():
-        for name, ms in limits:
-            if latency in metrics and ms is not None and name != "mean":
-                yield _Limit(f"{latency} {name}", metrics[latency], ms, allowed=1 - int(name.removeprefix("p")) / 100)
 
 
 def _resolve_serving(

@@ -54,13 +54,3 @@ class ReadSecret(ResolvedData):
 def list_read(*named: Secret | None) -> tuple[ReadSecret, ...]:
     """List the secrets that a program may read."""
     return tuple(ReadSecret(secret=row.secret, key=row.key or "") for row in named if row)
-
-
-def build_key_variables(api_key: ApiKey | None) -> dict[str, str]:
-    """Tell workers and the Batch API where the endpoint's key is."""
-    return {"BATCH_API_KEY_SECRET": api_key.secret, "BATCH_API_KEY_FIELD": api_key.field or ""} if api_key else {}
-
-
-def build_login_variables(login: Secret | None) -> dict[str, str]:
-    """Tell workers where user and password of the cache are."""
-    return {"BATCH_CACHE_LOGIN_SECRET": login.secret} if login else {}

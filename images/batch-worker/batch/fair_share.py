@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from batch.layout import PRIORITIES
-
 
 class Candidate(NamedTuple):
     """A chunk with rows to run."""
@@ -19,7 +17,9 @@ class Candidate(NamedTuple):
     """Position in the list of chunks."""
 
     team: str
-    priority: str
+    rank: int
+    """Of its priority, 0 for the highest."""
+
     deadline_at: float
 
 
@@ -36,14 +36,7 @@ class FairShare:
         if not candidates:
             return None
         self._admit(frozenset(candidate.team for candidate in candidates))
-        return min(
-            candidates,
-            key=lambda candidate: (
-                PRIORITIES.index(candidate.priority),
-                self._clocks[candidate.team],
-                candidate.deadline_at,
-            ),
-        )
+        return min(candidates, key=lambda each: (each.rank, self._clocks[each.team], each.deadline_at))
 
     def charge(self, team: str, tokens: float) -> None:
         """Advance a team's clock; negative if it used less than it was charged."""

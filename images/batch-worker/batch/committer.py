@@ -1,0 +1,91 @@
+"""Saves the results of open chunks, and ends chunks whose rows all have one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from batch import layout
+from batch.errors import classify
+from batch.open_chunks import OpenChunk, OpenChunks
+from batch.queue import Mailbox
+from batch.step_runner import StepRunner
+from batch.store import Conflict
+
+if TYPE_CHECKING:
+    from batch.cache import ResultCache
+
+log = logging.getLogger("batch-worker")
+
+COMMIT_INTERVAL_S = 1.0
+"""Interval of saving finished rows: the most that a killed worker loses, and that runs again. A chunk whose last row is
+answered is saved at once."""
+
+
+class Committer:
+    """Saves the results of open chunks."""
+
+    def __init__(
+        self, chunks: OpenChunks, mailbox: Mailbox, step_runner: StepRunner, cache: ResultCache | None
+    ) -> None:
+        self._chunks, self._mailbox, self._step_runner, self._cache = chunks, mailbox, step_runner, cache
+        self._committed_at = time.monotonic()
+
+    async def commit_in_time(self) -> None:
+        """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once."""
+        while True:
+            left_s = COMMIT_INTERVAL_S - (time.monotonic() - self._committed_at)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._chunks.completed.wait(), max(0.0, left_s))
+            self._chunks.completed.clear()
+            if time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S:
+                self._committed_at = time.monotonic()
+                await self.commit(self._chunks)
+            else:
+                await self.commit(chunk for chunk in self._chunks if chunk.is_complete)
+
+    async def commit(self, chunks: Iterable[OpenChunk]) -> None:
+        """Save finished rows, and finish chunks that have no more."""
+        await asyncio.gather(*(self._commit(chunk) for chunk in chunks))
+
+    async def _commit(self, chunk: OpenChunk) -> None:
+        async with chunk.lock:
+            if chunk not in self._chunks:
+                return
+            is_complete = chunk.is_complete
+            try:
+                await self._save(chunk)
+                if not is_complete:
+                    return
+                await asyncio.to_thread(self._finish, chunk)
+            except Conflict:
+                log.info("lost %s chunk %d to another worker", chunk.job["id"], chunk.state.index)
+                self._mailbox.release(chunk.message)
+            except ClientError as error:
+                if not classify(error)[2]:
+                    raise
+                await asyncio.to_thread(self._step_runner.fail, chunk.message, error)
+            self._chunks.remove(chunk)
+
+    async def _save(self, chunk: OpenChunk) -> None:
+        """Save all finished rows; results left by a failed save come first, unchanged."""
+        while chunk.unsaved or chunk.state.unsaved_rows:
+            chunk.unsaved = chunk.unsaved or chunk.state.collect()
+            await asyncio.to_thread(chunk.state.commit, chunk.unsaved)
+            chunk.unsaved = None
+
+    def _finish(self, chunk: OpenChunk) -> None:
+        """Finish a chunk whose rows all have results, and answer the state machine. Blocks."""
+        if not chunk.is_abandoned:
+            chunk.state.finish()
+            if self._cache:
+                self._cache.publish(chunk.job, chunk.state.index)
+        counts = layout.count_rows([chunk.state.head])
+        self._mailbox.succeed(chunk.message, counts)
+        log.info("done %s chunk %d: %s", chunk.job["id"], chunk.state.index, counts)

@@ -1,0 +1,133 @@
+"""Sends the rows of open chunks to the endpoint, as many at a time as the concurrency limit allows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from batch.chunk import Outcome, PendingRow
+from batch.concurrency import ConcurrencyLimit
+from batch.endpoint import Endpoint
+from batch.fair_share import Candidate, FairShare
+from batch.open_chunks import OpenChunk, OpenChunks
+from batch.row_runner import RowRunner
+from batch.settings import Settings
+from batch.usage import Usage
+
+log = logging.getLogger("batch-worker")
+
+WAIT_S, RETRY_S = 0.3, 1.0
+"""Maximum time until rows and the endpoint are looked at again, and until an endpoint that is away is."""
+
+FIRST_TOKENS = 256.0
+"""Assumed tokens of a row until the first answers."""
+
+
+@dataclass
+class Counters:
+    """Counters since the worker started."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a row."""
+        self.failed += bool(outcome.failure)
+        self.completed += not outcome.failure
+        self.input_tokens += outcome.input_tokens
+        self.output_tokens += outcome.output_tokens
+
+
+class Dispatcher:
+    """Sends rows until it is cancelled."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        chunks: OpenChunks,
+        limit: ConcurrencyLimit,
+        usage: Usage,
+        endpoint: Endpoint,
+        runner: RowRunner,
+    ) -> None:
+        self._settings, self._chunks, self._limit, self._usage = settings, chunks, limit, usage
+        self._endpoint, self._runner = endpoint, runner
+        self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
+        self._row_tokens = FIRST_TOKENS
+        self.requests: set[asyncio.Task[None]] = set()
+        self.counters = Counters()
+
+    async def send_rows(self) -> None:
+        """Send rows while there are any and the endpoint accepts more."""
+        while True:
+            has_room = len(self.requests) < self._limit.value and not self._runner.is_suspect
+            chunk = self.choose() if has_room else None
+            if chunk is None:
+                self._chunks.changed.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._chunks.changed.wait(), WAIT_S)
+                if self._runner.is_suspect:
+                    await self._wait_for_endpoint()
+                continue
+            self.send(chunk)
+            if len(self.requests) % 64 == 0:
+                await asyncio.sleep(0)  # let answers arrive
+
+    def choose(self) -> OpenChunk | None:
+        """Choose the chunk whose row is next; None if there is none."""
+        chunks = list(self._chunks)
+        ranks = {priority: rank for rank, priority in enumerate(self._settings.priorities)}
+        candidates = [
+            Candidate(position, chunk.job["team"], ranks[chunk.job["priority"]], chunk.job["deadline_at"])
+            for position, chunk in enumerate(chunks)
+            if chunk.state.pending and not self._usage.is_spent(chunk.job["team"])
+        ]
+        chosen = self._share.choose(candidates)
+        return chunks[chosen.key] if chosen else None
+
+    def send(self, chunk: OpenChunk) -> None:
+        """Send the next row of a chunk."""
+        row = chunk.state.pending.popleft()
+        self._chunks.share_time()
+        chunk.in_flight += 1
+        self._share.charge(chunk.job["team"], self._row_tokens)
+        request = asyncio.create_task(self._run_row(chunk, row, self._row_tokens))
+        self.requests.add(request)
+        request.add_done_callback(self._forget)
+
+    def _forget(self, request: asyncio.Task[None]) -> None:
+        self.requests.discard(request)
+        self._chunks.changed.set()
+
+    async def _wait_for_endpoint(self) -> None:
+        """Send nothing until the endpoint answers again."""
+        if not await self._endpoint.is_up():
+            log.warning("rows wait: %s is away, or refuses the key", self._settings.endpoint)
+            while not await self._endpoint.is_up():
+                await asyncio.sleep(RETRY_S)
+        self._runner.is_suspect = False
+
+    async def _run_row(self, chunk: OpenChunk, row: PendingRow, charged: float) -> None:
+        """Send a row until it has a result; an interrupted one stays in its chunk, for the next worker."""
+        used = 0
+        try:
+            outcome = await self._runner.run(row, chunk.job)
+            used = outcome.tokens
+            self._chunks.share_time()  # before the row is added: both are saved together
+            chunk.state.add(outcome)
+            self.counters.add(outcome)
+        except asyncio.CancelledError:
+            chunk.state.pending.appendleft(row)  # without it the chunk would count as complete
+            raise
+        finally:
+            self._chunks.share_time()
+            chunk.in_flight -= 1
+            self._chunks.note_end(chunk)
+            self._share.charge(chunk.job["team"], used - charged)
+        if used:
+            self._usage.add(chunk.job["team"], used)
+            self._row_tokens += 0.05 * (used - self._row_tokens)

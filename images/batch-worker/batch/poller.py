@@ -1,0 +1,123 @@
+"""Takes messages from the queues: steps, and chunks while there is room for their rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from batch import layout
+from batch.chunk import take_chunk
+from batch.concurrency import ConcurrencyLimit
+from batch.errors import Permanent
+from batch.layout import Layout
+from batch.open_chunks import OpenChunk, OpenChunks
+from batch.queue import Mailbox, Message
+from batch.settings import Settings
+from batch.step_runner import StepRunner
+from batch.store import Conflict, Store
+from batch.usage import Usage
+
+log = logging.getLogger("batch-worker")
+
+POLL_INTERVAL_S, ERROR_INTERVAL_S = 0.3, 1.0
+
+CONTROL_STEPS = 4
+"""Plans, checks and merges that a worker does at a time, each in constant memory."""
+
+MAX_FRUITLESS = 10
+"""How often a chunk may be taken without a saved row before it is given up: it must be what ends the workers."""
+
+
+class Poller:
+    """Takes messages until it is cancelled."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        mailbox: Mailbox,
+        step_runner: StepRunner,
+        chunks: OpenChunks,
+        limit: ConcurrencyLimit,
+        usage: Usage,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings, self._store, self._clock = settings, store, clock
+        self._mailbox, self._step_runner = mailbox, step_runner
+        self._chunks, self._limit, self._usage = chunks, limit, usage
+
+    async def poll_control(self, queue: str) -> None:
+        """Do plans, checks and merges, several at a time: a long one must not delay an urgent job."""
+        room = asyncio.Semaphore(CONTROL_STEPS)
+
+        async def do_step(message: Message) -> None:
+            try:
+                await asyncio.to_thread(self._step_runner.run, message)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await room.acquire()
+                if message := await self._receive(queue):
+                    group.create_task(do_step(message))
+                else:
+                    room.release()
+
+    async def poll_chunks(self, team: str, priority: str, queue: str) -> None:
+        """Take chunks of a team and priority while there is room for their rows."""
+        while True:
+            if not self.wants(team, priority):
+                await asyncio.sleep(POLL_INTERVAL_S)
+                continue
+            message = await self._receive(queue)
+            if message and message.task == "run":
+                await self.open_chunk(message)
+            elif message:
+                await asyncio.to_thread(self._step_runner.run, message)
+
+    def wants(self, team: str, priority: str) -> bool:
+        """Return whether another chunk of this queue would run soon: few rows of its own or higher priority remain.
+
+        A team without tokens left gets a few too: its jobs may be cancelled or expire while their rows wait.
+        """
+        priorities = self._settings.priorities
+        rank = priorities.index(priority)
+        own = higher = 0
+        for chunk in self._chunks:
+            other = priorities.index(chunk.job["priority"])
+            count = len(chunk.state.pending)
+            own += count if other == rank and chunk.job["team"] == team else 0
+            higher += count if other < rank and not self._usage.is_spent(chunk.job["team"]) else 0
+        return max(own, higher) <= self._limit.value
+
+    async def _receive(self, queue: str) -> Message | None:
+        try:
+            return await asyncio.to_thread(self._mailbox.receive, queue)
+        except (BotoCoreError, ClientError) as error:
+            log.warning("receive: %s", error)
+            await asyncio.sleep(ERROR_INTERVAL_S)
+            return None
+
+    async def open_chunk(self, message: Message) -> None:
+        """Take the chunk of a message over, unless it ends every worker."""
+        job_id, index = str(message.body["job"]), int(message.body["chunk"])
+        keys = Layout(self._settings.prefix)
+        try:
+            state, job = await asyncio.to_thread(take_chunk, self._store, keys, job_id, index, self._settings.worker)
+            if state.head["fruitless"] >= MAX_FRUITLESS:
+                text = f"chunk {index} ended {MAX_FRUITLESS} workers in a row"
+                raise Permanent(layout.GIVEN_UP_CODE, text)
+        except Conflict:
+            self._mailbox.release(message)  # another worker is taking it; the message becomes visible later
+            return
+        except Exception as error:  # noqa: BLE001 - goes to the state machine
+            await asyncio.to_thread(self._step_runner.fail, message, error)
+            return
+        log.info("run %s chunk %d: %d rows left, epoch %d", job_id, index, len(state.pending), state.head["epoch"])
+        chunk = OpenChunk(state, message, job)
+        chunk.apply_job(job, self._clock())
+        self._chunks.add(chunk)

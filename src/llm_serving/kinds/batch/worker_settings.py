@@ -1,0 +1,186 @@
+"""Settings of workers and Batch API: one JSON document in one variable, which images/batch-worker reads.
+
+`batch/settings.py` of the image is its schema. It holds no secret; what a container alone knows has its own variable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from pydantic import JsonValue
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import EngineMetric
+from llm_serving.kinds.batch.blueprint import Blueprint, Cache, Priority, resolve_deadline
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.traffic import Percentiles
+
+VARIABLE = "BATCH_SETTINGS"
+
+VERSION = 1
+"""Version of the document; an image that reads another refuses it."""
+
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+"""Priorities of jobs: rows of one run before those of every one after it."""
+
+LOAD_METRICS: tuple[Literal["queue", "running", "kv-usage", "preemptions"], ...] = (
+    "queue", "running", "kv-usage", "preemptions",
+)  # fmt: skip
+"""Metrics of an engine that workers follow."""
+
+LOCAL_DRAIN_S = 12
+"""How long rows in flight may finish after SIGTERM on this machine."""
+
+
+class Limit(NamedTuple):
+    """A limit of the SLO of the deployment that answers the rows."""
+
+    name: str
+    """Such as `ttft p95`."""
+
+    metric: str
+    """Its histogram in the engines' metrics."""
+
+    ms: float
+    allowed: float
+    """Share of samples that may be above, 0 to 1: what the percentile allows."""
+
+
+class Answering(NamedTuple):
+    """The endpoint that answers the rows."""
+
+    url: str
+    metrics_urls: tuple[str, ...]
+    is_shared: bool
+    """Whether it also gets other requests than the workers'."""
+
+    has_priority: bool
+    """Whether it schedules by `priority` of a request."""
+
+    limits: tuple[Limit, ...] = ()
+    """Limits of its SLO: workers send fewer rows if these are missed."""
+
+    engine: str = ""
+    """Name of its engine; empty if unknown."""
+
+
+class QueueNames(NamedTuple):
+    """Names of a batch's queues."""
+
+    control: str
+    """Queue of the steps of jobs that are not chunks."""
+
+    inbox: str
+    """Queue of S3's events of the inboxes."""
+
+    runs: Mapping[str, Mapping[str, str]]
+    """Queues of chunks, by team and priority."""
+
+
+def name_queues(prefix: str, teams: Iterable[str]) -> QueueNames:
+    """Return the names of a batch's queues, which begin with `prefix`."""
+    runs: dict[str, dict[str, str]] = {
+        team: {priority: f"{prefix}-{team}-{priority}" for priority in PRIORITIES} for team in teams
+    }
+    return QueueNames(f"{prefix}-control", f"{prefix}-inbox", runs)
+
+
+def build(
+    settings: Blueprint,
+    answering: Answering,
+    *,
+    name: str,
+    bucket: str,
+    prefix: str,
+    usd_h: float | None = None,
+    drain_s: int = LOCAL_DRAIN_S,
+    has_secrets: bool = False,
+) -> dict[str, JsonValue]:
+    """Build the document.
+
+    Args:
+        name: of the state machine, and the prefix of the queues' names.
+        has_secrets: whether the target has AWS's secrets; variables take their place elsewhere.
+    """
+    limits, queues = settings.limits, name_queues(name, settings.teams)
+    api_key = settings.endpoint.api_key if has_secrets else None
+    return {
+        "version": VERSION,
+        "name": name,
+        "bucket": bucket,
+        "prefix": prefix,
+        "priorities": list(PRIORITIES),
+        "teams": {
+            team_name: {
+                "weight": team.weight,
+                "priority": team.priority,
+                "deadline_s": resolve_deadline(team, limits),
+                "tokens_per_day": team.tokens_per_day,
+                "queues": dict(queues.runs[team_name]),
+            }
+            for team_name, team in settings.teams.items()
+        },
+        "control_queue": queues.control,
+        "inbox_queue": queues.inbox,
+        "workers": settings.workers.count,
+        "min_concurrency": settings.workers.concurrency.min,
+        "max_concurrency": settings.workers.concurrency.max,
+        "drain_s": drain_s,
+        "bad_rows": limits.bad_rows,
+        "long_inputs": limits.long_inputs,
+        "attempts": limits.attempts,
+        "request_timeout_s": limits.request_timeout,
+        "chunk_bytes": limits.chunk,
+        "failed_chunks": limits.failed_chunks,
+        "takeover_s": limits.takeover,
+        "endpoint": answering.url,
+        "is_shared": answering.is_shared,
+        "has_priority": answering.has_priority,
+        "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
+        "metrics_urls": list(answering.metrics_urls),
+        "metrics": {metric: list(_list_names(metric, answering.engine)) for metric in LOAD_METRICS},
+        "objectives": [
+            {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
+        ],
+        "has_parquet": settings.results.parquet,
+        "cache": _build_cache(settings.results.cache, has_secrets=has_secrets),
+        "usd_h": usd_h,
+    }
+
+
+def format_variables(document: dict[str, JsonValue]) -> dict[str, str]:
+    """Return the variable with the document."""
+    return {VARIABLE: json.dumps(document, separators=(",", ":"))}
+
+
+def _list_names(metric: EngineMetric, engine: str) -> Iterator[str]:
+    """List the names of a metric on the pages of an engine, or of every engine if that is unknown."""
+    catalog = engines.load_engines()
+    for row in [catalog[engine]] if engine else catalog.values():
+        if metric in row.metrics:
+            yield row.metrics[metric]
+
+
+def _build_cache(cache: Cache | None, *, has_secrets: bool) -> JsonValue:
+    if cache is None:
+        return None
+    login_secret = cache.login.secret if cache.login and has_secrets else ""
+    return {"url": cache.url, "ttl_s": cache.ttl, "is_cluster": cache.cluster, "login_secret": login_secret}
+
+
+def list_limits(deployment: ServingDeployment) -> Iterator[Limit]:
+    """List the percentile limits on latencies in the engines' metrics.
+
+    With disaggregation no engine sees the whole time to a first token. End-to-end latency is left out: it depends on
+    the length of a row's answer, which does not slow down people's answers.
+    """
+    metrics = engines.load_engines()[deployment.engine].metrics
+    latencies: dict[EngineMetric, Percentiles] = {"itl": deployment.slo.itl_ms}
+    if deployment.answering_roles == deployment.engine_roles:
+        latencies = {"ttft": deployment.slo.ttft_ms, **latencies}
+    for latency, limits in latencies.items():
+        for name, ms in limits:
+            if latency in metrics and ms is not None and name != "mean":
+                yield Limit(f"{latency} {name}", metrics[latency], ms, allowed=1 - int(name.removeprefix("p")) / 100)
