@@ -107,7 +107,7 @@ def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
 def check_empty_structs(stack: Stack) -> Violations:
     """List that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
     reason = "CDKTF writes a dict with snake_case keys as an empty struct. Fix: the struct's class, or camelCase keys"
-    return (f"{path.lstrip('.')}: now empty: {reason}." for path in _find_empty_structs(stack, ""))
+    return (f"{path.lstrip('.')}: empty: {reason}." for path in _find_empty_structs(stack, ""))
 
 
 def _find_empty_structs(node: Any, path: str) -> Violations:
@@ -132,9 +132,9 @@ def check_wildcards(stack: Stack) -> Violations:
         actions = _ensure_list(statement["Action"])
         if any(action == "*" or action.endswith(":*") for action in actions) and not delegation:
             reason = "a wildcard allows every action of a service. Fix: the actions that its program calls"
-            yield f"{address}: now Action {actions}: {reason}."
+            yield f"{address}: Action {actions}: {reason}."
         if principal in ("*", {"AWS": "*"}):
-            yield f"{address}: now Principal {principal}: it allows every AWS account. Fix: the caller alone."
+            yield f"{address}: Principal {principal}: it allows every AWS account. Fix: the caller alone."
 
 
 def check_broad_statements(stack: Stack) -> Violations:
@@ -147,7 +147,7 @@ def check_broad_statements(stack: Stack) -> Violations:
                 if not action.startswith(ACTIONS_WITHOUT_RESOURCE)
             )
             if broad_actions:
-                yield f"{address}: now Resource * for {broad_actions}: each takes a resource. Fix: its ARN."
+                yield f"{address}: Resource * for {broad_actions}: each takes a resource. Fix: its ARN."
 
 
 def check_open_ingress(stack: Stack) -> Violations:
@@ -159,7 +159,7 @@ def check_open_ingress(stack: Stack) -> Violations:
             continue
         sources = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
         if "0.0.0.0/0" in sources or "::/0" in sources:
-            yield f"{address}: now open to any address: the internet could reach it. Fix: a security group as source."
+            yield f"{address}: open to any address: the internet could reach it. Fix: a security group as source."
 
 
 def check_launch_templates(stack: Stack) -> Violations:
@@ -169,10 +169,10 @@ def check_launch_templates(stack: Stack) -> Violations:
         tokens, hops = options.get("http_tokens"), options.get("http_put_response_hop_limit")
         if (tokens, hops) != ("required", 1):
             reason = "containers could read the credentials of the instance's role. Fix: required, and 1"
-            yield f"{address}: now http_tokens {tokens} and http_put_response_hop_limit {hops}: {reason}."
+            yield f"{address}: http_tokens {tokens} and http_put_response_hop_limit {hops}: {reason}."
         volumes = [volume.get("ebs", {}) for volume in settings.get("block_device_mappings", [])]
         if not volumes or any(str(volume.get("encrypted")).lower() != "true" for volume in volumes):
-            yield f"{address}: now a volume in plain text: its snapshots would be too. Fix: encrypted = true."
+            yield f"{address}: a volume in plain text: its snapshots would be too. Fix: encrypted = true."
 
 
 def check_efa_zones(stack: Stack) -> Violations:
@@ -189,7 +189,7 @@ def check_efa_zones(stack: Stack) -> Violations:
             if _has_efa(template_settings)
         )
         if efa and len(set(subnets)) != 1:
-            yield f"{address}: now {len(set(subnets))} zones: EFA works within one zone. Fix: one subnet."
+            yield f"{address}: {len(set(subnets))} zones: EFA works within one zone. Fix: one subnet."
 
 
 def check_efa_rules(stack: Stack) -> Violations:
@@ -206,7 +206,7 @@ def check_efa_rules(stack: Stack) -> Violations:
                 self_referencing_groups.isdisjoint(interface.get("security_groups", [])) for interface in efa_interfaces
             ):
                 reason = "EFA needs all traffic within one security group. Fix: a rule -1 that references the group"
-                yield f"{address}: now an EFA interface without {phrase} its own group: {reason}."
+                yield f"{address}: an EFA interface without {phrase} its own group: {reason}."
 
 
 def check_provider_counts(stack: Stack) -> Violations:
@@ -226,7 +226,7 @@ def check_provider_counts(stack: Stack) -> Violations:
 
 
 def _describe_strategy(address: str, count: int) -> str:
-    return f"{address}: now {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer providers."
+    return f"{address}: {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer providers."
 
 
 def check_subnet_ranges(stack: Stack) -> Violations:
@@ -234,11 +234,11 @@ def check_subnet_ranges(stack: Stack) -> Violations:
     subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
     for (first, subnet), (second, other_subnet) in combinations(subnets.items(), 2):
         if subnet.overlaps(other_subnet):
-            yield f"{first}: now {subnet}: it overlaps {second}, {other_subnet}. Fix: a range of its own."
+            yield f"{first}: {subnet}: it overlaps {second}, {other_subnet}. Fix: a range of its own."
     for _, vpc in list_resources(stack, "aws_vpc"):
         for address, subnet in subnets.items():
             if not subnet.subnet_of(IPv4Network(vpc["cidr_block"])):
-                yield f"{address}: now {subnet}: it is outside the VPC. Fix: a range within {vpc['cidr_block']}."
+                yield f"{address}: {subnet}: it is outside the VPC. Fix: a range within {vpc['cidr_block']}."
 
 
 def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
@@ -262,7 +262,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
                 )
             ]
         if actual != expected:
-            yield f"{address}: now interfaces {actual}: the instance type has another layout. Fix: {expected}."
+            yield f"{address}: interfaces {actual}: the instance type has another layout. Fix: {expected}."
 
 
 def check_tags(stack: Stack, fleet: Fleet) -> Violations:
@@ -270,13 +270,13 @@ def check_tags(stack: Stack, fleet: Fleet) -> Violations:
     expected = names.build_tags(fleet).items()
     for provider in stack["provider"]["aws"]:
         if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
-            yield "provider.aws: now default_tags without the fleet's tags. Fix: names.build_tags."
+            yield "provider.aws: default_tags without the fleet's tags. Fix: names.build_tags."
     for address, settings in list_resources(stack, "aws_autoscaling_group"):
         if not expected <= {tag["key"]: tag["value"] for tag in settings["tag"] if tag["propagate_at_launch"]}.items():
-            yield f"{address}: now tags that leave the fleet's off its instances. Fix: propagate_at_launch."
+            yield f"{address}: tags that leave the fleet's off its instances. Fix: propagate_at_launch."
     for address, settings in _list_templates(stack):
         if any(not expected <= specification["tags"].items() for specification in settings["tag_specifications"]):
-            yield f"{address}: now tag_specifications without the fleet's tags. Fix: names.build_tags."
+            yield f"{address}: tag_specifications without the fleet's tags. Fix: names.build_tags."
 
 
 def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
@@ -284,7 +284,7 @@ def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
     if fleet.alarms_to:
         for address, settings in list_resources(stack, "aws_cloudwatch_metric_alarm"):
             if not settings.get("alarm_actions"):
-                yield f"{address}: now no alarm_actions: nobody would be notified. Fix: {fleet.alarms_to}."
+                yield f"{address}: no alarm_actions: nobody would be notified. Fix: {fleet.alarms_to}."
 
 
 RULES: tuple[Callable[[Stack], Violations], ...] = (

@@ -52,7 +52,7 @@ def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> li
             stack = BatchStack(batch)
             if stack.NAME in stacks:
                 raise InputError(
-                    f"{file}: now {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of "
+                    f"{file}: {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of "
                     "the target that does not run, or set another name."
                 )
             stacks[stack.NAME] = stack

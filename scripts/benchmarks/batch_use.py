@@ -53,7 +53,7 @@ def set_engines_apart(supervisord: Supervisor, deployment: BatchDeployment) -> N
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise InputError("--apart: now one core. Fix: a machine with two or more.")
+        raise InputError("--apart: one core. Fix: a machine with two or more.")
     first, rest = cores[: len(cores) // 2], cores[len(cores) // 2 :]
     assert supervisord.pid
     engines = {process.name for process in deployment.engine_processes}

@@ -82,7 +82,7 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_with_near_ones(
     with pytest.raises(ModelError) as error:
         models.find(str(tmp_path))
     assert str(error.value) == (
-        f"{path}: general.architecture: now 'qwenn3': llama.cpp's version here runs no such model. "
+        f'{path}: general.architecture: "qwenn3": llama.cpp\'s version here runs no such model. '
         "Fix: a model of qwen3 or qwen35 or qwen."
     )
     assert {"llama", "qwen3", "gemma3", "gpt-oss", "deepseek2"} <= set(gguf.load_architectures())

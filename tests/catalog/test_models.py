@@ -100,7 +100,7 @@ def test_tasks_are_known() -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: str) -> None:
-    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalog nor a folder") as error:
+    with pytest.raises(InputError, match=rf'model: "{written}": neither in the catalog nor a folder') as error:
         models.find(written)
     assert named in str(error.value)
 
@@ -144,7 +144,7 @@ def test_the_hub_is_queried_only_for_models_missing_from_the_catalogue() -> None
     [
         ("{", "it cannot be read as JSON"),
         ("[]", "it is not a mapping"),
-        ('{"model_type": "mamba"}', "model_type: now 'mamba': its memory is not known here"),
+        ('{"model_type": "mamba"}', 'model_type: "mamba": its memory is not known here'),
         ('{"model_type": "qwen3"}', "num_attention_heads: it is missing"),
         (
             '{"model_type": "qwen3", "num_attention_heads": "many", "hidden_size": 1}',
@@ -166,9 +166,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 def test_a_quantization_of_unknown_size_is_refused() -> None:
     config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "bitsandbytes"}}
-    with pytest.raises(
-        InputError, match=r"quant_method: now 'bitsandbytes': the size of its weights is not known here"
-    ):
+    with pytest.raises(InputError, match=r'quant_method: "bitsandbytes": the size of its weights is not known here'):
         architecture.parse(config, "config.json")
 
 

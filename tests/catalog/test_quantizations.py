@@ -84,12 +84,12 @@ def test_blocks_that_the_matrix_does_not_fill_have_a_scale_all_the_same() -> Non
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantization_config.quant_method: now 'bitsandbytes'"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quantization_config.quant_algo: now 'W4A8'"),
-        ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits: now 3"),
+        ({"quant_method": "bitsandbytes"}, 'quantization_config.quant_method: "bitsandbytes"'),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, 'quantization_config.quant_algo: "W4A8"'),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits: 3"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}},
-            "quantization_config.config_groups: now 2 of them, or sparse",
+            "quantization_config.config_groups: 2 of them, or sparse",
         ),
     ],
 )

@@ -160,6 +160,6 @@ def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Valu
     file.write_text(yaml.safe_dump(values["pods"]))
     assert helm("template", "mine", str(CHART), "--values", str(file)).returncode == 0
     refused = helm("template", "other", str(CHART), "--values", str(file))
-    assert "name: now mine: the stack batch-mine gives its roles to service accounts of that name" in refused.stderr
+    assert "name: mine: the stack batch-mine gives its roles to service accounts of that name" in refused.stderr
     empty = helm("template", "mine", str(CHART))
-    assert "services: now empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr
+    assert "services: empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr

@@ -137,37 +137,37 @@ MONITORED = {"monitoring": {"podMonitors": True}}
     [
         (
             build_release(image="vllm/vllm-openai:latest"),
-            'roles.worker.image: now "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
+            'roles.worker.image: "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"image": "localhost:5000/vllm"}),
-            'roles.worker.image: now "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
+            'roles.worker.image: "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"loadBalancer": {"certificate": CERTIFICATE, "public": True}}),
-            "loadBalancer.public: now true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates",
+            "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates",
         ),
         (
             build_release(
                 {"loadBalancer": {"certificate": CERTIFICATE, "public": True, "gateway": {"service": "gateway"}}}
             ),
-            "loadBalancer.public: now true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl",
+            "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl",
         ),
         (
             {**build_release(), "roles": {**build_release()["roles"], "router": {**ROUTER, "image": ""}}},
-            "roles.router.image: now empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2",
+            "roles.router.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2",
         ),
         (
             build_release({"image": ""}),
-            "roles.worker.image: now empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)",
+            "roles.worker.image: empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)",
         ),
         (
             {},
-            "roles: now empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends",
+            "roles: empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends",
         ),
         (
             build_release({"model": {}}),
-            "model.served: now empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests",
+            "model.served: empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests",
         ),
         (
             {"model": {"served": "m"}, "roles": {"a": ROUTER, "b": ROUTER}},
@@ -182,27 +182,27 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             {"model": {"served": "m"}, "roles": {"worker": {"kind": "engine"}}},
-            "roles.worker.command: now empty. Fix: the complete command line, a list",
+            "roles.worker.command: empty. Fix: the complete command line, a list",
         ),
         (
             build_release(nodes=3),
-            "roles.worker.workerCommand: now empty: 2 of the 3 nodes of a replica run it. Fix: their command line",
+            "roles.worker.workerCommand: empty: 2 of the 3 nodes of a replica run it. Fix: their command line",
         ),
         (
             build_release(resources={"accelerator": {"name": "", "count": 2}}),
-            "roles.worker.resources.accelerator.name: now empty: count is 2. Fix: nvidia.com/gpu or aws.amazon.com/neuron",
+            "roles.worker.resources.accelerator.name: empty: count is 2. Fix: nvidia.com/gpu or aws.amazon.com/neuron",
         ),
         (
             build_release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
-            "roles.worker.drain.graceSeconds: now 30: it includes preStopSeconds, 30: requests in flight would be killed. Fix: more than preStopSeconds",
+            "roles.worker.drain.graceSeconds: 30: it includes preStopSeconds, 30: requests in flight would be killed. Fix: more than preStopSeconds",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 5}),
-            "roles.worker.autoscaling.min: now 5: above max, 4. Fix: 4 or less",
+            "roles.worker.autoscaling.min: 5: above max, 4. Fix: 4 or less",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
-            "roles.worker.autoscaling.threshold: now 80: kv-usage is at most 1: it would never scale out. Fix: 0.8",
+            "roles.worker.autoscaling.threshold: 80: kv-usage is at most 1: it would never scale out. Fix: 0.8",
         ),
         (
             build_release(autoscaling=SCALING),
@@ -210,7 +210,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 0}),
-            "roles.worker.autoscaling.min: now 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router",
+            "roles.worker.autoscaling.min: 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router",
         ),
         (
             {
@@ -228,7 +228,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release({**MONITORED, "metrics": {"engine": {"queue": ""}}}, autoscaling=SCALING),
-            "roles.worker.autoscaling.metric: now queue: metrics.engine has no such name. Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
+            "roles.worker.autoscaling.metric: queue: metrics.engine has no such name. Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
         ),
         (
             build_release(
@@ -246,7 +246,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
-            "route.gateway.name: now empty: route.backends requires a Gateway. Fix: the Gateway's name",
+            "route.gateway.name: empty: route.backends requires a Gateway. Fix: the Gateway's name",
         ),
         (
             {"route": {"gateway": {"name": "g"}, "backends": [{"release": "v1", "port": 8000, "weight": 0}]}},

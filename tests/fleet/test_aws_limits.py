@@ -25,7 +25,7 @@ def list_mistakes(folder: Path, *, name: str = "demo", region: str = "us-west-2"
 def test_a_name_too_long_for_its_buckets_is_refused_with_the_length_that_fits(tmp_path: Path) -> None:
     [text] = list_mistakes(tmp_path, name="a" * 32, region="ap-southeast-2")
     assert text == (
-        f"1:7: name: now '{'a' * 32}': in ap-southeast-2 the results bucket's name would have 68 characters, "
+        f'1:7: name: "{"a" * 32}": in ap-southeast-2 the results bucket\'s name would have 68 characters, '
         "and S3 takes 63. Fix: a name of at most 27 characters."
     )
     assert list_mistakes(tmp_path, name="a" * 27, region="ap-southeast-2") == []
@@ -36,7 +36,7 @@ def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
     file.write_text(FLEET.format(name="demo", region="us-west-2", flow_logs="30d").replace("us-west-2a", "us-west-2h"))
     [mistake] = aws_limits.find_mistakes(load(file, Fleet))
     assert str(mistake).startswith(
-        f"{file}:3:9: zones[0]: now 'us-west-2h': the address plan covers the zones a to g. "
+        f'{file}:3:9: zones[0]: "us-west-2h": the address plan covers the zones a to g. '
         "Fix: another zone of the region, or a network of your own"
     )
 
@@ -49,7 +49,7 @@ def test_a_cluster_in_one_zone_is_refused(orchestrator: str, tmp_path: Path) -> 
     file.write_text(f"{head}zones: [us-west-2a]\n{pools}")
     [text] = map(str, aws_limits.find_mistakes(load(file, Fleet)))
     assert text == (
-        f"{file}:4:8: zones: now [us-west-2a]: EKS takes subnets in 2 zones or more for a cluster; a pool may be in one "
+        f"{file}:4:8: zones: [us-west-2a]: EKS takes subnets in 2 zones or more for a cluster; a pool may be in one "
         "of them. Fix: zones: [us-west-2a, us-west-2b], and zones: us-west-2a in the pools that stay in it."
     )
 

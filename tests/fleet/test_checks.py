@@ -49,7 +49,7 @@ def test_require_refuses_with_every_mistake(tmp_path: Path) -> None:
 def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  general:\n    types: [g6e.xlarge, g6e.7xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:6:25: pools.general.types[1]: now 'g6e.7xlarge': the catalog has no such instance type. "
+        'fleet.yaml:6:25: pools.general.types[1]: "g6e.7xlarge": the catalog has no such instance type. '
         "Fix: g6e.xlarge or g6e.8xlarge or g6e.4xlarge."
     )
 
@@ -58,7 +58,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused_with_the_regions_that_
     text = f"{HEAD}pools:\n  tiny:\n    types: trn2.48xlarge\n    size: 1\n"
     offering_regions = " and ".join(instances.find("trn2.48xlarge").zones)
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        f"fleet.yaml:6:12: pools.tiny.types: now 'trn2.48xlarge': us-west-2 does not offer it; {offering_regions} would. "
+        f'fleet.yaml:6:12: pools.tiny.types: "trn2.48xlarge": us-west-2 does not offer it; {offering_regions} would. '
         f"Fix: another type than trn2.48xlarge, or {ASK}."
     )
 
@@ -66,7 +66,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused_with_the_regions_that_
 def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_that_do(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2a, us-west-2b]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:6:13: pools.big.types[0]: now 'p5e.48xlarge': us-west-2 offers it in us-west-2c only, "
+        'fleet.yaml:6:13: pools.big.types[0]: "p5e.48xlarge": us-west-2 offers it in us-west-2c only, '
         f"and the pool takes us-west-2a and us-west-2b. Fix: zones: [us-west-2c], or {ASK}."
     )
 
@@ -74,7 +74,7 @@ def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_th
 def test_a_zone_that_offers_none_of_the_pools_types_is_refused_at_its_line(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2c, us-west-2b]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:7:25: pools.big.zones[1]: now 'us-west-2b': us-west-2b offers none of the pool's types. "
+        'fleet.yaml:7:25: pools.big.zones[1]: "us-west-2b": us-west-2b offers none of the pool\'s types. '
         f"Fix: zones: [us-west-2c] in the pool, or {ASK}."
     )
 
@@ -82,7 +82,7 @@ def test_a_zone_that_offers_none_of_the_pools_types_is_refused_at_its_line(tmp_p
 def test_zones_taken_from_the_fleet_that_offer_none_of_the_pools_types_are_refused_too(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:6:12: pools.big.types: now [p5e.48xlarge]: the pool takes all of the fleet's zones, "
+        "fleet.yaml:6:12: pools.big.types: [p5e.48xlarge]: the pool takes all of the fleet's zones, "
         "and us-west-2a and us-west-2b offer none of the pool's types. "
         f"Fix: zones: [us-west-2c] in the pool, or {ASK}."
     )
@@ -105,7 +105,7 @@ def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_pat
         f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, g6e.2xlarge]\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.efa: now true: g6e.xlarge and g6e.2xlarge have no EFA. Fix: types with it "
+        "fleet.yaml:8:10: pools.aa.efa: true: g6e.xlarge and g6e.2xlarge have no EFA. Fix: types with it "
         "(g6e.8xlarge, g6e.12xlarge, g6e.16xlarge, g6e.24xlarge, g6e.48xlarge), or efa: false."
     )
 
@@ -113,14 +113,14 @@ def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_pat
 def test_efa_on_a_family_without_it_can_only_be_switched_off(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: inf2.48xlarge\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.efa: now true: inf2.48xlarge has no EFA. Fix: efa: false."
+        "fleet.yaml:8:10: pools.aa.efa: true: inf2.48xlarge has no EFA. Fix: efa: false."
     )
 
 
 def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, inf2.xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:6:25: pools.aa.types[1]: now 'inf2.xlarge': it carries Neuron devices, and g6e.xlarge carries GPUs"
+        'fleet.yaml:6:25: pools.aa.types[1]: "inf2.xlarge": it carries Neuron devices, and g6e.xlarge carries GPUs'
         ": an image for one does not run on the other. Fix: a second pool for inf2.xlarge."
     )
 
@@ -129,7 +129,7 @@ def test_x86_and_arm_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [m8g.large, x8i.large]\n    size: 1\n"
     x86 = instances.find("m8g.large").model_copy(update={"name": "x8i.large", "arch": "x86_64"})
     assert _get_only_mistake(_check(tmp_path, text, {**instances.load(), "x8i.large": x86})) == (
-        "fleet.yaml:6:24: pools.aa.types[1]: now 'x8i.large': it is x86_64, and m8g.large is arm64: an image for one does not run on the other. Fix: a second pool for x8i.large."
+        'fleet.yaml:6:24: pools.aa.types[1]: "x8i.large": it is x86_64, and m8g.large is arm64: an image for one does not run on the other. Fix: a second pool for x8i.large.'
     )
 
 
@@ -141,7 +141,7 @@ def test_types_of_the_same_kind_can_share_a_pool(tmp_path: Path) -> None:
 def test_a_capacity_block_of_a_type_without_capacity_blocks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.buy: now {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], or a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
+        "fleet.yaml:8:10: pools.aa.buy: {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], or a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
     )
 
 
@@ -154,7 +154,7 @@ def test_spot_of_a_type_without_spot_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    buy: [on-demand, spot]\n    size: 2\n"
     instance = instances.find("p5.48xlarge").model_copy(update={"purchase": ("on-demand",)})
     assert _get_only_mistake(_check(tmp_path, text, {"p5.48xlarge": instance})) == (
-        "fleet.yaml:7:22: pools.aa.buy[1]: now 'spot': EC2 does not sell p5.48xlarge as spot. Fix: buy: [on-demand]."
+        'fleet.yaml:7:22: pools.aa.buy[1]: "spot": EC2 does not sell p5.48xlarge as spot. Fix: buy: [on-demand].'
     )
 
 
@@ -165,7 +165,7 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
         "  bb:\n    types: g6e.2xlarge\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '100 USD/h': at full size the fleet costs 123.89 USD/h on demand "
+        'fleet.yaml:4:14: spend_limit: "100 USD/h": at full size the fleet costs 123.89 USD/h on demand '
         "(aa 120.52, bb 2.24, without instances 1.12). Fix: a limit of 123.89 USD/h or more, or smaller pools."
     )
 
@@ -176,7 +176,7 @@ def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '50 USD/h': at full size the fleet costs 56.16 USD/h on demand "
+        'fleet.yaml:4:14: spend_limit: "50 USD/h": at full size the fleet costs 56.16 USD/h on demand '
         "(aa 55.04, without instances 1.12), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
         "price for it; it is sold by Capacity Block). Fix: a limit of 56.17 USD/h or more, or smaller pools."
     )
@@ -186,7 +186,7 @@ def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, for AWS's prices."
+        'fleet.yaml:4:14: spend_limit: "5 USD/h": the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, for AWS\'s prices.'
     )
 
 
@@ -223,24 +223,24 @@ def test_efa_over_several_zones_is_refused_on_load(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    size: 2\n    efa: true\n"
     with pytest.raises(InputError) as error:
         _check(tmp_path, text)
-    assert "pools.aa.efa: now true: EFA traffic does not cross an Availability Zone" in str(error.value)
+    assert "pools.aa.efa: true: EFA traffic does not cross an Availability Zone" in str(error.value)
 
 
 def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [inf2.8xlarge, inf2.24xlarge]\n    size: 0..2\n    disk: nvme\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:11: pools.aa.disk: now 'nvme': inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: disk: gp3."
+        'fleet.yaml:8:11: pools.aa.disk: "nvme": inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: disk: gp3.'
     )
 
 
 def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    images: soci\n    disk: gp3\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:13: pools.aa.images: now 'soci': g6e.xlarge reads 596 MiB/s from a volume, and below 600 "
+        'fleet.yaml:8:13: pools.aa.images: "soci": g6e.xlarge reads 596 MiB/s from a volume, and below 600 '
         "SOCI makes starts slower. Fix: disk: nvme."
     )
 
 
 def test_a_range_too_small_for_the_fleet_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
-    assert "now '10.1.0.0/20': at full size the fleet takes" in _get_only_mistake(_check(tmp_path, text))
+    assert '"10.1.0.0/20": at full size the fleet takes' in _get_only_mistake(_check(tmp_path, text))

@@ -117,97 +117,97 @@ RESERVATION_REASON = "a reservation holds instances of one"
             add_pool("types: g6e.2xlarge\nsize: 1\ncount: 2"),
             ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
         ),
-        (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key; the first is on line 1. Fix: it once."]),
+        (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key, first on line 1. Fix: remove one."]),
         (
             add_pool("size: 1"),
             ["fleet.yaml:8:3: pools.other.types: required field is missing. Fix: types: [g6e.2xlarge]."],
         ),
-        (VALID.partition("pools")[0] + "pools: {}\n", ["fleet.yaml:4:8: pools: now {}: it is empty. Fix: at least one."]),
+        (VALID.partition("pools")[0] + "pools: {}\n", ['fleet.yaml:4:8: pools: {}: it is empty. Fix: at least one.']),
         (VALID + "network:\n", ["fleet.yaml:8:9: network: the key has no value. Fix: a value, or leave it out."]),
         # a value has the wrong form
         (
             VALID.replace("demo", "Demo_1"),
             [
-                "fleet.yaml:1:7: name: now 'Demo_1': it is not a name of 2 to 32 characters: a-z, 0-9 and -, "
+                'fleet.yaml:1:7: name: "Demo_1": it is not a name of 2 to 32 characters: a-z, 0-9 and -, '
                 "a letter first. Fix: a name of 2 to 32 characters such as general."
             ],
         ),
         (
             VALID.replace("region: us-west-2", "region: uswest2"),
-            ["fleet.yaml:2:9: region: now 'uswest2': it is not an AWS region. Fix: an AWS region such as us-west-2."],
+            ['fleet.yaml:2:9: region: "uswest2": it is not an AWS region. Fix: an AWS region such as us-west-2.'],
         ),
         (
             VALID.replace("[us-west-2a, us-west-2b]", "[us-west-2a, usw2-az2]"),
             [
-                "fleet.yaml:3:21: zones[1]: now 'usw2-az2': it is not an Availability Zone. "
+                'fleet.yaml:3:21: zones[1]: "usw2-az2": it is not an Availability Zone. '
                 "Fix: an Availability Zone such as us-west-2a."
             ],
         ),
-        (VALID.replace("[us-west-2a, us-west-2b]", "3"), ["fleet.yaml:3:8: zones: now 3: it is not an Availability Zone. Fix: an Availability Zone such as us-west-2a."]),
-        (VALID + "orchestrator: k8s\n", [f"fleet.yaml:8:15: orchestrator: now 'k8s': {CHOICE} Fix: eks; the choices are 'eks', 'ecs' or 'both'."]),
-        (VALID + "spend_limit: 100\n", ["fleet.yaml:8:14: spend_limit: now 100: it has no unit. Fix: an amount of money an hour such as 500 USD/h."]),
-        (VALID + "spend_limit: 0 USD/h\n", ["fleet.yaml:8:14: spend_limit: now '0 USD/h': it is not above 0 and up to 10000000USD/h. Fix: an amount of money an hour such as 500 USD/h."]),
-        (VALID + "state: s3\n", ["fleet.yaml:8:8: state: now 's3': it is not a backend for Terraform's state: local or s3://BUCKET/PREFIX. Fix: a backend for Terraform's state such as s3://my-terraform-state/fleets."]),
-        (VALID + "network: 10.0.0.0/16\n", ["fleet.yaml:8:10: network: now '10.0.0.0/16': it is a text. Fix: a mapping of keys to values."]),
-        (VALID + "network: {cidr: 10.0.0.0}\n", ["fleet.yaml:8:17: network.cidr: now '10.0.0.0': it is not an IPv4 network. Fix: an IPv4 network such as 10.0.0.0/16."]),
-        (VALID + "network: {cidr: 10.0.0.1/16}\n", ["fleet.yaml:8:17: network.cidr: now '10.0.0.1/16': it is not an IPv4 network: 10.0.0.1/16 has host bits set. Fix: a range such as 10.0.0.0/16."]),
-        (VALID + "network: {cidr: 10.0.0.0/24}\n", ["fleet.yaml:8:17: network.cidr: now '10.0.0.0/24': a VPC for a fleet takes /16 to /20. Fix: a range such as 10.0.0.0/16."]),
-        (VALID + "network: {cidr: 8.0.0.0/16}\n", ["fleet.yaml:8:17: network.cidr: now '8.0.0.0/16': it is not a private range. Fix: a range such as 10.0.0.0/16."]),
-        (VALID + "network: {flow_logs: 30s}\n", ["fleet.yaml:8:22: network.flow_logs: now '30s': it is not a number of days. Fix: a number of days such as 30d."]),
+        (VALID.replace("[us-west-2a, us-west-2b]", "3"), ['fleet.yaml:3:8: zones: 3: it is not an Availability Zone. Fix: an Availability Zone such as us-west-2a.']),
+        (VALID + "orchestrator: k8s\n", [f"fleet.yaml:8:15: orchestrator: \"k8s\": {CHOICE} Fix: eks; the choices are 'eks', 'ecs' or 'both'."]),
+        (VALID + "spend_limit: 100\n", ['fleet.yaml:8:14: spend_limit: 100: it has no unit. Fix: an amount of money an hour such as 500 USD/h.']),
+        (VALID + "spend_limit: 0 USD/h\n", ['fleet.yaml:8:14: spend_limit: "0 USD/h": it is not above 0 and up to 10000000USD/h. Fix: an amount of money an hour such as 500 USD/h.']),
+        (VALID + "state: s3\n", ["fleet.yaml:8:8: state: \"s3\": it is not a backend for Terraform's state: local or s3://BUCKET/PREFIX. Fix: a backend for Terraform's state such as s3://my-terraform-state/fleets."]),
+        (VALID + "network: 10.0.0.0/16\n", ['fleet.yaml:8:10: network: "10.0.0.0/16": it is a text. Fix: a mapping of keys to values.']),
+        (VALID + "network: {cidr: 10.0.0.0}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0": it is not an IPv4 network. Fix: an IPv4 network such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 10.0.0.1/16}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.1/16": it is not an IPv4 network: 10.0.0.1/16 has host bits set. Fix: a range such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 10.0.0.0/24}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0/24": a VPC for a fleet takes /16 to /20. Fix: a range such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 8.0.0.0/16}\n", ['fleet.yaml:8:17: network.cidr: "8.0.0.0/16": it is not a private range. Fix: a range such as 10.0.0.0/16.']),
+        (VALID + "network: {flow_logs: 30s}\n", ['fleet.yaml:8:22: network.flow_logs: "30s": it is not a number of days. Fix: a number of days such as 30d.']),
         # the branch of a union that was meant
         (
             VALID + "network:\n  vpc: vpc-1\n  nat: true\n",
             [
                 "fleet.yaml:8:1: network.private_subnets: required field is missing. Fix: private_subnets: [subnet-0123456789abcdef0].",
-                "fleet.yaml:9:8: network.vpc: now 'vpc-1': it is not a VPC's id: vpc- and 8 or 17 of 0-9a-f. Fix: a VPC's id such as vpc-0123456789abcdef0.",
+                "fleet.yaml:9:8: network.vpc: \"vpc-1\": it is not a VPC's id: vpc- and 8 or 17 of 0-9a-f. Fix: a VPC's id such as vpc-0123456789abcdef0.",
                 "fleet.yaml:10:3: network.nat: unknown key. Fix: one of private_subnets.",
             ],
         ),
         (VALID + "network: {nta: true}\n", ["fleet.yaml:8:11: network.nta: unknown key. Fix: nat:."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: [spot, ondemand]"), [f"fleet.yaml:11:17: pools.other.buy[1]: now 'ondemand': {CHOICE} Fix: on-demand; the choices are 'on-demand' or 'spot'."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity-block: cr-1}"), ["fleet.yaml:11:27: pools.other.buy.capacity-block: now 'cr-1': it is not a reservation's id: cr- and 17 of 0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: [spot, ondemand]"), [f"fleet.yaml:11:17: pools.other.buy[1]: \"ondemand\": {CHOICE} Fix: on-demand; the choices are 'on-demand' or 'spot'."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity-block: cr-1}"), ["fleet.yaml:11:27: pools.other.buy.capacity-block: \"cr-1\": it is not a reservation's id: cr- and 17 of 0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0."]),
         (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity_block: cr-0123456789abcdef0}"), ["fleet.yaml:11:11: pools.other.buy.capacity_block: unknown key. Fix: capacity-block:."]),
         (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {}"), ["fleet.yaml:11:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: {capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: 2"), [f"fleet.yaml:11:10: pools.other.buy: now 2: {CHOICE} Fix: one of 'on-demand' or 'spot'."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: 2"), [f"fleet.yaml:11:10: pools.other.buy: 2: {CHOICE} Fix: one of 'on-demand' or 'spot'."]),
         # a pool
-        (add_pool("types: []\nsize: 1"), ["fleet.yaml:9:12: pools.other.types: now []: it is empty. Fix: at least one."]),
-        (add_pool("types: G6E\nsize: 1"), ["fleet.yaml:9:12: pools.other.types: now 'G6E': it is not an EC2 instance type. Fix: an EC2 instance type such as g6e.2xlarge."]),
-        (add_pool("types: g6e.2xlarge\nsize: 8..0"), ["fleet.yaml:10:11: pools.other.size: now '8..0': the least, 8, is more than the most, 0. Fix: 0..8."]),
-        (add_pool("types: g6e.2xlarge\nsize: -1"), ["fleet.yaml:10:11: pools.other.size: now -1: it is not within 0..100000. Fix: a number of machines such as 4, or a range such as 0..40."]),
-        (add_pool("types: g6e.2xlarge\nsize: some"), ["fleet.yaml:10:11: pools.other.size: now 'some': it is neither a number of machines nor a range. Fix: a number of machines such as 4, or a range such as 0..40."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nefa: yes"), ["fleet.yaml:11:10: pools.other.efa: now 'yes': it is neither true nor false. Fix: true or false (on and off mean the same)."]),
+        (add_pool("types: []\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: []: it is empty. Fix: at least one.']),
+        (add_pool("types: G6E\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: "G6E": it is not an EC2 instance type. Fix: an EC2 instance type such as g6e.2xlarge.']),
+        (add_pool("types: g6e.2xlarge\nsize: 8..0"), ['fleet.yaml:10:11: pools.other.size: "8..0": the least, 8, is more than the most, 0. Fix: 0..8.']),
+        (add_pool("types: g6e.2xlarge\nsize: -1"), ['fleet.yaml:10:11: pools.other.size: -1: it is not within 0..100000. Fix: a number of machines such as 4, or a range such as 0..40.']),
+        (add_pool("types: g6e.2xlarge\nsize: some"), ['fleet.yaml:10:11: pools.other.size: "some": it is neither a number of machines nor a range. Fix: a number of machines such as 4, or a range such as 0..40.']),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nefa: yes"), ['fleet.yaml:11:10: pools.other.efa: "yes": it is neither true nor false. Fix: true or false (on and off mean the same).']),
         (VALID.replace("general:", "General:"), ["fleet.yaml:5:3: pools.General: it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general."]),
         # tags
-        (VALID + "tags: {year: 2026}\n", ["fleet.yaml:8:14: tags.year: now 2026: it is not text. Fix: it in quotes: '2026'."]),
+        (VALID + "tags: {year: 2026}\n", ["fleet.yaml:8:14: tags.year: 2026: it is not text. Fix: it in quotes: '2026'."]),
         (VALID + "tags: {aws:x: y}\n", ["fleet.yaml:8:8: tags.aws:x: it is not a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-. Fix: a tag's key of up to 128 characters such as team."]),
-        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: now 'x;y': it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Fix: a tag's value of up to 256 characters such as serving."]),
+        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: \"x;y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Fix: a tag's value of up to 256 characters such as serving."]),
         # contradictions, each at its own field
-        (VALID.replace("us-west-2b]", "us-west-2a]"), ["fleet.yaml:3:21: zones[1]: now 'us-west-2a': it is listed twice. Fix: remove the duplicate."]),
+        (VALID.replace("us-west-2b]", "us-west-2a]"), ['fleet.yaml:3:21: zones[1]: "us-west-2a": it is listed twice. Fix: remove the duplicate.']),
         # alarms that would reach nobody
         (
             VALID + "alarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n",
-            ["fleet.yaml:8:12: alarms_to: now 'arn:aws:sns:us-west-2:123456789012:on-call': the fleet has no ECS cluster; on EKS, alarms come from Prometheus. Fix: remove alarms_to and configure Alertmanager's receivers."],
+            ["fleet.yaml:8:12: alarms_to: \"arn:aws:sns:us-west-2:123456789012:on-call\": the fleet has no ECS cluster; on EKS, alarms come from Prometheus. Fix: remove alarms_to and configure Alertmanager's receivers."],
         ),
         (
             VALID + "orchestrator: ecs\nalarms_to: arn:aws:sns:us-east-1:123456789012:on-call\n",
-            ["fleet.yaml:9:12: alarms_to: now 'arn:aws:sns:us-east-1:123456789012:on-call': an alarm can only notify topics in its own region, us-west-2. Fix: a topic in us-west-2."],
+            ['fleet.yaml:9:12: alarms_to: "arn:aws:sns:us-east-1:123456789012:on-call": an alarm can only notify topics in its own region, us-west-2. Fix: a topic in us-west-2.'],
         ),
         (
             VALID + "orchestrator: ecs\nalarms_to: on-call@example.com\n",
-            ["fleet.yaml:9:12: alarms_to: now 'on-call@example.com': it is not a standard SNS topic's ARN. Fix: a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
+            ["fleet.yaml:9:12: alarms_to: \"on-call@example.com\": it is not a standard SNS topic's ARN. Fix: a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
         ),
-        (VALID.replace("us-west-2b]", "us-east-1b]"), ["fleet.yaml:3:21: zones[1]: now 'us-east-1b': the zone is outside the fleet's region, us-west-2. Fix: a zone of us-west-2, such as us-west-2a."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nzones: [us-west-2a, us-west-2c]"), ["fleet.yaml:11:25: pools.other.zones[1]: now 'us-west-2c': the fleet has only the zones us-west-2a, us-west-2b. Fix: one of the fleet's zones, or add this zone to the fleet."]),
+        (VALID.replace("us-west-2b]", "us-east-1b]"), ["fleet.yaml:3:21: zones[1]: \"us-east-1b\": the zone is outside the fleet's region, us-west-2. Fix: a zone of us-west-2, such as us-west-2a."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nzones: [us-west-2a, us-west-2c]"), ["fleet.yaml:11:25: pools.other.zones[1]: \"us-west-2c\": the fleet has only the zones us-west-2a, us-west-2b. Fix: one of the fleet's zones, or add this zone to the fleet."]),
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: [us-west-2a, us-west-2b]\nefa: true"), [f"fleet.yaml:11:12: pools.other.zones: {EFA}, and the pool names 2. Fix: zones: us-west-2a in the pool, or efa: false."]),
-        (add_pool("types: p5.48xlarge\nsize: 2\nefa: true"), [f"fleet.yaml:11:10: pools.other.efa: now true: {EFA}, and the pool takes the fleet's 2. Fix: zones: us-west-2a in the pool, or efa: false."]),
+        (add_pool("types: p5.48xlarge\nsize: 2\nefa: true"), [f"fleet.yaml:11:10: pools.other.efa: true: {EFA}, and the pool takes the fleet's 2. Fix: zones: us-west-2a in the pool, or efa: false."]),
         (add_pool("types: p5.48xlarge\nsize: 2\nbuy: {capacity-block: cr-0123456789abcdef0}"), [f"fleet.yaml:11:10: pools.other.buy: {RESERVATION_REASON} Availability Zone, and the pool takes the fleet's 2. Fix: zones: us-west-2a in the pool, or the reservation's own zone."]),
         (add_pool("types: [p5.48xlarge, p5e.48xlarge]\nsize: 2\nzones: us-west-2a\nbuy: {reservation: cr-0123456789abcdef0}"), [f"fleet.yaml:9:12: pools.other.types: {RESERVATION_REASON} type, and the pool lists 2. Fix: types: p5.48xlarge."]),
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: [spot, {capacity-block: cr-0123456789abcdef0}]"), ["fleet.yaml:12:10: pools.other.buy: a Capacity Block's instances cannot share a pool with other purchase options. Fix: buy: {capacity-block: cr-...} only, and a second pool for the rest."]),
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: {capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}."]),
-        (VALID + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ["fleet.yaml:8:47: network.private_subnets: now 'subnet-01234567': it names 1 private subnet, and the fleet has 2 zones. Fix: one private subnet a zone, in the order of `zones`."]),
+        (VALID + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ['fleet.yaml:8:47: network.private_subnets: "subnet-01234567": it names 1 private subnet, and the fleet has 2 zones. Fix: one private subnet a zone, in the order of `zones`.']),
         # the file as a whole
         ("", ["fleet.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
-        ("[]", ["fleet.yaml:1:1: now []: the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
+        ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
     ],
 )  # fmt: skip
 def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:

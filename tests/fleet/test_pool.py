@@ -75,53 +75,53 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, buy: {{reservation: cr-123}}",
             "eks",
-            "fleet.yaml:6:75: pools.aa.buy.reservation: now 'cr-123': it is not a reservation's id: cr- and 17 of "
+            'fleet.yaml:6:75: pools.aa.buy.reservation: "cr-123": it is not a reservation\'s id: cr- and 17 of '
             "0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0.",
         ),
         (
             "types: g6e.2xlarge, size: 9..3",
             "eks",
-            "fleet.yaml:6:34: pools.aa.size: now '9..3': the least, 9, is more than the most, 3. Fix: 3..9.",
+            'fleet.yaml:6:34: pools.aa.size: "9..3": the least, 9, is more than the most, 3. Fix: 3..9.',
         ),
         # zones and placement
         (
             f"{P5}, {BLOCK}, placement_group: cluster",
             "eks",
-            "fleet.yaml:6:118: pools.aa.placement_group: now 'cluster': EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none.",
+            'fleet.yaml:6:118: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none.',
         ),
         (
             f"{G6E}, efa_layout: ip-bandwidth",
             "eks",
-            "fleet.yaml:6:52: pools.aa.efa_layout: now 'ip-bandwidth': it applies to EFA nodes only, and efa is off. "
+            'fleet.yaml:6:52: pools.aa.efa_layout: "ip-bandwidth": it applies to EFA nodes only, and efa is off. '
             "Fix: efa: true, or remove efa_layout.",
         ),
         (
             "types: p5.48xlarge, size: 2, efa: on",
             "eks",
-            "fleet.yaml:6:42: pools.aa.efa: now 'on': EFA traffic does not cross an Availability Zone, and the pool "
+            'fleet.yaml:6:42: pools.aa.efa: "on": EFA traffic does not cross an Availability Zone, and the pool '
             "takes the fleet's 2. Fix: zones: us-west-2a in the pool, or efa: false.",
         ),
         (
             f"{P5}, buy: {RESERVED}, placement_group: cluster",
             "eks",
-            "fleet.yaml:6:115: pools.aa.placement_group: now 'cluster': EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
+            'fleet.yaml:6:115: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.',
         ),
         # what starts it
         (
             "types: g6e.2xlarge, size: 2..3, by: karpenter",
             "eks",
-            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': Karpenter starts nodes for pending pods and has no minimum size, and size starts at 2. Fix: by: node-groups, or size: 0..3.",
+            'fleet.yaml:6:44: pools.aa.by: "karpenter": Karpenter starts nodes for pending pods and has no minimum size, and size starts at 2. Fix: by: node-groups, or size: 0..3.',
         ),
         (
             f"{G6E}, by: karpenter",
             "ecs",
-            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': on ECS, Auto Scaling groups start the instances. "
+            'fleet.yaml:6:44: pools.aa.by: "karpenter": on ECS, Auto Scaling groups start the instances. '
             "Fix: remove `by` from pools on ECS.",
         ),
         (
             f"{G6E}, os: bottlerocket",
             "ecs",
-            "fleet.yaml:6:44: pools.aa.os: now 'bottlerocket': AWS's ECS AMI with GPU drivers is Amazon Linux 2023 only. Fix: os: al2023.",
+            'fleet.yaml:6:44: pools.aa.os: "bottlerocket": AWS\'s ECS AMI with GPU drivers is Amazon Linux 2023 only. Fix: os: al2023.',
         ),
         (
             f"{G6E}, taints: [a=b:NoSchedule]",
@@ -132,7 +132,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{G6E}, taints: a=b",
             "eks",
-            "fleet.yaml:6:48: pools.aa.taints: now 'a=b': it is not a taint: KEY=VALUE:EFFECT. "
+            'fleet.yaml:6:48: pools.aa.taints: "a=b": it is not a taint: KEY=VALUE:EFFECT. '
             "Fix: a taint such as team=ads:NoSchedule.",
         ),
         (
@@ -144,43 +144,42 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{G6E}, orchestrator: ecs",
             "eks",
-            "fleet.yaml:6:54: pools.aa.orchestrator: now 'ecs': the fleet's orchestrator is eks. "
+            'fleet.yaml:6:54: pools.aa.orchestrator: "ecs": the fleet\'s orchestrator is eks. '
             "Fix: the fleet's orchestrator, or set orchestrator: both for the fleet.",
         ),
         # how images start
         (
             f"{G6E}, images: soci",
             "ecs",
-            "fleet.yaml:6:48: pools.aa.images: now 'soci': on ECS, SOCI works on Fargate only, which has no GPUs "
+            'fleet.yaml:6:48: pools.aa.images: "soci": on ECS, SOCI works on Fargate only, which has no GPUs '
             "(aws/containers-roadmap#1832). "
             "Fix: images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
         ),
         (
             f"{G6E}, images: {{snapshot: snap-01234567}}, disk: nvme",
             "eks",
-            "fleet.yaml:6:81: pools.aa.disk: now 'nvme': a snapshot becomes a volume, not an NVMe disk. "
-            "Fix: disk: gp3.",
+            'fleet.yaml:6:81: pools.aa.disk: "nvme": a snapshot becomes a volume, not an NVMe disk. Fix: disk: gp3.',
         ),
         (
             f"{G6E}, warm: 2, disk: nvme",
             "ecs",
-            "fleet.yaml:6:55: pools.aa.disk: now 'nvme': NVMe disks are empty after a stop, and warm instances are stopped. Fix: disk: gp3.",
+            'fleet.yaml:6:55: pools.aa.disk: "nvme": NVMe disks are empty after a stop, and warm instances are stopped. Fix: disk: gp3.',
         ),
         (
             f"{G6E}, warm: 2",
             "eks",
-            "fleet.yaml:6:46: pools.aa.warm: now 2: warm pools are supported on ECS only. Fix: warm: 0.",
+            "fleet.yaml:6:46: pools.aa.warm: 2: warm pools are supported on ECS only. Fix: warm: 0.",
         ),
         (
             f"{G6E}, warm: 4",
             "ecs",
-            "fleet.yaml:6:46: pools.aa.warm: now 4: 4 would be kept warm, and the pool has at most 3. "
+            "fleet.yaml:6:46: pools.aa.warm: 4: 4 would be kept warm, and the pool has at most 3. "
             "Fix: warm: 3 or less.",
         ),
         (
             f"{G6E}, buy: spot, warm: 2",
             "ecs",
-            "fleet.yaml:6:57: pools.aa.warm: now 2: EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand. Fix: warm: 0, or add on-demand to buy.",
+            "fleet.yaml:6:57: pools.aa.warm: 2: EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand. Fix: warm: 0, or add on-demand to buy.",
         ),
     ],
 )
@@ -208,20 +207,20 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         ),
         (
             "orchestrator: ecs\nadd_ons: {schedulers: on}\n",
-            "fleet.yaml:5:23: add_ons.schedulers: now 'on': it installs Kubernetes controllers, and the fleet's orchestrator is ecs. Fix: schedulers: off.",
+            'fleet.yaml:5:23: add_ons.schedulers: "on": it installs Kubernetes controllers, and the fleet\'s orchestrator is ecs. Fix: schedulers: off.',
         ),
         (
             "eks: {version: 1.35}\n",
-            "fleet.yaml:4:16: eks.version: now 1.35: not one of the choices. "
+            "fleet.yaml:4:16: eks.version: 1.35: not one of the choices. "
             "Fix: '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
         ),
         (
             "eks: {public_from: [0.0.0.0/0]}\n",
-            "fleet.yaml:4:21: eks.public_from[0]: now '0.0.0.0/0': it opens the cluster's endpoint to a large part of the internet. Fix: the ranges that you call from.",
+            'fleet.yaml:4:21: eks.public_from[0]: "0.0.0.0/0": it opens the cluster\'s endpoint to a large part of the internet. Fix: the ranges that you call from.',
         ),
         (
             "eks: {al2023: v20260505}\n",
-            "fleet.yaml:4:15: eks.al2023: now 'v20260505': nodes of this release never finish pulling the pause image "
+            'fleet.yaml:4:15: eks.al2023: "v20260505": nodes of this release never finish pulling the pause image '
             "(awslabs/amazon-eks-ami#2710). Fix: another release.",
         ),
         (

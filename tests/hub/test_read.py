@@ -36,7 +36,7 @@ def test_nvidias_own_file_says_how_a_checkpoint_is_quantized(hub: Any) -> None:
 
 def test_a_kind_that_is_not_known_is_read_only_unchecked(hub: Any) -> None:
     _set_config(hub, model_type="zebra")
-    with pytest.raises(InputError, match="model_type: now 'zebra': its memory is not known here"):
+    with pytest.raises(InputError, match='model_type: "zebra": its memory is not known here'):
         models.find(hub.id, fetch=read.fetch_record)
     model = models.find(hub.id, fetch=read.fetch_record, unchecked=True)
     assert (model.is_known, model.weight_bytes) == (False, 1_000_000)
@@ -137,7 +137,7 @@ def test_a_gguf_file_that_cannot_be_served_is_refused_before_it_is_copied(gguf_h
     for content, message in {
         made_gguf[:-1]: f"it is cut short: {len(made_gguf) - 1} bytes, {len(made_gguf)} by its header",
         made_gguf[:5000]: "it is cut short within its header. Fix: copy or download it again",
-        made_gguf.replace(b"qwen3", b"qwenn"): "now 'qwenn': llama.cpp's version here runs no such model",
+        made_gguf.replace(b"qwen3", b"qwenn"): '"qwenn": llama.cpp\'s version here runs no such model',
         b"PK an archive": "it is no GGUF file that can be read: it does not begin with GGUF",
     }.items():
         gguf_hub.files["some-model-Q4_K_M.gguf"] = content

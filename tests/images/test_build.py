@@ -85,7 +85,7 @@ def test_the_router_is_built_for_the_x86_and_the_arm_nodes_that_run_it() -> None
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
     result = _build("vllmm", "--print")
     assert result.returncode == 2
-    assert result.stderr.startswith("NAME: now vllmm: there is no images/vllmm/Dockerfile. Fix: one of: ")
+    assert result.stderr.startswith("NAME: vllmm: there is no images/vllmm/Dockerfile. Fix: one of: ")
     assert all(f"{name}/" in result.stderr for name in IMAGE_NAMES)
 
 

@@ -24,7 +24,7 @@ def test_cdktf_and_the_command_line_refuse_the_same_fleets(
     with pytest.raises(SystemExit, match="2"):
         main.main()
     errors = capsys.readouterr().err
-    assert errors.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at full size the fleet costs ")
+    assert errors.startswith(f'{file}:8:14: spend_limit: "1 USD/h": at full size the fleet costs ')
     assert not (tmp_path / "out").exists()
     assert cli.run(["fleet", "synth", "--fleet", str(file), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == errors

@@ -143,26 +143,26 @@ def untag_provider(stack: Stack) -> None:
 
 TEMPLATE = f"aws_launch_template.{BLOCK}-template"
 BROKEN: dict[Callable[[Stack], None], str] = {
-    use_wrong_card: f"{TEMPLATE}: now interfaces [(0, 0, 'efa'), (1, 0, 'efa-only'), (2, 0, 'efa-only'), (7, 0",
-    drop_interface: f"{TEMPLATE}: now interfaces [(0, 0, 'efa')",
-    drop_all_efa: f"{TEMPLATE}: now interfaces []: the instance type has another layout. Fix: [(0, 0, 'efa')",
-    drop_ingress: f"{TEMPLATE}: now an EFA interface without ingress from its own group: ",
-    drop_egress: f"{TEMPLATE}: now an EFA interface without egress to its own group: ",
-    open_egress: f"{TEMPLATE}: now an EFA interface without egress to its own group: ",
-    leave_efa_group: f"{TEMPLATE}: now an EFA interface without ingress from its own group: ",
-    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: now 2 zones: EFA works within one zone. Fix: one subnet.",
-    allow_any_action: "aws_iam_role_policy.instance-role-policy: now Action ['logs:*']: ",
-    allow_any_resource: "aws_iam_role_policy.instance-role-policy: now Resource * for ['iam:PassRole']: ",
-    allow_anybody: "aws_iam_role.instance-role: now Principal {'AWS': '*'}: it allows every AWS account. ",
-    add_seventh_provider: "aws_ecs_cluster_capacity_providers.capacity-providers: now 7 capacity providers: ECS takes at ",
-    add_seventh_to_service: "output.strategies.ranking: now 7 capacity providers: ECS takes at most 6. ",
-    clear_struct: f"resource.{TEMPLATE}.block_device_mappings[1]: now empty: ",
-    drop_token: f"{TEMPLATE}: now http_tokens optional and http_put_response_hop_limit 1: ",
-    allow_two_hops: f"{TEMPLATE}: now http_tokens required and http_put_response_hop_limit 2: ",
-    disable_encryption: f"{TEMPLATE}: now a volume in plain text: ",
-    untag_machines: f"aws_autoscaling_group.{BLOCK}-machines: now tags that leave the fleet's off its instances. ",
-    untag_volumes: f"{TEMPLATE}: now tag_specifications without the fleet's tags. ",
-    untag_provider: "provider.aws: now default_tags without the fleet's tags. ",
+    use_wrong_card: f"{TEMPLATE}: interfaces [(0, 0, 'efa'), (1, 0, 'efa-only'), (2, 0, 'efa-only'), (7, 0",
+    drop_interface: f"{TEMPLATE}: interfaces [(0, 0, 'efa')",
+    drop_all_efa: f"{TEMPLATE}: interfaces []: the instance type has another layout. Fix: [(0, 0, 'efa')",
+    drop_ingress: f"{TEMPLATE}: an EFA interface without ingress from its own group: ",
+    drop_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
+    open_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
+    leave_efa_group: f"{TEMPLATE}: an EFA interface without ingress from its own group: ",
+    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: 2 zones: EFA works within one zone. Fix: one subnet.",
+    allow_any_action: "aws_iam_role_policy.instance-role-policy: Action ['logs:*']: ",
+    allow_any_resource: "aws_iam_role_policy.instance-role-policy: Resource * for ['iam:PassRole']: ",
+    allow_anybody: "aws_iam_role.instance-role: Principal {'AWS': '*'}: it allows every AWS account. ",
+    add_seventh_provider: "aws_ecs_cluster_capacity_providers.capacity-providers: 7 capacity providers: ECS takes at ",
+    add_seventh_to_service: "output.strategies.ranking: 7 capacity providers: ECS takes at most 6. ",
+    clear_struct: f"resource.{TEMPLATE}.block_device_mappings[1]: empty: ",
+    drop_token: f"{TEMPLATE}: http_tokens optional and http_put_response_hop_limit 1: ",
+    allow_two_hops: f"{TEMPLATE}: http_tokens required and http_put_response_hop_limit 2: ",
+    disable_encryption: f"{TEMPLATE}: a volume in plain text: ",
+    untag_machines: f"aws_autoscaling_group.{BLOCK}-machines: tags that leave the fleet's off its instances. ",
+    untag_volumes: f"{TEMPLATE}: tag_specifications without the fleet's tags. ",
+    untag_provider: "provider.aws: default_tags without the fleet's tags. ",
 }
 
 
@@ -194,10 +194,10 @@ def open_security_group(stack: Stack) -> None:
     [
         (
             overlap_subnets,
-            r"aws_subnet\.private-us-east-1\w: now (\S+): it overlaps aws_subnet\.private-us-east-1\w, \1\. Fix: ",
+            r"aws_subnet\.private-us-east-1\w: (\S+): it overlaps aws_subnet\.private-us-east-1\w, \1\. Fix: ",
         ),
-        (move_subnet_outside, r"aws_subnet\.private-us-east-1a: now 192\.168\.0\.0/24: it is outside the VPC\. Fix: "),
-        (open_security_group, r"aws_vpc_security_group_ingress_rule\.endpoints-https: now open to any address: "),
+        (move_subnet_outside, r"aws_subnet\.private-us-east-1a: 192\.168\.0\.0/24: it is outside the VPC\. Fix: "),
+        (open_security_group, r"aws_vpc_security_group_ingress_rule\.endpoints-https: open to any address: "),
     ],
     ids=["overlap", "outside", "open_door"],
 )
@@ -214,7 +214,7 @@ def test_an_efa_node_group_in_a_second_zone_is_reported(synth_folder: Path, stac
     stack = copy.deepcopy(stacks["p5-efa", "eks"])
     filter_by_type(stack, "aws_eks_node_group")["h100-p5-48xlarge-b-cb"]["subnet_ids"].append("subnet-1")
     assert list(stack_rules.find_violations(load_fleet(synth_folder, "p5-efa"), {"eks": stack})) == [
-        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb: now 2 zones: EFA works within one zone. Fix: one subnet."
+        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb: 2 zones: EFA works within one zone. Fix: one subnet."
     ]
 
 
@@ -226,6 +226,6 @@ def test_a_broken_stack_fails_and_the_message_does_not_blame_the_file(synth_fold
     with pytest.raises(
         CheckFailed,
         match=r"fleet\.yaml: its stacks break rules of infra/stack_rules\.py\. The bug is in a construct below infra/, not in "
-        r"this file; nothing was applied:\n  ecs: aws_launch_template\.[a-z0-9-]+: now http_tokens optional and",
+        r"this file; nothing was applied:\n  ecs: aws_launch_template\.[a-z0-9-]+: http_tokens optional and",
     ):
         stack_rules.validate_stacks(document, {"ecs": tmp_path})

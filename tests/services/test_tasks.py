@@ -125,7 +125,7 @@ def test_a_text_needs_no_room_for_an_answer_in_the_context(tmp_path: Path) -> No
     text = LINES.replace("{users: 2}", "{users: 2, input_tokens: 2000}") + "context: 2000\n"
     assert resolve_text(tmp_path, text).served_models[0].context == 2000
     assert list_errors(tmp_path, text.replace("task: embed\n", "").replace("tiny-embed", "tiny")) == [
-        "blueprint.yaml:7:10: context: now 2000: a request of this traffic takes up to 2064 tokens, input and output "
+        "blueprint.yaml:7:10: context: 2000: a request of this traffic takes up to 2064 tokens, input and output "
         "together, and the context is 2000. Fix: context: 2064 or more, or shorter input_tokens and output_tokens."
     ]
 
@@ -140,64 +140,64 @@ REFUSED = [
     # the model and the task
     (
         change("task: embed\n", ""),
-        "3: model: now 'tiny-embed': the model is made to embed, and the task here is generate. "
+        '3: model: "tiny-embed": the model is made to embed, and the task here is generate. '
         "Fix: task: embed, or a model such as Qwen/Qwen3-0.6B.",
     ),
     (
         change("tiny-embed", "tiny"),
-        "3: model: now 'tiny': the model is made to generate, and the task here is embed. "
+        '3: model: "tiny": the model is made to generate, and the task here is embed. '
         "Fix: task: generate, or a model such as Qwen/Qwen3-Embedding-0.6B.",
     ),
     (
         change("task: embed", "task: classify"),
-        "3: model: now 'tiny-embed': the model is made to embed, and the task here is classify. "
+        '3: model: "tiny-embed": the model is made to embed, and the task here is classify. '
         "Fix: task: embed, or a model such as tiny-classify.",
     ),
     (
         change("task: embed", "task: rank"),
-        "4: task: now 'rank': not one of the choices. Fix: rerank; the choices are 'generate', 'embed', 'rerank' or 'classify'.",
+        "4: task: \"rank\": not one of the choices. Fix: rerank; the choices are 'generate', 'embed', 'rerank' or 'classify'.",
     ),
     (
         "pattern: disaggregated\nmodel: tiny-embed\ntask: embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"
         "traffic: {users: 2}\nslo: {}\n",
-        "3: task: now 'embed': the pattern disaggregated is made for generate. Fix: pattern: aggregated, or no task.",
+        '3: task: "embed": the pattern disaggregated is made for generate. Fix: pattern: aggregated, or no task.',
     ),
     (
         "pattern: disaggregated\nmodel: tiny-embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"
         "traffic: {users: 2}\nslo: {}\n",
-        "2: model: now 'tiny-embed': the model is made to embed, and the task here is generate. "
+        '2: model: "tiny-embed": the model is made to embed, and the task here is generate. '
         "Fix: pattern: aggregated with task: embed, or a model such as Qwen/Qwen3-0.6B.",
     ),
     # where it does not run
     (
         change("tiny-embed\ntask: embed", "tiny-rerank\ntask: rerank\nengine: llama.cpp"),
-        "3: model: now 'tiny-rerank': the engine llama.cpp reads one GGUF file, and this model is safetensors. "
+        '3: model: "tiny-rerank": the engine llama.cpp reads one GGUF file, and this model is safetensors. '
         "Fix: engine: vllm.",
     ),
     # settings of tokens
     (change("slo: {}", "slo: {itl_ms: {p50: 20}}"), f"7: slo.itl_ms: {NO_TOKENS}. Fix: e2e_ms: {{p50: 20}} in its place."),
-    (change("slo: {}", "slo: {score: 90%}").replace("users: 2", "users: 2, data: a.jsonl"), f"7: slo.score: now '90%': {NO_TOKENS}. Fix: no score."),
-    (change("{users: 2}", "{users: 2, api: completions}"), f"6: traffic.api: now 'completions': {NO_TOKENS}. Fix: no api."),
-    (change("{users: 2}", "{users: 2, turns: 2}"), f"6: traffic.turns: now 2: {NO_TOKENS}. Fix: no turns."),
-    (change("task: embed", "task: embed\ntools: hermes"), f"5: tools: now 'hermes': {NO_TOKENS}. Fix: no tools."),
-    (change("task: embed", "task: embed\nreasoning: qwen3"), f"5: reasoning: now 'qwen3': {NO_TOKENS}. Fix: no reasoning."),
+    (change("slo: {}", "slo: {score: 90%}").replace("users: 2", "users: 2, data: a.jsonl"), f'7: slo.score: "90%": {NO_TOKENS}. Fix: no score.'),
+    (change("{users: 2}", "{users: 2, api: completions}"), f'6: traffic.api: "completions": {NO_TOKENS}. Fix: no api.'),
+    (change("{users: 2}", "{users: 2, turns: 2}"), f'6: traffic.turns: 2: {NO_TOKENS}. Fix: no turns.'),
+    (change("task: embed", "task: embed\ntools: hermes"), f'5: tools: "hermes": {NO_TOKENS}. Fix: no tools.'),
+    (change("task: embed", "task: embed\nreasoning: qwen3"), f'5: reasoning: "qwen3": {NO_TOKENS}. Fix: no reasoning.'),
     (
         change("{pool: general}", "{pool: general, replicas: 1..2, scale: {kv_usage: 80%}}"),
-        f"5: roles.worker.scale.kv_usage: now '80%': {NO_TOKENS}. Fix: queue: 4.",
+        f'5: roles.worker.scale.kv_usage: "80%": {NO_TOKENS}. Fix: queue: 4.',
     ),
     (
         change("{pool: general}}", "{pool: general}, router: {policy: kv-aware}}"),
-        f"5: roles.router.policy: now 'kv-aware': {NO_TOKENS}. Fix: policy: load-aware.",
+        f'5: roles.router.policy: "kv-aware": {NO_TOKENS}. Fix: policy: load-aware.',
     ),
     # settings of texts
     (
         change("tiny-embed\ntask: embed", "tiny").replace("users: 2", "users: 2, inputs: 4"),
-        "5: traffic.inputs: now 4: a request of the task generate has one prompt. "
+        '5: traffic.inputs: 4: a request of the task generate has one prompt. '
         "Fix: task: embed or rerank or classify, or no inputs.",
     ),
     (
         change("tiny-embed\ntask: embed", "tiny").replace("slo: {}", "slo: {inputs_per_s: 4}"),
-        "6: slo.inputs_per_s: now 4: a request of the task generate has one prompt. "
+        '6: slo.inputs_per_s: 4: a request of the task generate has one prompt. '
         "Fix: task: embed or rerank or classify, or no inputs_per_s.",
     ),
 ]  # fmt: skip

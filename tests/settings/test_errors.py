@@ -9,7 +9,7 @@ import pytest
 
 from llm_serving.settings.errors import CheckFailed, ErrorCollector, InputError, Mistake, Unavailable
 
-MISTAKE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", "'8..0'", "the least is more than the most", "0..8")
+MISTAKE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", '"8..0"', "the least is more than the most", "0..8")
 OTHER = Mistake(Path("b.yaml"), 1, 1, "", "", "it is empty", "something")
 
 
@@ -18,7 +18,7 @@ def test_exit_codes_are_stable() -> None:
 
 
 def test_a_mistake_names_file_line_column_value_reason_and_fix() -> None:
-    assert str(MISTAKE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Fix: 0..8.")
+    assert str(MISTAKE) == ('a.yaml:3:7: pools.general.size: "8..0": the least is more than the most. Fix: 0..8.')
     assert str(OTHER) == "b.yaml:1:1: it is empty. Fix: something."
 
 
@@ -33,7 +33,7 @@ def test_a_mistake_is_plain_data_for_programs() -> None:
         "line": 3,
         "column": 7,
         "field": "pools.general.size",
-        "value": "'8..0'",
+        "value": '"8..0"',
         "why": "the least is more than the most",
         "write": "0..8",
         "message": str(MISTAKE),

@@ -42,10 +42,10 @@ def test_commas_within_braces_belong_to_a_value() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tuning", "--over: now 'tuning': it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k."),
-        ("a=1,,2", "--over: now 'a=1,,2': it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k."),
-        ("a=1,1", "--over: now 'a=1,1': a value is there twice. Fix: each value once."),
-        ("a={b", "--over: now 'a={b': {b is no YAML. Fix: a value as in blueprint.yaml."),
+        ("tuning", '--over: "tuning": it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k.'),
+        ("a=1,,2", '--over: "a=1,,2": it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k.'),
+        ("a=1,1", '--over: "a=1,1": a value is there twice. Fix: each value once.'),
+        ("a={b", '--over: "a={b": {b is no YAML. Fix: a value as in blueprint.yaml.'),
     ],
 )
 def test_what_is_no_override_is_refused(text: str, message: str) -> None:

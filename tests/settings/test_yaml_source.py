@@ -176,7 +176,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
                 "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Fix: the value itself, or &NAME at an earlier value."
             ],
         ),
-        ("a: 1\na: 2", ["a.yaml:2:1: a: duplicate key; the first is on line 1. Fix: it once."]),
+        ("a: 1\na: 2", ["a.yaml:2:1: a: duplicate key, first on line 1. Fix: remove one."]),
         (
             "a:\nb: ~",
             [

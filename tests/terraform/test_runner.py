@@ -73,15 +73,13 @@ def test_the_environment_can_name_the_program(
 
 def test_a_named_program_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runner.BINARY_VARIABLE, "/nowhere/terraform")
-    with pytest.raises(
-        InputError, match="TERRAFORM_BINARY_NAME: now /nowhere/terraform: this machine has no such program"
-    ):
+    with pytest.raises(InputError, match="TERRAFORM_BINARY_NAME: /nowhere/terraform: this machine has no such program"):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 
 def test_a_version_without_a_lock_file_in_s3_is_refused(tmp_path: Path, path_folder: Path) -> None:
     write_program(path_folder, version="1.9.8")
-    with pytest.raises(Unavailable, match=r"terraform: now 1\.9\.8: the stacks need 1\.10 or later"):
+    with pytest.raises(Unavailable, match=r"terraform: 1\.9\.8: the stacks need 1\.10 or later"):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 
@@ -144,7 +142,7 @@ def test_a_named_mirror_without_the_provider_is_refused(
 ) -> None:
     write_program(path_folder)
     monkeypatch.setenv(runner.MIRROR_VARIABLE, str(tmp_path))
-    expected = f"BLUEPRINT_PROVIDER_MIRROR: now {tmp_path}: it has no registry.terraform.io/hashicorp/aws 5.100.0"
+    expected = f"BLUEPRINT_PROVIDER_MIRROR: {tmp_path}: it has no registry.terraform.io/hashicorp/aws 5.100.0"
     with pytest.raises(InputError, match=expected):
         runner.find_terraform(tmp_path / "data", VERSION)
 

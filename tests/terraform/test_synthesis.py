@@ -59,7 +59,7 @@ def test_some_stacks_can_be_written_alone(tmp_path: Path) -> None:
     folders = synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storage"])
     assert list(folders) == ["storage"]
     with pytest.raises(
-        InputError, match=r"^stacks: now storrage: this fleet has no such stack\. Fix: one of network, storage, eks\.$"
+        InputError, match=r"^stacks: storrage: this fleet has no such stack\. Fix: one of network, storage, eks\.$"
     ):
         synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storrage"])
 
@@ -73,7 +73,7 @@ def test_waves_follow_the_needs_and_skip_stacks_that_are_applied_already(tmp_pat
 
 def test_a_refusal_of_the_app_has_the_text_and_the_exit_code_of_the_command_line(tmp_path: Path) -> None:
     document = write_fleet(tmp_path, FLEET.replace("[us-west-2a, us-west-2b]", "[us-west-2a]"))
-    with pytest.raises(InputError, match=r"^\S+/fleet\.yaml:3:8: zones: now .*Fix: [^\n]*$"):
+    with pytest.raises(InputError, match=r"^\S+/fleet\.yaml:3:8: zones: .*Fix: [^\n]*$"):
         synthesis.synthesize(document, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

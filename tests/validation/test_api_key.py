@@ -22,7 +22,7 @@ def test_a_key_is_not_sent_in_clear(monkeypatch: pytest.MonkeyPatch, url: str) -
     with pytest.raises(InputError) as error:
         api_key.build_headers(url)
     assert str(error.value) == (
-        f"BLUEPRINT_API_KEY: now set for {url}: without TLS everybody on the way could read the key. "
+        f"BLUEPRINT_API_KEY: set for {url}: without TLS everybody on the way could read the key. "
         "Fix: an https URL, or unset BLUEPRINT_API_KEY."
     )
     monkeypatch.delenv("BLUEPRINT_API_KEY")

@@ -127,7 +127,7 @@ def test_a_judge_without_a_whole_number_scores_nothing(judge_url: str, tmp_path:
 
 def test_a_judges_key_does_not_leave_this_machine_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLUEPRINT_JUDGE_API_KEY", "secret")
-    with pytest.raises(InputError, match=r"BLUEPRINT_JUDGE_API_KEY: now set for http://judge\.example"):
+    with pytest.raises(InputError, match=r"BLUEPRINT_JUDGE_API_KEY: set for http://judge\.example"):
         scoring.build_judge_headers(Judge(url="http://judge.example", model="m"))
     assert scoring.build_judge_headers(Judge(url="https://judge.example", model="m")) == {
         "Authorization": "Bearer secret"

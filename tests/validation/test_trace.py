@@ -57,23 +57,23 @@ def test_failed_requests_are_left_out_and_rows_are_put_in_order(tmp_path: Path) 
     [
         (
             "a,b\n1,2\n",
-            r":1:1: now a,b: it is no trace of Azure LLM inference, Mooncake or BurstGPT\. Fix: a trace as",
+            r":1:1: a,b: it is no trace of Azure LLM inference, Mooncake or BurstGPT\. Fix: a trace as",
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,1,1\nsoon,1,1\n",
-            r":3:1: now soon,1,1: it is not a request as Azure LLM inference traces have it",
+            r":3:1: soon,1,1: it is not a request as Azure LLM inference traces have it",
         ),
         (
             '{"timestamp": 0, "input_length": 1, "output_length": 1}\n{}\n',
-            r":2:1: now {}: it is not a request as Mooncake traces have it",
+            r":2:1: {}: it is not a request as Mooncake traces have it",
         ),
         ("Timestamp,Model,Request tokens,Response tokens\n1,a,1,0\n", "it has no requests"),
-        ("Timestamp,Model,Request tokens,Response tokens\nnan,a,1,1\n", r":2:1: now nan,a,1,1: it is not a request"),
-        ("Timestamp,Model,Request tokens,Response tokens\n1,a,1,-1\n", r":2:1: now 1,a,1,-1: it is not a request"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n", r":2:1: now 1,2: it is not a request"),
+        ("Timestamp,Model,Request tokens,Response tokens\nnan,a,1,1\n", r":2:1: nan,a,1,1: it is not a request"),
+        ("Timestamp,Model,Request tokens,Response tokens\n1,a,1,-1\n", r":2:1: 1,a,1,-1: it is not a request"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n", r":2:1: 1,2: it is not a request"),
         ('{"timestamp": Infinity, "input_length": 1, "output_length": 1}', "it is not a request as Mooncake"),
         ('{"timestamp": 0, "input_length": Infinity, "output_length": 1}', "it is not a request as Mooncake"),
-        ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n[1]\n', r":2:1: now \[1\]: it is not a request"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n[1]\n', r":2:1: \[1\]: it is not a request"),
     ],
 )
 def test_another_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -83,14 +83,14 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
             "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
             "Fix: --target ecs, or orchestrator: eks or both in fleet.yaml.",
         ),
-        (["--target", "gke"], "--target: now 'gke': there is no such target. Fix: ecs or eks or local."),
+        (["--target", "gke"], '--target: "gke": there is no such target. Fix: ecs or eks or local.'),
         (
             ["--target", "ecs", "--with", "pulumi"],
-            "--with: now 'pulumi': there is no such tool. Fix: cdktf, or remove it.",
+            '--with: "pulumi": there is no such tool. Fix: cdktf, or remove it.',
         ),
         (
             ["--target", "ecs", "--blueprint", "nowhere"],
-            "--blueprint: now 'nowhere': it is neither a blueprint's folder nor a pattern's name. "
+            "--blueprint: \"nowhere\": it is neither a blueprint's folder nor a pattern's name. "
             "Fix: a name that `blueprint list` shows.",
         ),
         (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),

@@ -65,7 +65,7 @@ def test_a_mistake_in_a_file_ends_the_workflow_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET.read_text().replace("size: 0..8", "size: 8..0"))
-    with pytest.raises(InputError, match=r"fleet\.yaml:\d+:\d+: pools\.general\.size: now '8\.\.0'"):
+    with pytest.raises(InputError, match=r'fleet\.yaml:\d+:\d+: pools\.general\.size: "8\.\.0"'):
         quickstart.run(BLUEPRINT, fleet)
     assert not (tmp_path / ".blueprint").exists()
 

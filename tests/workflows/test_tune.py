@@ -278,15 +278,15 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--over: now none: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k."),
-        (["--over", "tuning.sequence=1,2"], "--over: now 'tuning.sequence': tuning has no key sequence to vary."),
+        ([], "--over: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k."),
+        (["--over", "tuning.sequence=1,2"], '--over: "tuning.sequence": tuning has no key sequence to vary.'),
         (
             ["--over", "traffic.arrivals=1/s,2/s"],
-            "--over: now 'traffic.arrivals': the file has no key traffic to vary.",
+            '--over: "traffic.arrivals": the file has no key traffic to vary.',
         ),
         (
             ["--over", "tuning.sequences=1,many"],
-            "--over tuning.sequences: now many: it is a text. Fix: a whole number.",
+            "--over tuning.sequences: many: it is a text. Fix: a whole number.",
         ),
         (
             ["--over", "roles.worker.replicas=5000,6000"],
@@ -294,15 +294,15 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
         ),
         (
             ["--over", "tuning.sequences=1", "--over", "tuning.sequences=2"],
-            "--over: now tuning.sequences more than once.",
+            "--over: tuning.sequences more than once.",
         ),
         (
             ["--over", f"tuning.sequences={','.join(map(str, range(1, 80)))}"],
-            "--over: now 79 configurations: at most 64",
+            "--over: 79 configurations: at most 64",
         ),
         (
             ["--over", "tuning.sequences=1,2", "--spend-limit", "5"],
-            "--spend-limit: now 5: the target local has no known prices to hold it against. Fix: --time-limit alone.",
+            "--spend-limit: 5: the target local has no known prices to hold it against. Fix: --time-limit alone.",
         ),
     ],
 )

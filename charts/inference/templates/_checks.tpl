@@ -12,10 +12,10 @@
 {{- $wrong = concat $wrong (include "inference.roleChecks" (dict "root" $ "name" $name "role" $role) | fromYamlArray) -}}
 {{- end -}}
 {{- if and (not $roles) (not .Values.route.backends) -}}
-{{- $wrong = append $wrong "roles: now empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
+{{- $wrong = append $wrong "roles: empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
 {{- end -}}
 {{- if and $roles (not .Values.model.served) -}}
-{{- $wrong = append $wrong "model.served: now empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests" -}}
+{{- $wrong = append $wrong "model.served: empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests" -}}
 {{- end -}}
 {{- if gt (len $routers) 1 -}}
 {{- $wrong = append $wrong (printf "roles: %s are routers: a release has one endpoint. Fix: one router, or a release for each" (join " and " $routers)) -}}
@@ -25,7 +25,7 @@
 {{- end -}}
 {{- if $toZero -}}
 {{- if not $routers -}}
-{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: now 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router" (first $toZero)) -}}
+{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router" (first $toZero)) -}}
 {{- end -}}
 {{- range $routers -}}
 {{- $readiness := (get $roles .).probes.readiness -}}
@@ -36,13 +36,13 @@
 {{- end -}}
 {{- with .Values.loadBalancer -}}
 {{- if and .public (not .gateway.service) -}}
-{{- $wrong = append $wrong "loadBalancer.public: now true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates" -}}
+{{- $wrong = append $wrong "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates" -}}
 {{- else if and .public (not .webAcl) -}}
-{{- $wrong = append $wrong "loadBalancer.public: now true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl" -}}
+{{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}
-{{- $wrong = append $wrong "route.gateway.name: now empty: route.backends requires a Gateway. Fix: the Gateway's name" -}}
+{{- $wrong = append $wrong "route.gateway.name: empty: route.backends requires a Gateway. Fix: the Gateway's name" -}}
 {{- end -}}
 {{- if .Values.route.backends -}}
 {{- $sum := 0 -}}
@@ -67,27 +67,27 @@
 {{- end -}}
 {{- $image := $role.image -}}
 {{- if and (not $image) (eq $role.kind "router") -}}
-{{- $wrong = append $wrong (printf "%s.image: now empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2" $at) -}}
 {{- else if not $image -}}
-{{- $wrong = append $wrong (printf "%s.image: now empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}
 {{- $last := splitList "/" $image | last -}}
 {{- if and (not (contains "@sha256:" $image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
-{{- $wrong = append $wrong (printf "%s.image: now %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
+{{- $wrong = append $wrong (printf "%s.image: %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $role.command -}}
-{{- $wrong = append $wrong (printf "%s.command: now empty. Fix: the complete command line, a list" $at) -}}
+{{- $wrong = append $wrong (printf "%s.command: empty. Fix: the complete command line, a list" $at) -}}
 {{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}
-{{- $wrong = append $wrong (printf "%s.workerCommand: now empty: %d of the %d nodes of a replica run it. Fix: their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
+{{- $wrong = append $wrong (printf "%s.workerCommand: empty: %d of the %d nodes of a replica run it. Fix: their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
 {{- end -}}
 {{- $accelerator := $role.resources.accelerator -}}
 {{- if and (int $accelerator.count) (not $accelerator.name) -}}
-{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: now empty: count is %d. Fix: nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
+{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: empty: count is %d. Fix: nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
 {{- end -}}
 {{- if ge (int $role.drain.preStopSeconds) (int $role.drain.graceSeconds) -}}
-{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: now %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
+{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
 {{- end -}}
 {{- with $role.autoscaling -}}
 {{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
@@ -100,13 +100,13 @@
 {{- $wrong := list -}}
 {{- $scaling := .role.autoscaling -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
-{{- $wrong = append $wrong (printf "%s.min: now %d: above max, %d. Fix: %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
+{{- $wrong = append $wrong (printf "%s.min: %d: above max, %d. Fix: %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
 {{- end -}}
 {{- if and (eq $scaling.metric "kv-usage") (ge (float64 $scaling.threshold) 1.0) -}}
-{{- $wrong = append $wrong (printf "%s.threshold: now %v: kv-usage is at most 1: it would never scale out. Fix: 0.8" .at $scaling.threshold) -}}
+{{- $wrong = append $wrong (printf "%s.threshold: %v: kv-usage is at most 1: it would never scale out. Fix: 0.8" .at $scaling.threshold) -}}
 {{- end -}}
 {{- if not (get .root.Values.metrics.engine $scaling.metric) -}}
-{{- $wrong = append $wrong (printf "%s.metric: now %s: metrics.engine has no such name. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
+{{- $wrong = append $wrong (printf "%s.metric: %s: metrics.engine has no such name. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
 {{- end -}}
 {{- if eq .role.kind "router" -}}
 {{- $wrong = append $wrong (printf "%s: routers have no such metrics. Fix: replicas" .at) -}}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from llm_serving.aws import session
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 PART_BYTES = 32 * 2**20
 """Size of a part: at S3's limit of 10,000 parts a file may have 335 GB."""
@@ -55,7 +55,7 @@ def parse_location(uri: str) -> S3Location:
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
-        raise InputError(f"--to: now {uri!r}: it is no place in S3. Fix: s3://BUCKET/PREFIX.")
+        raise InputError(f"--to: {quote_value(uri)}: it is no place in S3. Fix: s3://BUCKET/PREFIX.")
     prefix = (match[2] or "").strip("/")
     return S3Location(match[1], f"{prefix}/" if prefix else "")
 

@@ -80,7 +80,7 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
         InputError: the state is a local file.
     """
     if fleet.state == "local":
-        raise InputError("state: now local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX.")
+        raise InputError("state: local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX.")
     name = fleet.state.removeprefix("s3://").split("/")[0]
     return StateBucket(name, fleet.region, account=caller_arn.split(":")[4], partition=caller_arn.split(":")[1])
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from llm_serving.catalog import families, quantizations
 from llm_serving.catalog.families import Family, LayerKind, TensorShape, TensorSplit
 from llm_serving.catalog.quantizations import Quantization, Scheme, SparedModules, UnknownSchemeError
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 GGUF = "gguf"
 """The row of families.yaml for models that are no kind of transformers'."""
@@ -265,7 +265,7 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     if family is None:
         supported = ", ".join(sorted(name for name in families.load() if name != GGUF))
         raise UnknownMemoryError(
-            f"{source}: model_type: now {kind!r}: its memory is not known here",
+            f"{source}: model_type: {quote_value(kind)}: its memory is not known here",
             f"a model of one of {supported}",
             read_names(config),
         )

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from llm_serving.catalog import families
 from llm_serving.catalog.architecture import GGUF, Architecture, ModelError
 from llm_serving.settings.choices import Task
+from llm_serving.settings.errors import quote_value
 
 ARCHITECTURES_FILE = Path(__file__).with_name("gguf_architectures.txt")
 SUFFIX = ".gguf"
@@ -169,7 +170,8 @@ def check_known(header: Header, source: str) -> None:
     if header.architecture not in load_architectures():
         close = difflib.get_close_matches(header.architecture, load_architectures(), n=3, cutoff=0.4)
         raise ModelError(
-            f"{source}: general.architecture: now {header.architecture!r}: llama.cpp's version here runs no such model",
+            f"{source}: general.architecture: {quote_value(header.architecture)}: "
+            "llama.cpp's version here runs no such model",
             f"a model of {' or '.join(close) or 'another architecture'}",
         )
 

@@ -18,7 +18,7 @@ from llm_serving.catalog import architecture, families, gguf, records, safetenso
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings.choices import Task
-from llm_serving.settings.errors import BlueprintError, InputError, Unavailable
+from llm_serving.settings.errors import BlueprintError, InputError, Unavailable, quote_value
 
 FILE = Path(__file__).with_name("models.yaml")
 REPOSITORIES_FILE = Path(__file__).with_name("gguf_repositories.yaml")
@@ -211,7 +211,7 @@ def _find_near_names(name: str) -> list[str]:
 
 
 def _build_unknown_error(name: str) -> ModelError:
-    subject = f"model: now {name!r}: "
+    subject = f"model: {quote_value(name)}: "
     if name.startswith(records.S3_SCHEME):
         fix = f"`blueprint model fit {name}`, which reads it once"
         return ModelError("what lies there was not read yet", fix, subject=subject)

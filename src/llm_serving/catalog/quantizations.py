@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.settings.errors import quote_value
+
 Quantization = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int8"]
 
 _SPARED_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
@@ -81,7 +83,7 @@ def parse(settings: Mapping[str, Any] | None) -> Scheme | None:
         return None
     method = settings.get("quant_method")
     if method not in _READERS:
-        raise UnknownSchemeError(f"quantization_config.quant_method: now {method!r}")
+        raise UnknownSchemeError(f"quantization_config.quant_method: {quote_value(method)}")
     return _READERS[method](settings)
 
 
@@ -105,7 +107,7 @@ def _read_modelopt(settings: Mapping[str, Any]) -> Scheme:
         return NVFP4
     if algorithm == "FP8":
         return FP8_TENSOR.model_copy(update={"matrix_bytes": 4})
-    raise UnknownSchemeError(f"quantization_config.quant_algo: now {algorithm!r}")
+    raise UnknownSchemeError(f"quantization_config.quant_algo: {quote_value(algorithm)}")
 
 
 def _read_awq(settings: Mapping[str, Any]) -> Scheme:
@@ -125,7 +127,7 @@ def _read_gptq(settings: Mapping[str, Any]) -> Scheme:
     # As AWQ's, with `g_idx`: the group of each input, in int32.
     bits = settings.get("bits") or 4
     if bits not in (4, 8):
-        raise UnknownSchemeError(f"quantization_config.bits: now {bits!r}")
+        raise UnknownSchemeError(f"quantization_config.bits: {quote_value(bits)}")
     return Scheme(
         label="int4" if bits == 4 else "int8",
         bits=bits,
@@ -142,13 +144,13 @@ def _read_compressed(settings: Mapping[str, Any]) -> Scheme:
     groups = list((settings.get("config_groups") or {}).values())
     weights = [group.get("weights") or {} for group in groups]
     if len(groups) != 1 or settings.get("sparsity_config"):
-        raise UnknownSchemeError(f"quantization_config.config_groups: now {len(groups)} of them, or sparse")
+        raise UnknownSchemeError(f"quantization_config.config_groups: {len(groups)} of them, or sparse")
     scheme, inputs, form = weights[0], groups[0].get("input_activations") or {}, str(settings.get("format"))
     bits, kind = scheme.get("num_bits"), scheme.get("type")
     if "nvfp4" in form:
         return NVFP4.model_copy(update={"matrix_bytes": 8 if inputs else 4})
     if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
-        raise UnknownSchemeError(f"quantization_config.config_groups: now {bits} bits of type {kind!r}")
+        raise UnknownSchemeError(f"quantization_config.config_groups: {bits} bits of type {kind!r}")
     return Scheme(
         label="fp8" if kind == "float" else "int4" if bits == 4 else "int8",
         bits=bits,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from llm_serving.catalog import models
 from llm_serving.hub import files, make_vision
 from llm_serving.hub.files import OnProgress
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Pat
         Unavailable: the disk is full.
     """
     if size not in SIZES:
-        raise InputError(f"size: now {size!r}: there is no such size. Fix: one of {', '.join(SIZES)}.")
+        raise InputError(f"size: {quote_value(size)}: there is no such size. Fix: one of {', '.join(SIZES)}.")
     folder = folder.expanduser().absolute()
     if _is_complete(size, folder):
         return folder

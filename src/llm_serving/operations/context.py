@@ -147,7 +147,7 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         names = ", ".join(unknown)
-        raise InputError(f"stacks: now {names}: this fleet has no such stack. Fix: one of {', '.join(folders)}.")
+        raise InputError(f"stacks: {names}: this fleet has no such stack. Fix: one of {', '.join(folders)}.")
     program = stack_folder.find_terraform(folders, data, aws)
     context = FleetContext(document, data, folders, program, aws, account)
     initialize_stacks(context)

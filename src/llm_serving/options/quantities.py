@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 
 def parse(option: str, text: str, kind: Any) -> float:
@@ -19,5 +19,5 @@ def parse(option: str, text: str, kind: Any) -> float:
         value: float = TypeAdapter(kind).validate_python(text)
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"{option}: now {text!r}: {reason}.") from None
+        raise InputError(f"{option}: {quote_value(text)}: {reason}.") from None
     return value

@@ -11,7 +11,7 @@ from llm_serving.services import kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME
 from llm_serving.settings import yaml_source
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import ErrorCollector, InputError, Mistake
+from llm_serving.settings.errors import ErrorCollector, InputError, Mistake, quote_value
 
 __all__ = ["read", "read_blueprint", "read_fleet"]
 
@@ -54,4 +54,6 @@ def _read_kind(file: Path) -> str:
     position = source.positions.get(("kind",))
     line, column = (position.line, position.column) if position else (1, 1)
     choices = " or ".join(kinds.list_kinds())
-    raise InputError([Mistake(file, line, column, "kind", repr(kind), "there is no such kind", f"kind: {choices}")])
+    raise InputError(
+        [Mistake(file, line, column, "kind", quote_value(kind), "there is no such kind", f"kind: {choices}")]
+    )

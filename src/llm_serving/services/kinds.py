@@ -20,7 +20,7 @@ from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 _MODULE = "kind"
 
@@ -106,7 +106,7 @@ def get(kind: str) -> Kind[Any, Any]:
         InputError: there is no such kind; names all of them.
     """
     if kind not in list_kinds():
-        raise InputError(f"kind: now {kind!r}: there is no such kind. Fix: {' or '.join(list_kinds())}.")
+        raise InputError(f"kind: {quote_value(kind)}: there is no such kind. Fix: {' or '.join(list_kinds())}.")
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
     found: Kind[Any, Any] = module.KIND
     return found

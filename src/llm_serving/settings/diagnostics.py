@@ -15,7 +15,7 @@ from pydantic import BaseModel, Tag
 from pydantic_core import ErrorDetails
 
 from llm_serving.settings import yaml_source
-from llm_serving.settings.errors import Mistake
+from llm_serving.settings.errors import Mistake, quote_value
 from llm_serving.settings.yaml_source import KeyPath, Position, format_key_path
 
 
@@ -154,7 +154,7 @@ def format_value(value: Any) -> str:
         return "empty"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(_truncate(value)) if isinstance(value, str) else _truncate(_format_yaml(value))
+    return quote_value(_truncate(value)) if isinstance(value, str) else _truncate(_format_yaml(value))
 
 
 def _format_yaml(value: Any) -> str:

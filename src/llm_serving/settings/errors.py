@@ -8,6 +8,7 @@ BlueprintError
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Mistake:
 
     def __str__(self) -> str:
         subject = f"{self.field}: " if self.field else ""
-        current = f"now {self.value}: " if self.value else ""
+        current = f"{self.value}: " if self.value else ""
         return _escape_unprintable(
             f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Fix: {self.fix}."
         )
@@ -67,6 +68,11 @@ class Mistake:
             "write": self.fix,
             "message": str(self),
         }
+
+
+def quote_value(value: object) -> str:
+    """Return a value as messages quote it: a number as it is, anything else in double quotes."""
+    return str(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
 
 
 def _escape_unprintable(text: str) -> str:

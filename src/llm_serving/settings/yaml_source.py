@@ -309,8 +309,8 @@ class _Builder:
                 self._add_mistake(
                     (*key_path, key.value),
                     key.start_mark,
-                    f"duplicate key; the first is on line {line}",
-                    "it once",
+                    f"duplicate key, first on line {line}",
+                    "remove one",
                 )
             else:
                 own[key.value] = (key, value)

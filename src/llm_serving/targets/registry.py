@@ -8,7 +8,7 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 if TYPE_CHECKING:
     from llm_serving.targets.base import Target
@@ -35,6 +35,6 @@ def load_target(name: str) -> Target:
     """
     names = list_targets()
     if name not in names:
-        raise InputError(f"--target: now {name!r}: there is no such target. Fix: {' or '.join(names)}.")
+        raise InputError(f"--target: {quote_value(name)}: there is no such target. Fix: {' or '.join(names)}.")
     target: Target = importlib.import_module(f"llm_serving.targets.{name}.{_MODULE}").TARGET
     return target

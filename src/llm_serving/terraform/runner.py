@@ -89,7 +89,7 @@ def find_terraform(data: Path, provider_version: str) -> Terraform:
     kind, version, platform = _read_version(program)
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         minimum = ".".join(map(str, MIN_VERSION))
-        raise Unavailable(f"{program}: now {version}: the stacks need {minimum} or later. {_INSTALL_HINT}")
+        raise Unavailable(f"{program}: {version}: the stacks need {minimum} or later. {_INSTALL_HINT}")
     environment, provider_from = _resolve_provider(data, kind, provider_version, platform)
     return Terraform(
         program, kind, version, platform, {**_GO_ENV, **_build_neutral_env(), **environment}, provider_from
@@ -100,7 +100,7 @@ def _find_program() -> str:
     if program := os.environ.get(BINARY_VARIABLE):
         if not shutil.which(program):
             raise InputError(
-                f"{BINARY_VARIABLE}: now {program}: this machine has no such program. Fix: its path, or unset it."
+                f"{BINARY_VARIABLE}: {program}: this machine has no such program. Fix: its path, or unset it."
             )
         return program
     for name in ("terraform", "tofu"):
@@ -139,7 +139,7 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
     configured = os.environ.get(MIRROR_VARIABLE)
     if configured and not _has_provider(Path(configured).expanduser(), registry, version, platform):
         raise InputError(
-            f"{MIRROR_VARIABLE}: now {configured}: it has no {registry}/hashicorp/aws {version} for {platform}. "
+            f"{MIRROR_VARIABLE}: {configured}: it has no {registry}/hashicorp/aws {version} for {platform}. "
             "Fix: the folder of a mirror that `terraform providers mirror` made, or unset it."
         )
     if user_config and not configured and "provider_installation" in user_config.read_text(errors="replace"):

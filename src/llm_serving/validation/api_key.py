@@ -24,7 +24,7 @@ def build_headers(url: str, variable: str = VARIABLE) -> dict[str, str]:
     address = urlsplit(url)
     if address.scheme != "https" and not is_loopback(address.netloc):
         raise InputError(
-            f"{variable}: now set for {url}: without TLS everybody on the way could read the key. "
+            f"{variable}: set for {url}: without TLS everybody on the way could read the key. "
             f"Fix: an https URL, or unset {variable}."
         )
     return {"Authorization": f"Bearer {key}"}

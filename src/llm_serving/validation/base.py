@@ -100,5 +100,5 @@ def load_validator(kind: str) -> Validator:
     """
     module = kinds.get(kind).VALIDATOR
     if not module:
-        raise InputError(f"kind: now {kind}: a deployment of this kind has nothing to validate. Fix: blueprint status.")
+        raise InputError(f"kind: {kind}: a deployment of this kind has nothing to validate. Fix: blueprint status.")
     return cast(Validator, importlib.import_module(module))

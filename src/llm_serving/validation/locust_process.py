@@ -40,7 +40,7 @@ def run(plan: LoadPlan, shard: Shard, user_file: Path) -> None:
     """Play a process's share of the plan."""
     user_classes, _ = load_locustfile(str(user_file.resolve()))
     if not user_classes:
-        raise SystemExit(f"{user_file}: now no Locust user. Fix: a subclass of llm_serving.validation.user.OpenAIUser.")
+        raise SystemExit(f"{user_file}: no Locust user. Fix: a subclass of llm_serving.validation.user.OpenAIUser.")
     environment = Environment(user_classes=list(user_classes.values()), events=locust.events)
     environment.load = Load(plan, shard)
     runner = environment.create_local_runner()

@@ -20,7 +20,7 @@ from llm_serving.hub import source
 from llm_serving.kinds.serving import measured_prompts
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.traffic import Traffic
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import (
     api_key,
@@ -80,7 +80,7 @@ def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple
     if drop_in and user_file:
         raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: either --user or --driver.")
     if user_file is not None and not user_file.is_file():
-        raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
+        raise InputError(f"--user: {quote_value(user_file)}: there is no such file. Fix: the path of a Python file.")
     with run_folder.lock_work(options.logs, deployment.name) as work:
         driver_plan = _write_plan(deployment, folder, work, played.rows, load_source)
         if drop_in:

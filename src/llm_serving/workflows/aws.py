@@ -27,7 +27,7 @@ from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.services import inputs
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.settings.units import format_bytes, format_count
 from llm_serving.tables import fleet_plan_table, preflight_table
 from llm_serving.targets import planning
@@ -128,7 +128,7 @@ def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None
     folder = Path(source) if source and Path(source).is_dir() else _PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
         reason = "it is neither a blueprint's folder nor a pattern's name"
-        raise InputError(f"--blueprint: now {source!r}: {reason}. Fix: a name that `blueprint list` shows.")
+        raise InputError(f"--blueprint: {quote_value(source)}: {reason}. Fix: a name that `blueprint list` shows.")
     try:
         planning.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:

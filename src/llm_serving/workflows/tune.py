@@ -129,10 +129,10 @@ def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
     keys = [override.key for override in varied]
     for key in keys:
         if keys.count(key) > 1:
-            raise InputError(f"--over: now {key} more than once. Fix: --over {key}=VALUE,VALUE once.")
+            raise InputError(f"--over: {key} more than once. Fix: --over {key}=VALUE,VALUE once.")
     count = len(_list_settings(varied))
     if count > MAX_TRIALS:
-        raise InputError(f"--over: now {count} configurations: at most {MAX_TRIALS} are tried. Fix: fewer values.")
+        raise InputError(f"--over: {count} configurations: at most {MAX_TRIALS} are tried. Fix: fewer values.")
 
 
 def _list_settings(varied: Sequence[Override]) -> list[dict[str, str]]:
@@ -248,7 +248,7 @@ class _Session:
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
             reason = f"the target {self.job.target} has no known prices to hold it against"
-            raise InputError(f"--spend-limit: now {self.job.limits.usd:g}: {reason}. Fix: --time-limit alone.")
+            raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: --time-limit alone.")
 
     def run(self) -> None:
         """Race the configurations within the limits; end what is deployed, whatever happens."""
@@ -361,7 +361,7 @@ class _Session:
             for mistake in error.mistakes:
                 for key, value in trial.settings.items():
                     if mistake.field == key or mistake.field.startswith(f"{key}."):
-                        text = f"--over {key}: now {value}: {mistake.reason}. Fix: {mistake.fix}."
+                        text = f"--over {key}: {value}: {mistake.reason}. Fix: {mistake.fix}."
                         raise InputError(text) from None
             raise
 

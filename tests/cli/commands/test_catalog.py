@@ -100,16 +100,14 @@ def test_an_unknown_endpoint_is_refused() -> None:
     result = _refresh("--endpoint", "http://127.0.0.1:1")
     assert result.returncode == 2
     assert result.stderr == (
-        "--endpoint: now 'http://127.0.0.1:1': there is no such source. Fix: --endpoint embedded, or remove it.\n"
+        '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: --endpoint embedded, or remove it.\n'
     )
 
 
 def test_a_malformed_region_is_refused_before_any_request() -> None:
     result = _refresh("--region", "us-wset-2!")
     assert result.returncode == 2
-    assert (
-        result.stderr == "--region: now 'us-wset-2!': it is not an AWS region. Fix: an AWS region such as us-west-2.\n"
-    )
+    assert result.stderr == '--region: "us-wset-2!": it is not an AWS region. Fix: an AWS region such as us-west-2.\n'
 
 
 @pytest.mark.terraform
@@ -119,6 +117,6 @@ def test_a_region_without_instances_is_refused_and_the_file_is_unchanged(tmp_pat
     result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        "--region: now mx-central-1: no instance family of the catalog there. Fix: another region."
+        "--region: mx-central-1: no instance family of the catalog there. Fix: another region."
     )
     assert file.read_text() == instances.GENERATED.read_text()

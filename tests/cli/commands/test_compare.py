@@ -75,21 +75,21 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first"], "RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN."),
-        (["first", "none"], "RUN: now none: report.json cannot be read: No such file or directory."),
-        (["first", "broken"], "RUN: now broken: it is not a validation's folder:"),
+        (["first"], "RUN: a comparison takes two or more. Fix: blueprint compare RUN RUN."),
+        (["first", "none"], "RUN: none: report.json cannot be read: No such file or directory."),
+        (["first", "broken"], "RUN: broken: it is not a validation's folder:"),
         (
             ["first", "old"],
-            "RUN: now old: another version of this program wrote it (0.0.9): it has no 'duration_s'. Fix: validate again.",
+            "RUN: old: another version of this program wrote it (0.0.9): it has no 'duration_s'. Fix: validate again.",
         ),
         (
             ["first", "cut"],
-            "RUN: now cut: it is not a validation's folder: line 400 of requests.jsonl is not a request.",
+            "RUN: cut: it is not a validation's folder: line 400 of requests.jsonl is not a request.",
         ),
-        (["first", "half"], "RUN: now half: requests.jsonl has 200 of its 400 requests. Fix: validate again."),
-        (["first", "swept"], "RUN: now swept: it is a sweep. Fix: one of its loads, such as swept/points/8."),
-        (["first", "mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
-        (["mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
+        (["first", "half"], "RUN: half: requests.jsonl has 200 of its 400 requests. Fix: validate again."),
+        (["first", "swept"], "RUN: swept: it is a sweep. Fix: one of its loads, such as swept/points/8."),
+        (["first", "mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
+        (["mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
     ],
 )
 def test_what_is_no_run_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +139,8 @@ def test_the_newest_validations_of_a_blueprint_count_together(capsys: pytest.Cap
     titles = [f"mine 2026-11-22T0{hour}-00-00Z with 4 before" for hour in (4, 9)]
     assert capsys.readouterr().err == f"worse than {titles[0]}: {titles[1]}\n"
     assert main.run(["compare", "mine", "--runs", "6"]) == 2
-    reason = "RUN: now mine: runs/mine has 10 validations, and 12 are compared. Fix: blueprint validate mine.\n"
+    reason = "RUN: mine: runs/mine has 10 validations, and 12 are compared. Fix: blueprint validate mine.\n"
     assert capsys.readouterr().err == reason
     assert main.run(["compare", "first", "second", "--runs", "2"]) == 2
     reason = "first is no blueprint, whose newest validations count together. Fix: the folder of a blueprint.\n"
-    assert capsys.readouterr().err == f"--runs: now 2: {reason}"
+    assert capsys.readouterr().err == f"--runs: 2: {reason}"

@@ -152,7 +152,7 @@ def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Pat
     result = _show(file)
     assert result.returncode == 2
     assert _find_line(result.stdout.splitlines(), "p5e.48xlarge")[1:3] == ["✗", "●"]
-    assert result.stderr.startswith(f"{file}:6:12: pools.big.types: now")
+    assert result.stderr.startswith(f"{file}:6:12: pools.big.types: [p5e.48xlarge]: ")
 
 
 def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
     result = _show(file)
     assert result.returncode == 2
     assert "not in the catalog" in result.stdout
-    assert f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalog has no such instance type" in result.stderr
+    assert f'{file}:13:12: pools.h100.types: "p5.47xlarge": the catalog has no such instance type' in result.stderr
 
 
 def test_json_has_the_same_facts(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_make_tiny_generates_the_model_and_warns_that_it_is_random(
 def test_an_unknown_size_of_make_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
     assert capsys.readouterr().err == (
-        "--size: now 'huge': there is no such size. "
+        '--size: "huge": there is no such size. '
         "Fix: tiny or mid or tiny-embed or tiny-rerank or tiny-classify or tiny-vision.\n"
     )
 
@@ -124,12 +124,12 @@ def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fit", "nothing-like-it", "--type", "p5.48xlarge"), "model: now 'nothing-like-it': neither in the catalog"),
+        (("fit", "nothing-like-it", "--type", "p5.48xlarge"), 'model: "nothing-like-it": neither in the catalog'),
         (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalog has no such instance type."),
-        (("fit", "tiny", "--context", "-3"), "--context: now '-3': it is not a number of tokens. Fix: 4096 or 8k."),
-        (("fit", "tiny", "--kv-cache-dtype", "int4"), "--kv-cache-dtype: now 'int4': there is no such type."),
+        (("fit", "tiny", "--context", "-3"), '--context: "-3": it is not a number of tokens. Fix: 4096 or 8k.'),
+        (("fit", "tiny", "--kv-cache-dtype", "int4"), '--kv-cache-dtype: "int4": there is no such type.'),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
-        (("copy", "a/b", "--to", "b/x"), "--to: now 'b/x': it is no place in S3."),
+        (("copy", "a/b", "--to", "b/x"), '--to: "b/x": it is no place in S3.'),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(
@@ -156,9 +156,7 @@ def test_a_model_that_no_hub_can_be_asked_for_is_one_message_with_similar_names(
 def test_a_path_that_leads_nowhere_is_not_asked_for_at_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "./models/zebra") == 2
     text = capsys.readouterr().err
-    assert text.startswith(
-        "model: now './models/zebra': neither in the catalog nor a folder that holds config.json. Fix: "
-    )
+    assert text.startswith('model: "./models/zebra": neither in the catalog nor a folder that holds config.json. Fix: ')
     assert text.count("Fix:") == 1 and "hub" not in text
 
 

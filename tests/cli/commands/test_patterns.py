@@ -55,11 +55,11 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
     [
         (
             ("disaggregated", "--preset", "13x1"),
-            "--preset: now '13x1': disaggregated has no such preset. Fix: 12x1+1x4.\n",
+            '--preset: "13x1": disaggregated has no such preset. Fix: 12x1+1x4.\n',
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            "--preset: now '12x1+1x4': aggregated has no such preset. Fix: embed or long-context or quick or trainium2.\n",
+            '--preset: "12x1+1x4": aggregated has no such preset. Fix: embed or long-context or quick or trainium2.\n',
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_preset_12x1_1x4_fits_b300_and_p5en_lacks_memory_for_it(
             number for number, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("model:")
         )
         assert err == (
-            f"mine/blueprint.yaml:{line_number}:8: model: now '{model}': it does not fit into 1 accelerator of the pool b300: "
+            f'mine/blueprint.yaml:{line_number}:8: model: "{model}": it does not fit into 1 accelerator of the pool b300: '
             f"on {type_} {reason}\n"
         )
 
@@ -170,5 +170,5 @@ def test_a_baseline_never_overwrites_a_folder(run_cli: Command) -> None:
     assert run_cli("baseline", "mine", "other") == (
         2,
         "",
-        "NAME: now 'other': it exists already. Fix: another name.\n",
+        'NAME: "other": it exists already. Fix: another name.\n',
     )

@@ -82,7 +82,7 @@ def test_an_unknown_engine_is_refused_with_those_that_there_are(
 ) -> None:
     assert main.run(["switch", "mine", "--engine", "slimm", "--target", "eks"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("mine/blueprint.yaml:3:9: engine: now 'slimm'") and "slim" in error.partition("Fix: ")[2]
+    assert error.startswith('mine/blueprint.yaml:3:9: engine: "slimm"') and "slim" in error.partition("Fix: ")[2]
     assert (folder / "blueprint.yaml").read_text() == BLUEPRINT
 
 

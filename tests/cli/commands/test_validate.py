@@ -173,6 +173,4 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
 def test_another_driver_runs_on_this_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["validate", "mine", "--target", "eks", "--driver", "guidellm", "--load-from", "cluster"]
     assert main.run(words) == 2
-    assert (
-        capsys.readouterr().err == "--load-from: now cluster: guidellm runs on this machine. Fix: --load-from here.\n"
-    )
+    assert capsys.readouterr().err == '--load-from: "cluster": guidellm runs on this machine. Fix: --load-from here.\n'

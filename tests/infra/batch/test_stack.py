@@ -194,7 +194,7 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     with pytest.raises(InputError) as refusal:
         main.synthesize(document, tmp_path / "out", rendered)
     assert str(refusal.value) == (
-        f"{files[1]}: now mine: both targets have the stack batch-mine. Fix: delete the folder of the target that does "
+        f"{files[1]}: mine: both targets have the stack batch-mine. Fix: delete the folder of the target that does "
         "not run, or set another name."
     )
 

@@ -43,7 +43,7 @@ def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_p
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("gpus: 1", "gpus: 8", "gpus: now 8: an instance of the pool general has 4 at the most. Fix: 4 or less"),
+        ("gpus: 1", "gpus: 8", "gpus: 8: an instance of the pool general has 4 at the most. Fix: 4 or less"),
         (
             "pool: general",
             "pool: genral",
@@ -55,14 +55,14 @@ def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_p
             "    metrics:\n      quue: ",
             "alarms and scaling read queue. Fix: the Prometheus name of queue",
         ),
-        ("most: 6", "most: 1", "scale.most: now 1: the least is 2. Fix: 2 or more"),
+        ("most: 6", "most: 1", "scale.most: 1: the least is 2. Fix: 2 or more"),
         ("port: 8000", "port: 80000", "65535"),
         ("    kind: router", "    kind: engine", "0 of them are routers. Fix: exactly one of kind: router"),
         ("name: router", "name: worker", "another service has it"),
         ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits at most 120 s"),
         ("    cpus: ", "    cpu: ", "cpus"),
         ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "an S3 location"),
-        ('["g6e.2xlarge", ', '["g6e.8xlarge", ', "now 'g6e.8xlarge': no instance of the pool general is one"),
+        ('["g6e.2xlarge", ', '["g6e.8xlarge", ', '"g6e.8xlarge": no instance of the pool general is one'),
         ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Fix: 0 of them"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_role_without_a_wake_up_does_not_scale_to_zero(
     service["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
     file = tmp_path / "ecs.yaml"
     file.write_text(yaml.safe_dump(manifest_data))
-    assert f"now 0: {message}" in get_read_error(file, fleet)
+    assert f"count: 0: {message}" in get_read_error(file, fleet)
 
 
 def get_plan_error(folder: Path, fleet: Path, text: str) -> str:
@@ -113,11 +113,11 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
     [
         (
             "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
-            "now '1..2': a replica is 2 services on ECS, which autoscaling does not start together. Fix: replicas: 2.",
+            '"1..2": a replica is 2 services on ECS, which autoscaling does not start together. Fix: replicas: 2.',
         ),
         (
             HEAD + "roles: {worker: {pool: fast}}\n",
-            "accelerators: now 1: ECS gives each task a network interface of its own on the node's first card, where "
+            "accelerators: 1: ECS gives each task a network interface of its own on the node's first card, where "
             "p5en.48xlarge has 3 free beside EFA's, and 8 tasks of such replicas would run on it. "
             "Fix: accelerators: 3 or more, or another target: --target TARGET.",
         ),

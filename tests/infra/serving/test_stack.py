@@ -89,7 +89,7 @@ def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     filter_by_type(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
     assert list(stack_rules.check_provider_counts(stack)) == [
-        "aws_ecs_service.worker-0: now 8 capacity providers: ECS takes at most 6. Fix: fewer providers."
+        "aws_ecs_service.worker-0: 8 capacity providers: ECS takes at most 6. Fix: fewer providers."
     ]
 
 
@@ -108,7 +108,7 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == []
     del alarms["errors-alarm"]["alarm_actions"]
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == [
-        "aws_cloudwatch_metric_alarm.errors-alarm: now no alarm_actions: nobody would be notified. "
+        "aws_cloudwatch_metric_alarm.errors-alarm: no alarm_actions: nobody would be notified. "
         "Fix: arn:aws:sns:us-west-2:123456789012:on-call."
     ]
     assert list(stack_rules.check_alarm_actions(stack, fleet_value.model_copy(update={"alarms_to": None}))) == []

@@ -90,7 +90,7 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert str(refusal.value) == (
-        f"{tmp_path}/mine/blueprint.yaml:3:24: endpoint.deployment: now 'gone': no serving deployment of this name is up "
+        f'{tmp_path}/mine/blueprint.yaml:3:24: endpoint.deployment: "gone": no serving deployment of this name is up '
         "here. Fix: blueprint deploy gone first, from this directory."
     )
 
@@ -138,8 +138,8 @@ def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
         ("{model: tiny}", "replicas of a model need a pool of the fleet. Fix: pool: NAME"),
         ("{url: http://a:1, replicas: 2}", "it is for replicas of a model, and there is no `model`. Fix: no replicas"),
         ("{deployment: b, metrics: [http://a:1/metrics]}", "the metrics of its own replicas are known"),
-        ("{model: tiny, pool: nowhere}", "blueprint.yaml:3:31: endpoint.pool: now 'nowhere'"),
-        ("{model: tiny, pool: general, accelerators: 3}", "blueprint.yaml:3:54: endpoint.accelerators: now 3"),
+        ("{model: tiny, pool: nowhere}", 'blueprint.yaml:3:31: endpoint.pool: "nowhere"'),
+        ("{model: tiny, pool: general, accelerators: 3}", "blueprint.yaml:3:54: endpoint.accelerators: 3"),
     ],
 )
 def test_an_endpoint_that_cannot_be_is_refused_at_its_line(tmp_path: Path, endpoint: str, message: str) -> None:
@@ -227,19 +227,19 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
     [
         (
             MINIMAL,
-            "mine/blueprint.yaml:3:17: endpoint.url: now 'http://127.0.0.1:8000': workers on ECS do not reach this machine. "
+            'mine/blueprint.yaml:3:17: endpoint.url: "http://127.0.0.1:8000": workers on ECS do not reach this machine. '
             "Fix: an address in the fleet's network.",
         ),
         (
             MINIMAL.replace("url: http://127.0.0.1:8000", "model: tiny, pool: general"),
-            "mine/blueprint.yaml:3:19: endpoint.model: now 'tiny': on ECS a batch starts no replicas: it feeds a serving "
+            'mine/blueprint.yaml:3:19: endpoint.model: "tiny": on ECS a batch starts no replicas: it feeds a serving '
             "deployment, or a URL. Fix: blueprint deploy NAME --target ecs of a serving blueprint with this model, then "
             "endpoint: {deployment: NAME}.",
         ),
         (
             f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}"
             "results: {cache: {url: rediss://localhost:6379}}\n",
-            "mine/blueprint.yaml:5:24: results.cache.url: now 'rediss://localhost:6379': workers on ECS do not reach this "
+            'mine/blueprint.yaml:5:24: results.cache.url: "rediss://localhost:6379": workers on ECS do not reach this '
             "machine. Fix: an address in the fleet's network.",
         ),
     ],
@@ -261,7 +261,7 @@ def test_a_pool_that_workers_cannot_run_on_is_refused(tmp_path: Path, target: st
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"workers: {{pool: {pool}}}\n"
     with pytest.raises(InputError) as refusal:
         resolve_on(target, tmp_path / "mine", text)
-    assert str(refusal.value) == f"{tmp_path}/mine/blueprint.yaml:5:17: workers.pool: now '{pool}': {message}"
+    assert str(refusal.value) == f'{tmp_path}/mine/blueprint.yaml:5:17: workers.pool: "{pool}": {message}'
 
 
 def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Pa
         resolve_on_ecs(tmp_path / "mine", text, "cottonss")
     name = f"cottonss-{'n' * 32}-{'t' * 32}-normal"
     assert str(refusal.value) == (
-        f"{tmp_path}/mine/blueprint.yaml:6:1: teams: now '{'t' * 32}': the queue {name} would have 81 characters, and SQS takes "
+        f'{tmp_path}/mine/blueprint.yaml:6:1: teams: "{"t" * 32}": the queue {name} would have 81 characters, and SQS takes '
         "80. Fix: a shorter name of the team, the blueprint or the fleet."
     )
 

@@ -57,7 +57,7 @@ def test_a_deployment_of_another_kind_has_no_jobs(monkeypatch: pytest.MonkeyPatc
     target = Target(SimpleNamespace(kind="serving", url=""))
     monkeypatch.setattr(registry, "load_target", lambda _: target)
     result = CliRunner().invoke(batch.app, ["list", "mine"])
-    assert str(result.exception) == "mine: now kind: serving: it has no jobs. Fix: a batch blueprint."
+    assert str(result.exception) == "mine: kind: serving: it has no jobs. Fix: a batch blueprint."
 
 
 def build_job(status: str, completed: int, **failures: int) -> dict[str, Any]:

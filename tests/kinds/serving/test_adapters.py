@@ -93,7 +93,7 @@ def test_the_adapters_base_model_can_be_a_path_or_quantized(
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
     _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was trained on Qwen/Qwen3-8B, and "
+        'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": it was trained on Qwen/Qwen3-8B, and '
         "the role serves tiny. Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     ]
 
@@ -101,7 +101,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: 
 def test_an_adapter_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
     _update_config(adapter_folder, r=128)
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas "
+        'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": its rank is 128, and replicas '
         "reserve memory for 64. Fix: an adapter of rank 64 or less."
     ]
 
@@ -115,7 +115,7 @@ def test_the_maximum_rank_matches_the_engines_command_line() -> None:
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': adapters/tone has no adapter_config.json "
+        'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": adapters/tone has no adapter_config.json '
         "and no adapter_model.safetensors. Fix: a folder that PEFT wrote."
     ]
 
@@ -123,11 +123,11 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
 def test_a_container_refuses_a_folder_and_the_local_target_refuses_s3(tmp_path: Path, adapter_folder: Path) -> None:
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path, target="eks") == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks cannot read "
+        'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": a container on eks cannot read '
         "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it."
     ]
     assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
     assert _find_errors(tmp_path, "s3://mine/tone") == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 's3://mine/tone': the S3 of this machine is an "
+        'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "s3://mine/tone": the S3 of this machine is an '
         "embedded one, which has no adapters. Fix: a folder beside the blueprint."
     ]

@@ -59,12 +59,12 @@ def test_random_weights_think_nothing(tmp_path: Path) -> None:
 
 def test_a_parser_of_another_family_is_refused_and_a_misspelt_one_named(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"tools: now 'mistral': it does not read the answers of Qwen/Qwen3-8B. Fix: hermes, or off"
+        InputError, match=r'tools: "mistral": it does not read the answers of Qwen/Qwen3-8B. Fix: hermes, or off'
     ):
         _resolve(tmp_path, "tools: mistral\n")
     with pytest.raises(InputError, match=r"it does not read the answers of tiny. Fix: hermes, or off"):
         _resolve(tmp_path, "tools: mistral\n", "local", model="tiny")
-    with pytest.raises(InputError, match=r"reasoning: now 'qwen': vllm has no such parser. Fix: qwen3, or off"):
+    with pytest.raises(InputError, match=r'reasoning: "qwen": vllm has no such parser. Fix: qwen3, or off'):
         _resolve(tmp_path, "reasoning: qwen\n")
 
 
@@ -89,5 +89,5 @@ def test_a_template_that_is_not_there_is_refused(tmp_path: Path) -> None:
         "pattern: aggregated\nmodel: tiny\nchat_template: chat.jinja\nroles: {worker: {pool: small}}\n"
         "traffic: {users: 2}\nslo: {}\n"
     )
-    with pytest.raises(InputError, match=r"chat_template: now 'chat.jinja': there is no such file"):
+    with pytest.raises(InputError, match=r'chat_template: "chat.jinja": there is no such file'):
         blueprint.read(tmp_path)

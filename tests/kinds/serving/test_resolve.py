@@ -263,47 +263,47 @@ def test_a_model_in_a_folder_is_served_under_the_folders_name(tmp_path: Path) ->
 REFUSED = [
     (
         {"worker": "{pool: gpu}"},
-        "blueprint.yaml:6:18: roles.worker.pool: now 'gpu': the fleet demo has no such pool. "
+        'blueprint.yaml:6:18: roles.worker.pool: "gpu": the fleet demo has no such pool. '
         "Fix: one of its pools, small, large, plain.",
     ),
     (
         {"model": "tinyy"},
-        "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalog nor a folder that holds config.json. "
+        'blueprint.yaml:2:8: model: "tinyy": neither in the catalog nor a folder that holds config.json. '
         "Fix: tiny or tiny-classify, or the path of a folder; `blueprint model list` names all.",
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
-        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': the model is made to embed, and the task here is "
+        'blueprint.yaml:2:8: model: "Qwen/Qwen3-Embedding-0.6B": the model is made to embed, and the task here is '
         "generate. Fix: task: embed, or a model such as Qwen/Qwen3-0.6B.",
     ),
     (
         {"context": "100k"},
-        "blueprint.yaml:3:10: context: now 100000: tiny takes up to 32768 tokens a request. Fix: 32768 or less.",
+        "blueprint.yaml:3:10: context: 100000: tiny takes up to 32768 tokens a request. Fix: 32768 or less.",
     ),
     (
         {"worker": "{pool: small, accelerators: 2}"},
-        "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica runs on one node, and in the pool small "
+        "blueprint.yaml:6:39: roles.worker.accelerators: 2: a replica runs on one node, and in the pool small "
         "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
     ),
     (
         {"worker": "{pool: plain}"},
-        "blueprint.yaml:6:3: roles.worker.accelerators: now 1: the pool plain has no accelerators: m8g.4xlarge "
+        "blueprint.yaml:6:3: roles.worker.accelerators: 1: the pool plain has no accelerators: m8g.4xlarge "
         "has none. Fix: a pool of types with accelerators.",
     ),
     (
         {"worker": "{pool: large, accelerators: 3}"},
-        "blueprint.yaml:6:39: roles.worker.accelerators: now 3: 4 attention heads do not divide by 3. "
+        "blueprint.yaml:6:39: roles.worker.accelerators: 3: 4 attention heads do not divide by 3. "
         "Fix: accelerators: 1 or 2.",
     ),
     (
         {"model": "Qwen/Qwen3-235B-A22B-FP8"},
-        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-235B-A22B-FP8': it does not fit into 1 accelerator of the pool "
+        'blueprint.yaml:2:8: model: "Qwen/Qwen3-235B-A22B-FP8": it does not fit into 1 accelerator of the pool '
         "small: on g6e.2xlarge and g6e.4xlarge weights 236 GB and reserve 3.54 GB are 196 GB more than the 43.7 GB of "
         "one accelerator. Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
     ),
     (
         {"worker": "{pool: small, replicas: 9}"},
-        "blueprint.yaml:6:35: roles.worker.replicas: now 9: the pool small grows to 8 nodes, which fit 8. "
+        "blueprint.yaml:6:35: roles.worker.replicas: 9: the pool small grows to 8 nodes, which fit 8. "
         "Fix: replicas: 8 or less, or size: 0..9 in the pool.",
     ),
 ]
@@ -332,7 +332,7 @@ def test_a_folder_with_an_invalid_name_needs_an_explicit_name(tmp_path: Path) ->
     with pytest.raises(InputError) as error:
         resolve_name(load(folder / "blueprint.yaml", Blueprint))
     assert str(error.value) == (
-        f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name is used, and is not a valid name. "
+        f'{folder}/blueprint.yaml:1:1: name: "My Model": the folder\'s name is used, and is not a valid name. '
         "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."
     )
 
@@ -344,8 +344,6 @@ def test_the_context_of_each_model_is_checked_also_where_two_are_the_same(tmp_pa
     )
     (tmp_path / "fleet.yaml").write_text(FLEET)
     documents = load(tmp_path / "blueprint.yaml", Blueprint), load(tmp_path / "fleet.yaml", Fleet)
-    message = (
-        r"blueprint\.yaml:6:46: roles\.models\.two\.context: now \d+: tiny takes up to \d+ tokens a request\. Fix: "
-    )
+    message = r"blueprint\.yaml:6:46: roles\.models\.two\.context: \d+: tiny takes up to \d+ tokens a request\. Fix: "
     with pytest.raises(InputError, match=message):
         resolve.resolve(*documents, _build_environment())

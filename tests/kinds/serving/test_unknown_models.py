@@ -37,8 +37,8 @@ def test_a_model_of_an_unknown_kind_is_refused_at_its_line_with_the_way_round(tm
     with pytest.raises(InputError) as refusal:
         _resolve_unknown(tmp_path, 8 * GB, "")
     message = str(refusal.value)
-    assert message.startswith(f"{tmp_path}/blueprint.yaml:3:8: model: now '")
-    assert "model_type: now 'zebra': its memory is not known here. Fix: memory: unchecked, which counts" in message
+    assert message.startswith(f'{tmp_path}/blueprint.yaml:3:8: model: "')
+    assert 'model_type: "zebra": its memory is not known here. Fix: memory: unchecked, which counts' in message
 
 
 def test_unchecked_takes_it_and_says_that_nothing_is_computed(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_hub_id_of_a_known_kind_is_computed_from_its_record(tmp_path: Path, mo
 
 def test_a_hub_id_of_an_unknown_kind_deploys_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save_record(monkeypatch, tmp_path, model_type="zebra")
-    with pytest.raises(InputError, match=r"model_type: now 'zebra': .* Fix: memory: unchecked"):
+    with pytest.raises(InputError, match=r'model_type: "zebra": .* Fix: memory: unchecked'):
         _resolve(tmp_path, "", model=HUB_ID)
     assert any("not computed" in note for note in _resolve(tmp_path, "memory: unchecked\n", model=HUB_ID).notes)
 
@@ -109,10 +109,10 @@ def test_a_revision_other_than_the_one_that_was_copied_is_refused_at_its_line(
         assert _resolve(tmp_path, f"revision: {revision}\n", model=HUB_ID).served_models[0].weights.revision
     with pytest.raises(InputError) as refusal:
         _resolve(tmp_path, "revision: v2\n", model=HUB_ID)
-    assert "revision: now 'v2': what is known here is someone/some-model at main, commit 0123456789ab. Fix: " in str(
+    assert 'revision: "v2": what is known here is someone/some-model at main, commit 0123456789ab. Fix: ' in str(
         refusal.value
     )
-    with pytest.raises(InputError, match=r"revision: now 'v2': tiny is not from a hub\. Fix: remove"):
+    with pytest.raises(InputError, match=r'revision: "v2": tiny is not from a hub\. Fix: remove'):
         _resolve(tmp_path, "revision: v2\n", model="tiny")
 
 
@@ -124,22 +124,20 @@ def test_a_model_in_s3_that_nothing_recorded_is_deployed_from_there_once_it_was_
     with pytest.raises(InputError) as refusal:
         _resolve(tmp_path, "", model=uri)
     assert str(refusal.value) == (
-        f"{tmp_path}/blueprint.yaml:3:8: model: now '{uri}': what lies there was not read yet. "
+        f'{tmp_path}/blueprint.yaml:3:8: model: "{uri}": what lies there was not read yet. '
         f"Fix: `blueprint model fit {uri}`, which reads it once."
     )
     config = {"model_type": "zebra", "text_config": {"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 100}}
     records.save(ModelRecord(source=uri, config=config, weight_bytes=8 * GB), name=f"{uri}/")
     with pytest.raises(InputError, match=r"its memory is not known here\. Fix: memory: unchecked"):
         _resolve(tmp_path, "", model=uri)
-    with pytest.raises(
-        InputError, match=r":3:8: model: now .+ the fleet lets its engines read no bucket bring-your-own"
-    ):
+    with pytest.raises(InputError, match=r":3:8: model: .+ the fleet lets its engines read no bucket bring-your-own"):
         _resolve(tmp_path, "memory: unchecked\n", model=uri)
     fleet = FLEET.replace("pools:", "storage: {model_buckets: {bucket: bring-your-own}}\npools:")
     monkeypatch.setattr("tests.kinds.serving.checks.test_engine_arguments.FLEET", fleet)
     [served] = _resolve(tmp_path, "memory: unchecked\n", model=uri).served_models
     assert (served.name, served.weights.uri, served.weights.bytes) == ("zebra-7b", f"{uri}/", 8 * GB)
-    with pytest.raises(InputError, match=r"revision: now 'main': s3://\S+ is not from a hub"):
+    with pytest.raises(InputError, match=r'revision: "main": s3://\S+ is not from a hub'):
         _resolve(tmp_path, "memory: unchecked\nrevision: main\n", model=uri)
 
 
@@ -150,7 +148,7 @@ def test_a_model_that_the_engine_dropped_is_refused_with_its_last_version(tmp_pa
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError) as refusal:
         _resolve(tmp_path, memory, model=str(model))
-    assert str(refusal.value).startswith(f"{tmp_path}/blueprint.yaml:3:8: model: now '")
+    assert str(refusal.value).startswith(f'{tmp_path}/blueprint.yaml:3:8: model: "')
     assert str(refusal.value).endswith(
-        "': vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: another model."
+        '": vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: another model.'
     )

@@ -100,10 +100,10 @@ def test_an_invalid_adapter_is_refused_before_any_request(
     deployment, requests = deployment_and_requests
     folder = make_tiny.make_adapter(tmp_path / "late")
     for role, message in (
-        ("other", "ROLE: now 'other': mine has no such role. Fix: small or long."),
+        ("other", 'ROLE: "other": mine has no such role. Fix: small or long.'),
         (
             "small",
-            "ROLE: now 'small': its engines started without adapters, and then load none. "
+            'ROLE: "small": its engines started without adapters, and then load none. '
             "Fix: add an adapter to the blueprint and deploy it.",
         ),
     ):
@@ -115,7 +115,7 @@ def test_an_invalid_adapter_is_refused_before_any_request(
     with pytest.raises(InputError) as error:
         adapters.load(deployment, "long", "late", folder)
     assert str(error.value) == (
-        f"FOLDER: now '{folder}': it was trained on Qwen/Qwen3-8B, and the role serves tiny. "
+        f'FOLDER: "{folder}": it was trained on Qwen/Qwen3-8B, and the role serves tiny. '
         "Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     )
     assert requests == []
@@ -132,7 +132,7 @@ def test_a_location_in_s3_is_refused() -> None:
     with pytest.raises(InputError) as error:
         adapters.parse_folder("s3://mine/sql")
     assert str(error.value) == (
-        "FOLDER: now 's3://mine/sql': replicas on this machine load from a local directory. "
+        'FOLDER: "s3://mine/sql": replicas on this machine load from a local directory. '
         "Fix: a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
     )
     assert adapters.parse_folder("mine/sql") == Path("mine/sql")

@@ -72,7 +72,7 @@ def test_new_copies_a_pattern_and_a_missing_fleet_file(
 
 def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     code, _, err = run_cli("new", "mine", "--from", "aggregated")
-    assert (code, err) == (2, "NAME: now 'mine': it exists already. Fix: another name.\n")
+    assert (code, err) == (2, 'NAME: "mine": it exists already. Fix: another name.\n')
     fleet = (working_folder / "fleet.yaml").read_text()
     (working_folder / "fleet.yaml").write_text(fleet + "# mine\n")
     assert run_cli("new", "other", "--from", "aggregated")[0] == 0
@@ -84,11 +84,11 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     [
         (
             ("mine", "--from", "nothing"),
-            f"--from: now 'nothing': there is no such pattern. Fix: {' or '.join(NAMES)}.\n",
+            f'--from: "nothing": there is no such pattern. Fix: {" or ".join(NAMES)}.\n',
         ),
         (
             ("My_Own", "--from", "aggregated"),
-            "NAME: now 'My_Own': the folder's name becomes the deployment's name. "
+            "NAME: \"My_Own\": the folder's name becomes the deployment's name. "
             "Fix: 2 to 32 characters of a-z, 0-9 and -, starting with a letter.\n",
         ),
     ],
@@ -196,7 +196,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     code, _, err = run_cli("logs", "mine", "worker-7")
     assert code == 2
     assert err == (
-        "PROCESS: now 'worker-7': mine has no such process. Fix: one of aws, router, supervisord, worker-0, worker-1.\n"
+        'PROCESS: "worker-7": mine has no such process. Fix: one of aws, router, supervisord, worker-0, worker-1.\n'
     )
 
     (working_folder / "mine" / "blueprint.yaml").write_text("broken: [")

@@ -135,7 +135,7 @@ def test_weights_of_another_revision_are_refused(
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     pinned = _set_revision(deployment, "v2")
-    with pytest.raises(Unavailable, match="revision: now 'v2': no recorded copy is there"):
+    with pytest.raises(Unavailable, match='revision: "v2": no recorded copy is there'):
         weights.check(pinned)
     record = ModelRecord(source="someone/some-model", revision="main", commit="0123456789abcdef")
     key = f"models/tiny/{source.FILE}"

@@ -93,7 +93,7 @@ def test_an_adapter_in_s3_of_another_model_is_refused_at_its_line(
 ) -> None:
     upload_adapter(bucket, **content)
     message = (
-        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{location}': {reason.replace('PLACE', location)}"
+        f'blueprint.yaml:7:12: roles.worker.adapters.sql: "{location}": {reason.replace("PLACE", location)}'
         if reason
         else ""
     )

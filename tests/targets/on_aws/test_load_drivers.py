@@ -47,7 +47,7 @@ def test_an_api_key_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(InputError) as error:
         load_drivers.choose_origin(build_plan(Ecr(IMAGE)), LoadOrigin.CLUSTER, "https://gateway.example.com")
     assert str(error.value) == (
-        "--load-from: now cluster: BLUEPRINT_API_KEY is set, and the key stays on this machine. "
+        '--load-from: "cluster": BLUEPRINT_API_KEY is set, and the key stays on this machine. '
         "Fix: --load-from here, or unset BLUEPRINT_API_KEY."
     )
 
@@ -56,4 +56,4 @@ def test_this_machine_has_no_cluster_to_load_from(tmp_path: object) -> None:
     inputs = LOCAL.open_validation(tmp_path, tmp_path, None, origin=LoadOrigin.CLUSTER)  # type: ignore[arg-type]
     with pytest.raises(InputError) as error, inputs:
         raise AssertionError("nothing is opened")
-    assert str(error.value) == ("--load-from: now cluster: the target local is this machine. Fix: --target eks or ecs.")
+    assert str(error.value) == ('--load-from: "cluster": the target local is this machine. Fix: --target eks or ecs.')

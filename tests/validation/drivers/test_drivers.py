@@ -127,7 +127,7 @@ def test_a_key_is_not_handed_to_other_drivers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_driver_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--driver: now 'wrk': there is no such driver\. Fix: aiperf or guidellm or"):
+    with pytest.raises(InputError, match=r'--driver: "wrk": there is no such driver\. Fix: aiperf or guidellm or'):
         registry.load_driver("wrk")
 
 

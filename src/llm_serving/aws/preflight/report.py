@@ -118,6 +118,6 @@ def _build_mistake_result(mistake: Mistake) -> CheckResult:
     return CheckResult(
         f"line {mistake.line}",
         "fail",
-        f"{mistake.field}: now {mistake.value}: {mistake.reason}",
+        f"{mistake.field}: {mistake.value}: {mistake.reason}",
         f"write {mistake.fix}",
     )

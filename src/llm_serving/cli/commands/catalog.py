@@ -18,7 +18,7 @@ from llm_serving.aws.instance_types import fetch, rows
 from llm_serving.catalog import instances
 from llm_serving.fleet.model import Region
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 _NO_ACCOUNT_HINT = ", or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
 
@@ -47,7 +47,7 @@ def refresh(
     """Update instance types, zones and prices from EC2."""
     if endpoint not in (None, "embedded"):
         raise InputError(
-            f"--endpoint: now {endpoint!r}: there is no such source. Fix: --endpoint embedded, or remove it."
+            f"--endpoint: {quote_value(endpoint)}: there is no such source. Fix: --endpoint embedded, or remove it."
         )
     for name in region or ():
         _require_region(name)
@@ -64,7 +64,7 @@ def _require_region(name: str) -> None:
         TypeAdapter(Region).validate_python(name)
     except ValidationError as error:
         context = error.errors()[0]["ctx"]
-        raise InputError(f"--region: now {name!r}: {context['why']}. Fix: {context['write']}.") from None
+        raise InputError(f"--region: {quote_value(name)}: {context['why']}. Fix: {context['write']}.") from None
 
 
 def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
@@ -85,7 +85,7 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
             if empty_regions:
                 names_text = ", ".join(empty_regions)
                 raise InputError(
-                    f"--region: now {names_text}: no instance family of the catalog there. Fix: another region."
+                    f"--region: {names_text}: no instance family of the catalog there. Fix: another region."
                 )
             types = {instance_type for region_data in fetched.values() for instance_type in region_data["zones"]}
             step.note = f"{len(types)} types"

@@ -92,7 +92,7 @@ def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
     groups = 2 if len(folders) == 1 else 1
     runs = [group for folder in folders for group in _find_newest(folder, groups, repeats)]
     if len(runs) < 2:
-        raise InputError("RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
+        raise InputError("RUN: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
     return runs
 
 
@@ -101,7 +101,7 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
     if not (folder / FILE_NAME).is_file():
         if repeats > 1:
             reason = f"{console.shorten_path(folder)} is no blueprint, whose newest validations count together"
-            raise InputError(f"--runs: now {repeats}: {reason}. Fix: the folder of a blueprint.")
+            raise InputError(f"--runs: {repeats}: {reason}. Fix: the folder of a blueprint.")
         return [[folder]]
     document = inputs.read_blueprint(folder)
     name = resolve_name(document)
@@ -111,7 +111,7 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
         have = {0: "no validation", 1: "one validation"}.get(len(newest), f"{len(newest)} validations")
         needed = f", and {'two' if count == 2 else count} are compared" if newest else ""
         fix = f"blueprint validate {console.shorten_path(folder)}"
-        raise InputError(f"RUN: now {console.shorten_path(folder)}: {runs} has {have}{needed}. Fix: {fix}.")
+        raise InputError(f"RUN: {console.shorten_path(folder)}: {runs} has {have}{needed}. Fix: {fix}.")
     return [newest[start : start + repeats] for start in range(0, count, repeats)]
 
 
@@ -130,15 +130,15 @@ def read_run(folder: Path) -> ValidationRun:
     """
     if (folder / measured_capacity.SWEEP_FILE).is_file():
         point = next(iter(sorted((folder / sweep.POINTS).glob("*"))), folder / sweep.POINTS)
-        raise InputError(f"RUN: now {folder}: it is a sweep. Fix: one of its loads, such as {point}.")
+        raise InputError(f"RUN: {folder}: it is a sweep. Fix: one of its loads, such as {point}.")
     try:
         report = json.loads((folder / run_folder.REPORT_FILE).read_text(encoding="utf-8"))
         samples = _read_samples(folder / driver_result.SAMPLES_FILE)
     except OSError as error:
         reason = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
-        raise InputError(f"RUN: now {folder}: {reason}. Fix: a folder below runs/.") from None
+        raise InputError(f"RUN: {folder}: {reason}. Fix: a folder below runs/.") from None
     except ValueError as error:
-        raise InputError(f"RUN: now {folder}: it is not a validation's folder: {error}. Fix: validate again.") from None
+        raise InputError(f"RUN: {folder}: it is not a validation's folder: {error}. Fix: validate again.") from None
     try:
         title = f"{report['name']} {folder.resolve().name}"
         run = ValidationRun(title, report, samples)
@@ -146,10 +146,10 @@ def read_run(folder: Path) -> ValidationRun:
     except (ValueError, KeyError, TypeError) as error:
         field = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         reason = f"another version of this program wrote it{_find_version(report)}: {field}"
-        raise InputError(f"RUN: now {folder}: {reason}. Fix: validate again.") from None
+        raise InputError(f"RUN: {folder}: {reason}. Fix: validate again.") from None
     if len(samples) != (total := report.get("requests", {}).get("total", len(samples))):
         reason = f"{driver_result.SAMPLES_FILE} has {len(samples)} of its {total} requests"
-        raise InputError(f"RUN: now {folder}: {reason}. Fix: validate again.")
+        raise InputError(f"RUN: {folder}: {reason}. Fix: validate again.")
     return run
 
 

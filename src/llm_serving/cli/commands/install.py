@@ -12,7 +12,7 @@ from llm_serving.cli.commands import validate as validate_command
 from llm_serving.cli.commands.fleet import WithData
 from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Target, Yes
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import registry
 from llm_serving.validation import run as validation
 from llm_serving.workflows import aws as aws_workflow
@@ -49,7 +49,7 @@ def install(
     elif not registry.load_target(target).needs_aws:
         _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
-        raise InputError(f"--with: now {with_!r}: there is no such tool. Fix: {CDKTF}, or remove it.")
+        raise InputError(f"--with: {quote_value(with_)}: there is no such tool. Fix: {CDKTF}, or remove it.")
     else:
         _run_aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
 

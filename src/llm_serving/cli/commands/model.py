@@ -26,7 +26,7 @@ from llm_serving.kinds.serving import resolve
 from llm_serving.options import completions
 from llm_serving.options.arguments import FLEET, AsJson
 from llm_serving.settings.document import load
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Tokens, format_bytes
 from llm_serving.tables import fit_table, models_table
 
@@ -58,13 +58,13 @@ def make_tiny(
     """
     size_name = next((candidate for candidate in tiny_model.SIZES if candidate == size), None)
     if size_name is None:
-        raise InputError(f"--size: now {size!r}: there is no such size. Fix: {' or '.join(tiny_model.SIZES)}.")
+        raise InputError(f"--size: {quote_value(size)}: there is no such size. Fix: {' or '.join(tiny_model.SIZES)}.")
     if format_ not in _FORMATS:
-        raise InputError(f"--format: now {format_!r}: there is no such format. Fix: {' or '.join(_FORMATS)}.")
+        raise InputError(f"--format: {quote_value(format_)}: there is no such format. Fix: {' or '.join(_FORMATS)}.")
     if format_ not in models.find(size_name).formats:
-        raise InputError(f"--format: now {format_!r}: {size} is made as safetensors alone. Fix: no --format.")
+        raise InputError(f"--format: {quote_value(format_)}: {size} is made as safetensors alone. Fix: no --format.")
     if adapter and format_ != _FORMATS[0]:
-        raise InputError(f"--format: now {format_!r}: adapters are safetensors. Fix: no --format.")
+        raise InputError(f"--format: {quote_value(format_)}: adapters are safetensors. Fix: no --format.")
     if adapter:
         console.out.print(str(tiny_model.make_adapter(to)), markup=False)
         return
@@ -121,7 +121,7 @@ def fit(
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
     if kv_cache_dtype not in ("auto", "fp8"):
-        raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Fix: auto or fp8.")
+        raise InputError(f"--kv-cache-dtype: {quote_value(kv_cache_dtype)}: there is no such type. Fix: auto or fp8.")
     if model.startswith("s3://"):
         model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
@@ -219,7 +219,7 @@ def _parse_tokens(text: str) -> int:
     try:
         return int(TypeAdapter(Tokens).validate_python(int(text) if text.isdecimal() else text))
     except ValidationError:
-        raise InputError(f"--context: now {text!r}: it is not a number of tokens. Fix: 4096 or 8k.") from None
+        raise InputError(f"--context: {quote_value(text)}: it is not a number of tokens. Fix: 4096 or 8k.") from None
 
 
 def _build_progress(step: console.Step) -> Callable[[int, int], None]:

@@ -71,7 +71,7 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
     """
     fleet = document.value
     if name not in fleet.pools:
-        raise InputError(f"POOL: now {name}: {document.path} has no such pool. Fix: one of {', '.join(fleet.pools)}.")
+        raise InputError(f"POOL: {name}: {document.path} has no such pool. Fix: one of {', '.join(fleet.pools)}.")
     pool, group = fleet.pools[name], groups.resolve_pool(fleet, name, instances.load())[0]
     accelerators = instances.load()[group.types[0]].accelerators
     if not group.efa:

@@ -20,7 +20,7 @@ from llm_serving.kinds.serving.patterns import FACTS_FILE
 from llm_serving.options import completions
 from llm_serving.options.arguments import FLEET, AsJson, Folder
 from llm_serving.services.blueprint import FILE_NAME
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.tables import patterns_table
 from llm_serving.targets import render
 
@@ -67,11 +67,11 @@ def new(
     source = PATTERNS / from_
     names = [folder.name for folder in paths.list_patterns()]
     if from_ not in names:
-        raise InputError(f"--from: now {from_!r}: there is no such pattern. Fix: {' or '.join(names)}.")
+        raise InputError(f"--from: {quote_value(from_)}: there is no such pattern. Fix: {' or '.join(names)}.")
     presets = _list_presets(source)
     if preset is not None and preset not in presets:
         choices = " or ".join(presets) or "no --preset"
-        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Fix: {choices}.")
+        raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: {choices}.")
     destination = _require_new_folder(Path(name), "NAME")
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
     if preset is not None:
@@ -124,9 +124,9 @@ def _require_new_folder(folder: Path, argument: str) -> Path:
     except ValidationError:
         reason = "the folder's name becomes the deployment's name"
         fix = "2 to 32 characters of a-z, 0-9 and -, starting with a letter"
-        raise InputError(f"{argument}: now {str(folder)!r}: {reason}. Fix: {fix}.") from None
+        raise InputError(f"{argument}: {quote_value(folder)}: {reason}. Fix: {fix}.") from None
     if folder.exists():
-        raise InputError(f"{argument}: now {str(folder)!r}: it exists already. Fix: another name.")
+        raise InputError(f"{argument}: {quote_value(folder)}: it exists already. Fix: another name.")
     return folder
 
 

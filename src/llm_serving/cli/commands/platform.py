@@ -76,7 +76,7 @@ def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
     fleet_settings = load(file, model.Fleet).value
     if "eks" not in fleet_settings.orchestrators:
         raise InputError(
-            f"{file}: orchestrator: now {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
+            f"{file}: orchestrator: {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
             "Fix: orchestrator: eks or both."
         )
     return fleet_settings, Path("rendered") / fleet_settings.name / "platform"

@@ -14,7 +14,7 @@ from llm_serving import console, processes
 from llm_serving.options.arguments import FLEET, OUT, AsJson, Out
 from llm_serving.rehearsal import emulator, run
 from llm_serving.services import inputs
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.tables import rehearsal_table
 
 
@@ -77,5 +77,5 @@ def _list_fleet_files(fleet: Path) -> list[Path]:
     if files := sorted(fleet.glob("*.yaml")):
         return files
     raise InputError(
-        f"--fleet: now {str(fleet)!r}: the folder has no fleet file (*.yaml). Fix: another folder, or a file."
+        f"--fleet: {quote_value(fleet)}: the folder has no fleet file (*.yaml). Fix: another folder, or a file."
     )

@@ -12,7 +12,7 @@ from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, 
 from llm_serving.services import inputs
 from llm_serving.settings import diagnostics
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Duration
 from llm_serving.tables import sweep_table
 from llm_serving.targets import registry
@@ -81,7 +81,7 @@ def require_limits(document: Document[Any]) -> None:
     """
     slo = getattr(document.value, "slo", None)
     if slo is None:
-        raise InputError(f"kind: now {document.value.kind}: it has no SLO to keep. Fix: a blueprint of another kind.")
+        raise InputError(f"kind: {document.value.kind}: it has no SLO to keep. Fix: a blueprint of another kind.")
     if not sweeps.has_limits(slo):
         reason = "it has no limit on a latency that a higher load could miss"
         fix = "ttft_ms: {p95: 800}, for example"
@@ -91,13 +91,13 @@ def require_limits(document: Document[Any]) -> None:
 def _read_axis(by: str | None) -> Axis | None:
     if by is None or by == "rate" or by == "users":
         return by  # type: ignore[return-value]
-    raise InputError(f"--by: now {by!r}: there is no such load. Fix: rate or users.")
+    raise InputError(f"--by: {quote_value(by)}: there is no such load. Fix: rate or users.")
 
 
 def _read_bounds(lowest: float | None, highest: float | None) -> tuple[float | None, float | None]:
     for option, value in (("--from", lowest), ("--to", highest)):
         if value == 0:
-            raise InputError(f"{option}: now 0: that is no load. Fix: a number above 0.")
+            raise InputError(f"{option}: 0: that is no load. Fix: a number above 0.")
     if lowest and highest and lowest >= highest:
-        raise InputError(f"--from: now {lowest:g}: it is not below --to, {highest:g}. Fix: {highest / 8:g}.")
+        raise InputError(f"--from: {lowest:g}: it is not below --to, {highest:g}. Fix: {highest / 8:g}.")
     return lowest, highest

@@ -43,7 +43,7 @@ def tune(
     Deploys each combination as NAME-tune and drops those that cannot win early. After an interruption, run it again.
     """
     if not over:
-        raise InputError("--over: now none: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")
+        raise InputError("--over: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")
     require_limits(inputs.read_blueprint(folder))
     options = Options(precision=precision / 100, point_s=quantities.parse("--point-time", point_time, Duration))
     limits = Limits(quantities.parse("--time-limit", time_limit, Duration), spend_limit)

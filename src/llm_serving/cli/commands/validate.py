@@ -73,7 +73,7 @@ def _choose_origin(origin: LoadOrigin | None, driver: str | None) -> LoadOrigin 
     if driver is None:
         return origin
     if origin is LoadOrigin.CLUSTER:
-        raise InputError(f"--load-from: now cluster: {driver} runs on this machine. Fix: --load-from here.")
+        raise InputError(f'--load-from: "cluster": {driver} runs on this machine. Fix: --load-from here.')
     return LoadOrigin.HERE
 
 

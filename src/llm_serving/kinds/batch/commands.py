@@ -20,7 +20,7 @@ from llm_serving.kinds.batch.blueprint import resolve_deadline
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
-from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.settings.errors import CheckFailed, InputError, quote_value
 from llm_serving.settings.units import Duration, format_bytes
 from llm_serving.targets import registry
 
@@ -193,7 +193,7 @@ def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[B
     with registry.load_target(target).open_validation(folder, fleet, None) as inputs:
         deployment: Any = inputs.deployment
         if not isinstance(deployment, BatchDeployment):
-            raise InputError(f"{folder}: now kind: {deployment.kind}: it has no jobs. Fix: a batch blueprint.")
+            raise InputError(f"{folder}: kind: {deployment.kind}: it has no jobs. Fix: a batch blueprint.")
         yield deployment, BatchClient(inputs.options.url or deployment.url)
 
 
@@ -221,7 +221,9 @@ def _print_estimate(
     team_name = metadata.get("team") or next(iter(deployment.teams))
     team = deployment.teams.get(team_name)
     if team is None:
-        raise InputError(f"--team: now {team_name!r}: there is no such team. Fix: {' or '.join(deployment.teams)}.")
+        raise InputError(
+            f"--team: {quote_value(team_name)}: there is no such team. Fix: {' or '.join(deployment.teams)}."
+        )
     with console.step("Count rows and tokens"):
         counts = client.count(**source, model=metadata.get("model", ""))
     payload = estimate.build(
@@ -247,7 +249,7 @@ def _read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--template: now {str(file)!r}: {error}. Fix: a file with a row.") from None
+        raise InputError(f"--template: {quote_value(file)}: {error}. Fix: a file with a row.") from None
 
 
 def _upload(client: BatchClient, file: Path) -> str:
@@ -314,4 +316,4 @@ def _parse_deadline(text: str | None) -> str:
         return f"{TypeAdapter(Duration).validate_python(text):g}"
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"--deadline: now {text!r}: {message}.") from None
+        raise InputError(f"--deadline: {quote_value(text)}: {message}.") from None

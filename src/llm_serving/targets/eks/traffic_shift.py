@@ -14,7 +14,7 @@ from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.kinds.serving import processes
 from llm_serving.operations import add_ons as addons
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets.eks import charts
 
 _HELM_TIMEOUT_S = 120
@@ -31,9 +31,9 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
         name, separator, weight = argument.partition("=")
         if not (name and separator and weight.isdigit() and int(weight) <= 1_000_000):
             reason = "it is not a deployment and its weight"
-            raise InputError(f"SHARE: now {argument!r}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
+            raise InputError(f"SHARE: {quote_value(argument)}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
-            raise InputError(f"SHARE: now {argument!r}: {name} is listed twice. Fix: each deployment once.")
+            raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: each deployment once.")
         weights[name] = int(weight)
     if not any(weights.values()):
         raise InputError("SHARE: all weights are 0. Fix: a weight above 0, such as mine=100.")
@@ -54,7 +54,9 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
     """
     namespace, separator, name = gateway.partition("/")
     if not (namespace and separator and name):
-        raise InputError(f"--gateway: now {gateway!r}: it is not a Gateway. Fix: NAMESPACE/NAME, such as gateway/edge.")
+        raise InputError(
+            f"--gateway: {quote_value(gateway)}: it is not a Gateway. Fix: NAMESPACE/NAME, such as gateway/edge."
+        )
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
         {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 from llm_serving.kinds.serving import adapters
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.services.environment import Process
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 
 _LOAD_TIMEOUT_S = 60.0
 """Longest that an engine takes to load one, in seconds."""
@@ -28,7 +28,7 @@ def parse_folder(text: str) -> Path:
     if text.startswith("s3://"):
         reason = "replicas on this machine load from a local directory"
         fix = f"a directory; `aws s3 cp --recursive {text} FOLDER` creates one"
-        raise InputError(f"FOLDER: now {text!r}: {reason}. Fix: {fix}.")
+        raise InputError(f"FOLDER: {quote_value(text)}: {reason}. Fix: {fix}.")
     return Path(text)
 
 
@@ -45,7 +45,7 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
         folder, deployed_role.served_model.model if deployed_role.served_model else ""
     )
     if mismatch:
-        raise InputError(f"FOLDER: now {str(folder)!r}: {mismatch[0]}. Fix: {mismatch[1]}.")
+        raise InputError(f"FOLDER: {quote_value(folder)}: {mismatch[0]}. Fix: {mismatch[1]}.")
     for process in deployed_role.instances:
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
@@ -66,11 +66,11 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
     """Return the role, if its engines accept adapters."""
     roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:
-        raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Fix: {' or '.join(roles)}.")
+        raise InputError(f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: {' or '.join(roles)}.")
     role = roles[name]
     if not role.served_model or not role.served_model.adapters:
         reason = "its engines started without adapters, and then load none"
-        raise InputError(f"ROLE: now {name!r}: {reason}. Fix: add an adapter to the blueprint and deploy it.")
+        raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: add an adapter to the blueprint and deploy it.")
     return role
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.settings.errors import CheckFailed, InputError, quote_value
 from llm_serving.targets.deployment_dir import DeploymentDir
 
 _POLL_INTERVAL_S = 0.3
@@ -41,7 +41,7 @@ def _select_files(directory: DeploymentDir, process: str | None) -> list[Path]:
         return log_files
     if directory.get_log_path(process) not in log_files:
         names = ", ".join(file.stem for file in log_files)
-        raise InputError(f"PROCESS: now {process!r}: {directory.name} has no such process. Fix: one of {names}.")
+        raise InputError(f"PROCESS: {quote_value(process)}: {directory.name} has no such process. Fix: one of {names}.")
     return [directory.get_log_path(process)]
 
 

@@ -13,7 +13,7 @@ from llm_serving.catalog.architecture import ModelError
 from llm_serving.kinds.serving import resolve
 from llm_serving.kinds.serving.deployment import LoadedModel, ServingDeployment, Weights
 from llm_serving.services.environment import Environment
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import Unavailable, quote_value
 from llm_serving.targets.deployment_dir import DeploymentDir
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _check_revision(bucket: s3.Bucket, weights: Weights) -> None:
     if record is None or not record.is_revision(weights.revision):
         copy = f"a copy of {record.source} at commit {(record.commit or 'none')[:12]}" if record else "no recorded copy"
         raise Unavailable(
-            f"{weights.uri}: revision: now {weights.revision!r}: {copy} is there. "
+            f"{weights.uri}: revision: {quote_value(weights.revision)}: {copy} is there. "
             f"Fix: `blueprint model copy MODEL --to {weights.uri} --revision {weights.revision}`."
         )
 

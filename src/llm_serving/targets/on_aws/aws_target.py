@@ -17,7 +17,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
 from llm_serving.services.environment import Conventions, Environment
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -141,7 +141,7 @@ class AwsTarget(abc.ABC):
         options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
         if not deployment.served_models:  # no load is sent: what runs there makes its own
             if origin is LoadOrigin.CLUSTER:
-                raise InputError("--load-from: now cluster: no load is sent to it. Fix: leave it out.")
+                raise InputError('--load-from: "cluster": no load is sent to it. Fix: leave it out.')
             with contextlib.nullcontext(url) if url else self.open_tunnel(plan) as its_url:
                 options = dataclasses.replace(options, url=its_url)
                 yield ValidationInputs(deployment, options)
@@ -202,5 +202,5 @@ def load_aws_target(name: str) -> AwsTarget:
     target = registry.load_target(name)
     if not isinstance(target, AwsTarget):
         names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]
-        raise InputError(f"--target: now {name!r}: it does not run on AWS. Fix: {' or '.join(names)}.")
+        raise InputError(f"--target: {quote_value(name)}: it does not run on AWS. Fix: {' or '.join(names)}.")
     return target

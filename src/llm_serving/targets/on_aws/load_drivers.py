@@ -48,7 +48,7 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
         return LoadOrigin.HERE
     if url and api_key.build_headers(url):
         raise InputError(
-            f"--load-from: now cluster: {api_key.VARIABLE} is set, and the key stays on this machine. "
+            f'--load-from: "cluster": {api_key.VARIABLE} is set, and the key stays on this machine. '
             f"Fix: --load-from here, or unset {api_key.VARIABLE}."
         )
     return LoadOrigin.CLUSTER

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.validation.drivers.base import Driver
 
 _OWN = {"base", "job", "registry"}
@@ -29,5 +29,5 @@ def load_driver(name: str) -> Driver:
     """
     drivers = load_drivers()
     if name not in drivers:
-        raise InputError(f"--driver: now {name!r}: there is no such driver. Fix: {' or '.join(drivers)}.")
+        raise InputError(f"--driver: {quote_value(name)}: there is no such driver. Fix: {' or '.join(drivers)}.")
     return drivers[name]

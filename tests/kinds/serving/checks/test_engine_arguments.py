@@ -39,17 +39,17 @@ def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
 
 
 REFUSALS = {
-    "max_num_sequs: 4": "max_num_sequs: now '4': vLLM 0.32.0 has no such option. Fix: max_num_seqs, or no max_num_sequs.",
-    "max_modl_len: 4": "max_modl_len: now '4': vLLM 0.32.0 has no such option. Fix: context, or no max_modl_len.",
-    "max_num_seqs: many": "max_num_seqs: now 'many': the engine takes a whole number. Fix: a whole number.",
-    "logprobs_mode: raw": "logprobs_mode: now 'raw': the engine takes one of processed_logits, processed_logprobs, "
+    "max_num_sequs: 4": 'max_num_sequs: "4": vLLM 0.32.0 has no such option. Fix: max_num_seqs, or no max_num_sequs.',
+    "max_modl_len: 4": 'max_modl_len: "4": vLLM 0.32.0 has no such option. Fix: context, or no max_modl_len.',
+    "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number. Fix: a whole number.',
+    "logprobs_mode: raw": 'logprobs_mode: "raw": the engine takes one of processed_logits, processed_logprobs, '
     "raw_logits, raw_logprobs. Fix: one of processed_logits, processed_logprobs, raw_logits, raw_logprobs.",
-    "max_model_len: 4096": "max_model_len: now '4096': the deployment writes it from context. "
+    "max_model_len: 4096": 'max_model_len: "4096": the deployment writes it from context. '
     "Fix: context, and no max_model_len here.",
-    "port: 80": "port: now '80': the deployment writes it by itself. Fix: no port.",
-    "block_size: 16": "block_size: now '16': it changes how the engine divides memory, and this program's arithmetic "
+    "port: 80": 'port: "80": the deployment writes it by itself. Fix: no port.',
+    "block_size: 16": 'block_size: "16": it changes how the engine divides memory, and this program\'s arithmetic '
     "would not know. Fix: no block_size.",
-    "api_key: abc": "api_key: now '(hidden)': it is a secret, and it would be readable in this file and wherever the command "
+    "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
     "line is. Fix: no api_key.",
 }
 
@@ -73,7 +73,7 @@ def test_an_argument_that_the_target_needs_for_itself_is_refused_there_alone(tmp
     extra = "engine_arguments: {enforce_eager: false}\n"
     assert _list_words(_resolve(tmp_path, extra))[-1] == "--no-enforce-eager"
     with pytest.raises(
-        InputError, match=r"now 'false': the deployment writes it by itself on this machine. Fix: no enforce_eager"
+        InputError, match=r'"false": the deployment writes it by itself on this machine. Fix: no enforce_eager'
     ):
         _resolve(tmp_path, extra, target="local", model="tiny")
     assert "--enforce-eager" in _list_words(
@@ -86,7 +86,7 @@ def test_each_argument_is_compared_with_what_the_deployment_writes_for_it(tmp_pa
     extra = "engine_arguments: {enforce_eager: true, distributed_timeout_seconds: 9, max_num_seqs: 4}\n"
     worker = ", engine_arguments: {enforce_eager: false}"
     assert _resolve(tmp_path, extra, target="local", model="tiny")
-    with pytest.raises(InputError, match=r"roles.worker.engine_arguments.enforce_eager: now 'false': the deployment"):
+    with pytest.raises(InputError, match=r'roles.worker.engine_arguments.enforce_eager: "false": the deployment'):
         _resolve(tmp_path, extra, target="local", model="tiny", worker=worker)
 
 
@@ -133,5 +133,5 @@ def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Pa
 
 
 def test_a_variable_that_the_deployment_writes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"environment.HF_HUB_OFFLINE: now '0': the deployment writes it by itself on"):
+    with pytest.raises(InputError, match=r'environment.HF_HUB_OFFLINE: "0": the deployment writes it by itself on'):
         _resolve(tmp_path, 'environment: {HF_HUB_OFFLINE: "0"}\n')

@@ -79,78 +79,78 @@ REFUSED = [
     # between the roles of a pattern
     (
         format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
-        "blueprint.yaml:6:22: tuning.kv_offload: now '16Gi': the engine has one connector for KV caches: offloading "
+        'blueprint.yaml:6:22: tuning.kv_offload: "16Gi": the engine has one connector for KV caches: offloading '
         "would replace the one that sends them to decode. Fix: no kv_offload, or pattern: aggregated.",
     ),
     (
         format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
-        "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has g6e.12xlarge, whose EFA does not reach "
+        'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has g6e.12xlarge, whose EFA does not reach '
         "the GPUs' memory (no GPUDirect RDMA). Fix: kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
     ),
     (
         format_disaggregated({"pool": "p5en-without"}, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
-        "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has p5en.48xlarge, and efa is off there. "
+        'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has p5en.48xlarge, and efa is off there. '
         "Fix: efa: on in the pool.",
     ),
     (
         format_disaggregated(P5EN, {"pool": "p5en-apart"}),
-        "blueprint.yaml:5:18: roles.decode.pool: now 'p5en-apart': EFA traffic does not cross an Availability Zone: "
+        'blueprint.yaml:5:18: roles.decode.pool: "p5en-apart": EFA traffic does not cross an Availability Zone: '
         "prefill runs in us-west-2c and decode in us-west-2a. Fix: a pool in us-west-2c, or kv_transfer: host.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}, "tiny"),
-        "blueprint.yaml:5:38: roles.decode.accelerators: now 2: prefill splits a layer 4 ways and decode 2: the 2 key and "
+        "blueprint.yaml:5:38: roles.decode.accelerators: 2: prefill splits a layer 4 ways and decode 2: the 2 key and "
         "value heads lie on several of prefill's accelerators each, and the KV transfer then reads them into as many "
         "ways or more. Fix: accelerators: 4 for decode, or 2 or fewer for prefill.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
-        "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: the KV transfer sends the cache of one pipeline stage. "
+        "blueprint.yaml:4:52: roles.prefill.pipeline: 2: the KV transfer sends the cache of one pipeline stage. "
         "Fix: pipeline: 1.",
     ),
     (
         format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
-        "blueprint.yaml:5:3: roles.decode.replicas: now 1: the roles need prefill 2 and decode 1 nodes of the pool "
+        "blueprint.yaml:5:3: roles.decode.replicas: 1: the roles need prefill 2 and decode 1 nodes of the pool "
         "b300, which grows to 2. Fix: fewer replicas, or size: 2..3 in the pool.",
     ),
     # how a replica is split
     (
         format_distributed(pool="p5en", accelerators=16),
-        "blueprint.yaml:4:3: roles.worker.pipeline: now 1: each layer would be split 16 ways, over more than the 8 of one "
+        "blueprint.yaml:4:3: roles.worker.pipeline: 1: each layer would be split 16 ways, over more than the 8 of one "
         "node. Fix: pipeline: 2, so that a layer stays on one node.",
     ),
     (
         format_distributed(pool="p5en", accelerators=16, pipeline=2),
-        "blueprint.yaml:4:38: roles.worker.accelerators: now 16: an expert's width, 1536, split 8 ways is 192, which cuts "
+        "blueprint.yaml:4:38: roles.worker.accelerators: 16: an expert's width, 1536, split 8 ways is 192, which cuts "
         "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: accelerators: 2 or 4 or 8, or expert: on.",
     ),
     (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
-        "blueprint.yaml:4:38: roles.worker.accelerators: now 12: a replica over several nodes takes whole ones, and "
+        "blueprint.yaml:4:38: roles.worker.accelerators: 12: a replica over several nodes takes whole ones, and "
         "p5en.48xlarge has 8. Fix: a multiple of 8.",
     ),
     (
         format_distributed(pool="p5en-without", accelerators=16, pipeline=2),
-        "blueprint.yaml:4:18: roles.worker.pool: now 'p5en-without': the nodes of a replica would communicate over TCP: the "
+        'blueprint.yaml:4:18: roles.worker.pool: "p5en-without": the nodes of a replica would communicate over TCP: the '
         "pool p5en-without has no EFA. Fix: efa: on in the pool, or accelerators: 8.",
     ),
     (
         format_aggregated(pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: now true: Qwen/Qwen3-0.6B has no experts to spread. Fix: expert: off.",
+        "blueprint.yaml:4:49: roles.worker.expert: true: Qwen/Qwen3-0.6B has no experts to spread. Fix: expert: off.",
     ),
     (
         format_distributed(model="tiny", pool="p5en", accelerators=8, pipeline=8),
-        "blueprint.yaml:4:51: roles.worker.pipeline: now 8: the model has 4 layers. Fix: pipeline: 4 or less.",
+        "blueprint.yaml:4:51: roles.worker.pipeline: 8: the model has 4 layers. Fix: pipeline: 4 or less.",
     ),
     (
         format_aggregated(pool="general", accelerators=3, data=2),
-        "blueprint.yaml:4:41: roles.worker.accelerators: now 3: pipeline 1 times data 2 is 2, by which it does not "
+        "blueprint.yaml:4:41: roles.worker.accelerators: 3: pipeline 1 times data 2 is 2, by which it does not "
         "divide. Fix: a multiple of 2.",
     ),
     # the machine
     (
         format_aggregated(pool="general", extra="tuning: {kv_offload: 900Gi}\n"),
-        "blueprint.yaml:5:22: tuning.kv_offload: now '900Gi': a replica's share of its node is 82 GiB, of which half "
+        'blueprint.yaml:5:22: tuning.kv_offload: "900Gi": a replica\'s share of its node is 82 GiB, of which half '
         "may be shared memory, where the engine keeps this cache: 37 GiB are free there, and it takes 1.2 times its "
         "size. Fix: kv_offload: 30Gi or less.",
     ),
@@ -158,12 +158,12 @@ REFUSED = [
         format_distributed(
             model="deepseek-ai/DeepSeek-V3", pool="p5en", accelerators=16, pipeline=2, expert="on", executor="ray"
         ),
-        "blueprint.yaml:4:77: roles.worker.executor: now 'ray': the engine's image has no Ray, and the engine connects the "
+        'blueprint.yaml:4:77: roles.worker.executor: "ray": the engine\'s image has no Ray, and the engine connects the '
         "nodes of a replica by itself. Fix: no executor.",
     ),
     (
         format_aggregated(pool="on-ecs"),
-        "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs runs the pool's containers, and the target is eks. "
+        'blueprint.yaml:4:18: roles.worker.pool: "on-ecs": ecs runs the pool\'s containers, and the target is eks. '
         "Fix: --target ecs, or a pool of eks.",
     ),
 ]
@@ -171,27 +171,27 @@ REFUSED = [
 REFUSED_LOCALLY = [
     (
         format_distributed(model="tiny", pool="p5en", accelerators=2, pipeline=2),
-        "blueprint.yaml:4:51: roles.worker.pipeline: now 2: the engine's pipeline stages start on CPU, and never answer. "
+        "blueprint.yaml:4:51: roles.worker.pipeline: 2: the engine's pipeline stages start on CPU, and never answer. "
         "Fix: pipeline: 1 in a copy to try here.",
     ),
     (
         format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: now true: the engine spreads experts by libraries that need GPUs. "
+        "blueprint.yaml:4:49: roles.worker.expert: true: the engine spreads experts by libraries that need GPUs. "
         "Fix: expert: off in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
-        "blueprint.yaml:4:51: roles.worker.replicas: now 3: worker 6 engine processes would run on 2 cores, which carry "
+        "blueprint.yaml:4:51: roles.worker.replicas: 3: worker 6 engine processes would run on 2 cores, which carry "
         "4. Fix: fewer in a copy to try here; a target with more nodes, --target TARGET, renders it.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),
-        "blueprint.yaml:5:24: tuning.quantization: now 'fp8': the engine has no arithmetic of 8-bit floats on CPU. "
+        'blueprint.yaml:5:24: tuning.quantization: "fp8": the engine has no arithmetic of 8-bit floats on CPU. '
         "Fix: no quantization in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {kv_offload: 1Gi}\n"),
-        "blueprint.yaml:5:22: tuning.kv_offload: now '1Gi': the engine moves cached prompts to memory from GPUs alone. "
+        'blueprint.yaml:5:22: tuning.kv_offload: "1Gi": the engine moves cached prompts to memory from GPUs alone. '
         "Fix: no kv_offload in a copy to try here.",
     ),
 ]
@@ -234,7 +234,7 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
 def test_kv_aware_routing_is_refused_without_cache_events(tmp_path: Path, text: str, target: str, reason: str) -> None:
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
     assert get_error(tmp_path, text, target) == (
-        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {reason}. Fix: policy: cache-aware."
+        f'blueprint.yaml:{line}:20: roles.router.policy: "kv-aware": {reason}. Fix: policy: cache-aware.'
     )
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
@@ -345,7 +345,7 @@ def test_a_transfer_between_splits_that_are_no_multiples_is_refused(tmp_path: Pa
     (tmp_path / "twelve" / "config.json").write_text(json.dumps(config))
     text = format_disaggregated({**P5EN, "accelerators": 2}, {**P5EN, "accelerators": 3}, f"{tmp_path}/twelve")
     assert get_error(tmp_path, text) == (
-        "blueprint.yaml:5:38: roles.decode.accelerators: now 3: prefill splits a layer 2 ways and decode 3: the KV "
+        "blueprint.yaml:5:38: roles.decode.accelerators: 3: prefill splits a layer 2 ways and decode 3: the KV "
         "transfer needs one to be a multiple of the other. Fix: accelerators: 2 or 4 for decode."
     )
 
@@ -486,14 +486,14 @@ def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
             "eks",
             "general",
             "eks: {al2023: v20251016}",
-            "fleet.yaml:12:15: eks.al2023: now 'v20251016': its NVIDIA driver is older than branch 580, which the image of "
+            'fleet.yaml:12:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
             "vllm needs. Fix: al2023: v20251023 or later.",
         ),
         (
             "ecs",
             "on-ecs",
             "ecs: {al2023: 2023.0.20250923}",
-            "fleet.yaml:12:15: ecs.al2023: now '2023.0.20250923': its NVIDIA driver is older than branch 580, which the "
+            'fleet.yaml:12:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
             "image of vllm needs. Fix: al2023: 2023.0.20251015 or later.",
         ),
     ],
@@ -567,9 +567,9 @@ def test_weights_and_adapters_of_a_bucket_that_engines_may_not_read_are_refused(
     )
     refusal = get_error(tmp_path, text, target)
     assert refusal.count("the fleet lets its engines read no bucket") == 2
-    assert "weights: now 's3://other-models/qwen3/': the fleet lets its engines read no bucket other-models." in refusal
+    assert 'weights: "s3://other-models/qwen3/": the fleet lets its engines read no bucket other-models.' in refusal
     assert (
-        "roles.worker.adapters.sql: now 's3://demo-models-old/sql/': the fleet lets its engines read no bucket demo-models-old. "
+        'roles.worker.adapters.sql: "s3://demo-models-old/sql/": the fleet lets its engines read no bucket demo-models-old. '
         "Fix: storage: {model_buckets: {bucket: demo-models-old}} in the fleet, "
     ) in refusal
     assert resolving.resolve_files(folder, text, FLEET + BUCKETS, target, cores=2)

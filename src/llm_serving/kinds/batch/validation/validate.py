@@ -31,7 +31,7 @@ from llm_serving.kinds.batch.validation import sample as batch_sample
 from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.kinds.batch.validation.sample import SampleRows
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.validation import run_folder
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.gate import MissedObjective
@@ -117,11 +117,11 @@ def _measure(deployment: BatchDeployment, client: BatchClient, work: Path, row_c
 def _check_options(deployment: BatchDeployment, load_test_options: Mapping[str, object]) -> None:
     for option, value in load_test_options.items():
         if value is not None:
-            raise InputError(f"{option}: now {str(value)!r}: a batch has no load driver. Fix: leave it out.")
+            raise InputError(f"{option}: {quote_value(value)}: a batch has no load driver. Fix: leave it out.")
     if deployment.slo.endpoint_use and deployment.cloud:
         title = deployment.environment.conventions.title
         raise InputError(
-            f"slo.endpoint_use: now {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "
+            f"slo.endpoint_use: {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "
             f"{title} to measure its best. Fix: leave it out."
         )
 
