@@ -105,6 +105,12 @@ class Behaviour:
     stall_s: float = 0.0
     """How long the server sends nothing at the end of each `stall_interval_s`."""
     stall_interval_s: float = 10.0
+    ttft_growth_s: float = 0.0
+    """By how much the time to first token grows with each streamed request."""
+    length_share: float = 1.0
+    """Share of the requested tokens that an answer has."""
+    only_streams: bool = False
+    """Stream the answer of a request that asks for no stream, too."""
     cache: bool = False
     """Remember the beginnings of prompts, in blocks of CACHE_BLOCK words; the first token waits for the others."""
 
@@ -275,14 +281,16 @@ class ClientConnection(asyncio.Protocol):
         pngs = _find_pictures(body["messages"]) if chat else []
         prompt_tokens = count_tokens(text) + (CHAT_OVERHEAD if chat else 0) + PICTURE_TOKENS * len(pngs)
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
-        if not body.get("stream"):
+        count = max(1, round(count * behaviour.length_share))
+        if not body.get("stream") and not behaviour.only_streams:
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
             choice = {"index": 0, "finish_reason": "length", **content}
             return self._send_json(
                 200, {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
             )
         self._record.pictures += map(_describe_picture, pngs)
-        strikes, remainder = divmod(next(self._counter), behaviour.fault_interval)
+        number = next(self._counter)
+        strikes, remainder = divmod(number, behaviour.fault_interval)
         fault = behaviour.faults[(strikes - 1) % len(behaviour.faults)] if behaviour.faults and remainder == 0 else None
         if fault == "hang":
             return None
@@ -297,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
         stream = _Stream(body["model"], chat, prompt_tokens, 0 if fault == "empty" else count, fault)
         stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
         stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
-        first = behaviour.ttft_s * (10 if fault == "slow" else 1)
+        first = behaviour.ttft_s * (10 if fault == "slow" else 1) + behaviour.ttft_growth_s * number
         if behaviour.cache:
             first *= 1 - self._record.look_up(text, prompt_tokens)
         self._slots.take(functools.partial(self._begin, stream, start, first))
@@ -446,6 +454,8 @@ def build_command(port: int, behaviour: Behaviour) -> list[str]:
     arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk), "--slots", str(behaviour.slots)]
     arguments += ["--stall-ms", str(behaviour.stall_s * 1000)]
     arguments += ["--stall-interval-ms", str(behaviour.stall_interval_s * 1000)]
+    arguments += ["--ttft-growth-ms", str(behaviour.ttft_growth_s * 1000), "--length", str(behaviour.length_share)]
+    arguments += ["--only-streams"] if behaviour.only_streams else []
     arguments += ["--cache"] if behaviour.cache else []
     arguments += ["--every", str(behaviour.fault_interval), "--faults", *behaviour.faults] if behaviour.faults else []
     return [*arguments, "--plain"] if behaviour.plain else arguments
@@ -462,6 +472,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="with each how many-th request")
     parser.add_argument("--stall-ms", type=float, default=0.0, help="send nothing for this long")
     parser.add_argument("--stall-interval-ms", type=float, default=10_000.0, help="at the end of each such interval")
+    parser.add_argument("--ttft-growth-ms", type=float, default=0.0, help="added with each streamed request")
+    parser.add_argument("--length", type=float, default=1.0, help="share of the requested tokens in an answer")
+    parser.add_argument("--only-streams", action="store_true", help="stream where no stream is asked for, too")
     parser.add_argument("--cache", action="store_true", help="remember the beginnings of prompts")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
     args = parser.parse_args()
@@ -476,6 +489,9 @@ def main() -> None:
         stall_s=args.stall_ms / 1000,
         stall_interval_s=args.stall_interval_ms / 1000,
         cache=args.cache,
+        ttft_growth_s=args.ttft_growth_ms / 1000,
+        length_share=args.length,
+        only_streams=args.only_streams,
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(args.port, behaviour))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
@@ -38,6 +39,52 @@ class TestAServerThatIsDeadForOneSecondInFour:
         finished = validate_server(self.BEHAVIOUR, {**BASE, "arrivals": "40/s", "requests": 330}, slo)
         assert finished.report.verdict == "fail"
         assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95", "stall"]
+
+
+def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_server: ServerValidator) -> None:
+    traffic = {**BASE, "arrivals": "40/s", "requests": 330}
+    frozen, steady = (
+        validate_server(
+            Behaviour(0.02, 0.002, stall_s=stall_s, stall_interval_s=5), traffic, {"ttft_ms": {"p50": 2000}}
+        )
+        for stall_s in (1.8, 0.0)
+    )
+    assert frozen.report.verdict == "pass"
+    assert [remark for remark in frozen.report.remarks if "no token came for up to" in remark]
+    assert not [remark for remark in steady.report.remarks if "stall" in remark]  # the negative control
+
+
+def test_a_latency_that_grows_sixfold_is_said_and_near_its_limit_not_shown(validate_server: ServerValidator) -> None:
+    """From 40 to 240 ms within 400 ms: only the remark of a limit far away, and no verdict at a near one."""
+    traffic = {**BASE, "arrivals": "20/s", "requests": 100, "process": "constant", "warm_up": 0}
+    behaviour = Behaviour(0.04, 0.002, ttft_growth_s=0.002)
+    near, far = (validate_server(behaviour, traffic, {"ttft_ms": {"p95": limit}}) for limit in (400, 30_000))
+    assert (near.report.missed, near.report.verdict) == ([], "not shown")
+    assert any(reason.startswith("ttft_ms grew through the whole load") for reason in near.report.not_shown)
+    assert far.report.verdict == "pass"
+    assert any(remark.startswith("ttft_ms grew through the whole load") for remark in far.report.remarks)
+
+
+def test_answers_a_quarter_as_long_as_requested_show_nothing(validate_server: ServerValidator) -> None:
+    traffic = {**BASE, "arrivals": "40/s", "requests": 80, "output_tokens": 32}
+    finished = validate_server(Behaviour(0.02, 0.002, length_share=0.25), traffic, {"e2e_ms": {"p95": 10_000}})
+    assert (finished.report.missed, finished.report.verdict) == ([], "not shown")
+    assert finished.report.not_shown[0].startswith("the answers have 25% of the output tokens that were asked for")
+
+
+def test_a_service_that_only_streams_is_refused_by_its_answer(
+    make_deployment: DeploymentFactory, tmp_path: Path
+) -> None:
+    with known_server.run_server(Behaviour(0.01, 0.001, only_streams=True)) as url:
+        deployment = make_deployment(url, {**BASE, "users": 1, "requests": 10})
+        with pytest.raises(Unavailable) as refused:
+            run.validate(deployment, build_options(tmp_path))
+    assert str(refused.value).startswith(
+        f"{url}/v1/chat/completions returned HTTP 200 to a request with stream: false, and no JSON object: 'data: {{"
+    )
+    assert str(refused.value).endswith(
+        "Fix: use a server that answers such requests too; they count the tokens of prompts."
+    )
 
 
 def test_requests_that_hang_are_infinite_for_each_limit(validate_server: ServerValidator) -> None:

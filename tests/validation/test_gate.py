@@ -114,6 +114,17 @@ def test_hung_requests_count_as_infinite_for_every_limit() -> None:
     assert _judge({"e2e_ms": {"p50": 1000}, "errors": "5%"}, ms=values, failed=8) == Judgement([], [])
 
 
+def test_answers_without_text_are_named_as_what_they_are() -> None:
+    """Answered, with a usage and no event to time; "0 failed requests make it infinite" named the wrong ones."""
+    values = [263.0] * 280 + [math.inf] * 20
+    [miss] = _find_missed({"ttft_ms": {"p95": 1000}}, ms=values)
+    assert miss.why == "20 answers without text make it infinite; the limit is 1000 ms"
+    [miss] = _find_missed({"ttft_ms": {"p95": 1000}, "errors": "5%"}, ms=values, failed=5)
+    assert miss.why == "5 failed requests and 15 answers without text make it infinite; the limit is 1000 ms"
+    [reason] = _judge({"ttft_ms": {"p90": 1000}}, ms=[263.0] * 272 + [math.inf] * 28).not_shown
+    assert "ms, and 28 answers without text leave it unbounded; " in reason
+
+
 def test_goodput_is_missed_shown_or_not_shown() -> None:
     slo = {"goodput": "99%"}
     assert [miss.metric for miss in _find_missed(slo, good=290)] == ["goodput"]

@@ -28,7 +28,7 @@ def _play_queue(arrivals: float, served: float, count: int, service_s: float = 0
 def _find_doubts(traffic: Traffic, samples: list[Sample], **options: float | None) -> list[str]:
     duration_s = max(sample.start_s + (sample.e2e_ms or 0) / 1000 for sample in samples)
     result = DriverResult(duration_s=duration_s, planned=len(samples), shared_prompt_count=len(samples))
-    return soundness.find_doubts(traffic, result, samples, **{"shared": 0.0, "cached": 0.0, **options})
+    return soundness.find_doubts(traffic, SLO, result, samples, **{"shared": 0.0, "cached": 0.0, **options})
 
 
 def test_a_queue_that_still_grows_shows_nothing() -> None:
@@ -72,6 +72,96 @@ def test_tokens_found_in_caches_that_the_prompts_do_not_share_are_doubted() -> N
     assert doubts[0].startswith("91% of prompt tokens were found in caches, and the prompts share 0%: earlier traffic")
     stated = Traffic.model_validate({"users": 4, "shared_prefix": "90%"})
     assert _find_doubts(stated, samples, shared=0.0, cached=0.91) == []
+
+
+def _build_growing(first_ms: float, last_ms: float, count: int = 150, tokens: int = 32) -> list[Sample]:
+    """Requests whose time to first token goes evenly from one to the other, within 10% either way."""
+    rng, samples = random.Random(5), []
+    for number in range(count):
+        ttft_ms = (first_ms + (last_ms - first_ms) * number / count) * rng.uniform(0.9, 1.1)
+        sample = Sample(number, number * 0.1, ttft_ms=ttft_ms, e2e_ms=ttft_ms + 500, gaps=[Gap(16.0, 31)])
+        sample.input_tokens = sample.output_tokens = tokens
+        samples.append(sample)
+    return samples
+
+
+def test_a_latency_that_grows_through_the_load_is_not_shown_to_stay_within_its_limit() -> None:
+    """From 40 to 240 ms within a limit of 400: as long a load again would exceed it."""
+    samples = _build_growing(40, 240)
+    assert _find_doubts(OPEN, samples) == [
+        "ttft_ms grew through the whole load, from a median of 55 ms in its first sixth to 224 ms in its last: as much "
+        "again would exceed its limit; needs a longer load"
+    ]
+    [growth] = soundness.find_growth(OPEN, samples)
+    assert not growth.threatens(Slo.model_validate({"ttft_ms": {"p95": 5000}})), "far from its limit it is a remark"
+
+
+def test_a_latency_that_does_not_grow_by_itself_is_no_growth() -> None:
+    assert soundness.find_growth(OPEN, _build_growing(100, 100)) == []
+    assert soundness.find_growth(OPEN, _build_growing(240, 40)) == [], "a ramp ends"
+    assert soundness.find_growth(OPEN, _build_growing(1, 6)) == [], "a few milliseconds are the machine's"
+    assert soundness.find_growth(OPEN, _build_growing(40, 240, count=20)) == [], "too few answers for a trend"
+    plateau = [*_build_growing(40, 240, 50), *_build_growing(240, 240, 200)]
+    for number, sample in enumerate(plateau):
+        sample.start_s = number * 0.1
+    assert soundness.find_growth(OPEN, plateau) == [], "it ends with its ramp"
+    longer = _build_growing(40, 240)
+    for number, sample in enumerate(longer):
+        sample.input_tokens = 100 + 10 * number
+    assert soundness.find_growth(OPEN, longer) == [], "the prompts grow too"
+    replayed = Traffic.model_validate({"trace": "a.csv", "input_tokens": "1..8k", "output_tokens": "1..1k"})
+    assert soundness.find_growth(replayed, _build_growing(40, 240)) == [], "a trace has ups and downs of its own"
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_a_queue_in_its_steady_state_seldom_grows_by_chance(load: float) -> None:
+    def play(seed: int) -> list[Sample]:
+        rng, free, due, samples = random.Random(seed), 0.0, 0.0, []
+        for number in range(300):
+            due += rng.expovariate(load)
+            free = max(free, due) + rng.expovariate(1)
+            samples.append(Sample(number, due, ttft_ms=(free - due) * 1000, e2e_ms=(free - due) * 1000))
+        return samples
+
+    assert sum(bool(soundness.find_growth(OPEN, play(seed))) for seed in range(100)) <= 2
+
+
+def test_answers_much_shorter_than_requested_are_another_load() -> None:
+    def build(received: int) -> list[Sample]:
+        samples = _play_queue(24, 60, 100)
+        for sample in samples:
+            sample.asked_output, sample.output_tokens = 64, received
+        return samples
+
+    assert _find_doubts(OPEN, build(16)) == [
+        "the answers have 25% of the output tokens that were asked for, and at least 90% make it the load of this "
+        "traffic; needs output_tokens as the model answers, or a server that takes min_tokens and ignore_eos"
+    ]
+    assert _find_doubts(OPEN, build(58)) == []
+
+
+def test_a_service_that_freezes_is_described_without_a_limit_of_stalls() -> None:
+    """Frozen for the last 2 s of every 10, it answers what came meanwhile at once."""
+
+    def play(ttft_s: float, frozen_s: float) -> list[Sample]:
+        samples = []
+        for number in range(600):
+            start_s = number * 0.05
+            first_s = start_s + ttft_s
+            if first_s % 10 > 10 - frozen_s:
+                first_s += 10 - first_s % 10
+            ttft_ms = (first_s - start_s) * 1000
+            samples.append(Sample(number, start_s, ttft_ms=ttft_ms, e2e_ms=ttft_ms + 20, gaps=[Gap(20.0, 1)]))
+        return samples
+
+    assert soundness.describe_stalls(play(0.05, 2.0), 60) == (
+        "The service stalled 3 times: no token came for up to 2.0 s while requests were in flight; "
+        "slo.stall sets a limit."
+    )
+    assert soundness.describe_stalls(play(0.05, 0.0), 60) == ""
+    alone = [Sample(number, number * 3.0, ttft_ms=2000.0, e2e_ms=2100.0) for number in range(20)]
+    assert soundness.find_longest_stall(alone, 60) == pytest.approx(2.0), "a long prompt of one client at a time"
+    assert soundness.describe_stalls(alone, 60) == ""
 
 
 def _watch_lag(lag_p99_ms: float) -> DriverResult:

@@ -35,6 +35,10 @@ SETTLE_S = 1.2
 """Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
 
 
+SHOWN_BYTES = 200
+"""Of an answer that is not what was asked for."""
+
+
 class DriverError(Exception):
     """The load cannot be sent; the message is the reason."""
 
@@ -176,11 +180,24 @@ def _count_tokens(user: Any, model: str, content: Any) -> int:
     if user.plan.pooled is None:
         body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
     try:
-        usage = json.loads(_send_request(user, body)).get("usage") or {}
+        answer = _send_request(user, body)
     except HttpError as error:
         raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: blueprint logs.") from None
+    usage = _parse_usage(user, answer)
     # Assume a token per word if the server reports no usage; the report then shows no input tokens.
     return int(usage.get("prompt_tokens") or len(prompt.text.split()))
+
+
+def _parse_usage(user: Any, answer: bytes) -> dict[str, Any]:
+    """Return the usage of an answer that is not streamed; empty where the server reports none."""
+    try:
+        return dict(json.loads(answer).get("usage") or {})
+    except (AttributeError, TypeError, ValueError):
+        start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
+        raise DriverError(
+            f"{user.plan.url}{user.path()} returned HTTP 200 to a request with stream: false, and no JSON object: "
+            f"{start!r}. Fix: use a server that answers such requests too; they count the tokens of prompts."
+        ) from None
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:

@@ -124,22 +124,31 @@ def _judge_latency(name: str, distribution: Distribution, statistic: str, limit:
     if estimate.value is None:
         yield MissedObjective(metric=name, value=None, limit=limit, why=f"no samples; the limit is {limit:g} ms")
     elif math.isinf(estimate.value):
-        reason = f"{failed} failed requests make it infinite; the limit is {limit:g} ms"
+        reason = f"{_name_infinite(distribution, failed)} make it infinite; the limit is {limit:g} ms"
         yield MissedObjective(metric=name, value=None, limit=limit, why=reason)
     elif estimate.value > limit:
         reason = f"{estimate.value:.1f} ms; the limit is {limit:g} ms"
         yield MissedObjective(metric=name, value=estimate.value, limit=limit, why=reason)
     elif estimate.upper is None or estimate.upper > limit:
-        yield _describe_need(name, distribution, statistic, estimate, limit)
+        yield _describe_need(name, distribution, statistic, estimate, limit, failed)
 
 
-def _describe_need(name: str, distribution: Distribution, statistic: str, estimate: Estimate, limit: float) -> str:
+def _name_infinite(distribution: Distribution, failed: int) -> str:
+    """Name the requests without a time: those that failed, and those whose answer has no text to time."""
+    infinite = sum(any(map(math.isinf, values)) for values in distribution.clusters)
+    counts = {"failed requests": failed, "answers without text": infinite - failed}
+    return " and ".join(f"{count} {name}" for name, count in counts.items() if count > 0)
+
+
+def _describe_need(
+    name: str, distribution: Distribution, statistic: str, estimate: Estimate, limit: float, failed: int
+) -> str:
     """Why a limit is not shown to hold, and the requests that would show it."""
     count = len(distribution.clusters)
     if estimate.upper is None:
         reason = f"{count} requests do not bound it"
     elif math.isinf(estimate.upper):
-        reason = f"{estimate.value:.1f} ms, and failed requests leave it unbounded"
+        reason = f"{estimate.value:.1f} ms, and {_name_infinite(distribution, failed)} leave it unbounded"
     else:
         reason = f"{estimate.value:.1f} ms, and with {CONFIDENCE:.0%} confidence at most {estimate.upper:.1f}"
     need = _describe_requests(distribution.count_required(statistic, limit), count)

@@ -134,7 +134,9 @@ def build(
             *notes,
             *([f"The answers were not scored: {unscored}."] if unscored else []),
             *(driver.notes if driver else ()),
-            *report_remarks.build(deployment, result, samples, tokens, overlap, readings.answering_replicas),
+            *report_remarks.build(
+                deployment, result, samples, tokens, overlap, readings.answering_replicas, unmeasured
+            ),
         ],
         method=[
             *([source.described] if source and not source.is_limit else []),
@@ -217,7 +219,9 @@ def _judge(
         score=scoring.compute_mean(samples),
     )
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)
-    doubts = soundness.find_doubts(deployment.traffic, result, samples, shared=overlap.prompts, cached=overlap.cached)
+    doubts = soundness.find_doubts(
+        deployment.traffic, slo, result, samples, shared=overlap.prompts, cached=overlap.cached
+    )
     not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
     delay_ms = max((doubt.delay_ms for doubt in driver_doubts), default=0.0)
     fails = any(not driver_doubts or _is_missed_without_driver(miss, delay_ms) for miss in missed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services import tasks
-from llm_serving.validation import sample_statistics
+from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.validation import sample_statistics, soundness
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.engine_metrics import Replica
@@ -32,10 +33,12 @@ def build(
     tokens: Tokens,
     overlap: PromptOverlap,
     replicas: Sequence[Replica],
+    unmeasured: Mapping[str, str],
 ) -> list[str]:
     """Return the remarks of a validation, in the order in which the report shows them."""
     return [
         *_build_load_remarks(deployment, result, samples, tokens),
+        *_build_latency_remarks(deployment.traffic, deployment.slo, samples, unmeasured),
         *_build_cache_remarks(deployment, overlap, tokens),
         *_build_replica_remarks(samples, replicas),
         *build_memory_remarks(deployment),
@@ -98,6 +101,19 @@ def _build_load_remarks(
     if result.warm_up_failed:
         remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
     return remarks
+
+
+def _build_latency_remarks(
+    traffic: Traffic, slo: Slo, samples: Sequence[Sample], unmeasured: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what no limit catches: latencies that grow far within theirs, and stalls without one."""
+    for growth in soundness.find_growth(traffic, samples):
+        if not growth.threatens(slo):
+            yield f"{growth.describe()}: a longer load shows where that ends."
+    if slo.stall is None and "stall" not in unmeasured:
+        stalls = soundness.describe_stalls(samples, traffic.deadline)
+        if stalls:
+            yield stalls
 
 
 def _build_cache_remarks(deployment: ServingDeployment, overlap: PromptOverlap, tokens: Tokens) -> list[str]:

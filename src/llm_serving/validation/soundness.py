@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation import answer, gate, sample_statistics, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
+from llm_serving.validation.sample_statistics import Metric
 
 GROWTH = 1.25
 """Growth of the requests in flight from the middle third of a load to its last, above which the queue still grows."""
@@ -46,12 +47,40 @@ MIN_DRIVER_DELAY_MS = 20.0
 UNEXPLAINED_CACHE = 0.3
 """Share of prompt tokens found in caches beyond what the prompts share: chat templates are the rest."""
 
+TREND_PARTS = 6
+"""Parts of a load, each of whose medians is above that of the part before where a latency grows through it. Of 1,000
+simulated loads of 300 requests on a server with one queue, 2 grow so by chance at half of its capacity, 2 at 80% and 15
+at 90%."""
+
+LATENCY_GROWTH = 2.0
+"""Growth of the median from the first part to the last, below which it is no remark."""
+
+MIN_LATE_GROWTH = 0.2
+"""Share of that growth in the last two parts at the least (40% of an even growth): else the load has left its ramp."""
+
+MIN_LATENCY_GROWTH_MS = 20.0
+"""Growth that any machine shows now and then."""
+
+MIN_TREND_ANSWERS = 60
+"""Answers without which the parts of a load show no trend."""
+
+MAX_SHORT_ANSWERS = 0.1
+"""Share of the requested output tokens that the answers may lack. Shorter answers make each request shorter by about as
+much, and a tenth is the difference that a bound of a few hundred requests leaves open anyway."""
+
+MIN_STALL_S = 1.0
+"""Time without any token that a user notices."""
+
+STALL_FACTOR = 3.0
+"""Median times to first token of a stall at the least: a client that waits alone for a first token is no stall."""
+
 MIN_TURNS = 3
 """Answers that follow each other within a load, at the least: fewer are its ramp and its end alone."""
 
 
 def find_doubts(
     traffic: Traffic,
+    slo: Slo,
     result: DriverResult,
     samples: Sequence[Sample],
     *,
@@ -64,9 +93,11 @@ def find_doubts(
         shared: share of the prompts' text that an earlier prompt of this load began with.
         cached: share of the prompt tokens that the engines found in their caches.
     """
+    queue = list(_check_queue(samples)) if traffic.is_open_loop else []
     return [
         *_check_duration(result, samples),
-        *(_check_growth(samples) if traffic.is_open_loop else ()),
+        *(queue or _check_growth(traffic, slo, samples)),
+        *_check_answer_lengths(samples),
         *_check_caches(traffic, result, shared, cached),
         *_check_pictures(result),
     ]
@@ -85,7 +116,7 @@ def _check_duration(result: DriverResult, samples: Sequence[Sample]) -> Iterator
         )
 
 
-def _check_growth(samples: Sequence[Sample]) -> Iterator[str]:
+def _check_queue(samples: Sequence[Sample]) -> Iterator[str]:
     """In the open loop: requests in flight that grow while fewer are answered than offered."""
     start_times = [sample.start_s for sample in samples]
     last_start = max(start_times, default=0.0)
@@ -125,6 +156,83 @@ def _measure_latency(samples: Sequence[Sample], last_start: float) -> _Trend:
             thirds[min(2, int(3 * sample.start_s / last_start))].append(sample.e2e_ms / 1000)
     # Where none of the last third is answered, they take for ever.
     return _Trend(fmean(thirds[1] or [0.0]), fmean(thirds[2] or [math.inf]))
+
+
+class LatencyGrowth(NamedTuple):
+    """A latency that grows through a load: the medians of its first and its last part, in milliseconds."""
+
+    metric: Metric
+    first: float
+    last: float
+
+    def describe(self) -> str:
+        """Return the growth in words."""
+        return (
+            f"{self.metric} grew through the whole load, from a median of {self.first:.0f} ms in its first sixth to "
+            f"{self.last:.0f} ms in its last"
+        )
+
+    def threatens(self, slo: Slo) -> bool:
+        """Return whether as much growth again would exceed a limit."""
+        limits = getattr(slo, self.metric).model_dump(exclude_none=True).values()
+        return self.last**2 > min(limits, default=math.inf) * self.first
+
+
+def find_growth(traffic: Traffic, samples: Sequence[Sample]) -> list[LatencyGrowth]:
+    """Return the latencies that grow through a load, by more than the length of its requests.
+
+    A trace that is replayed has ups and downs of its own.
+    """
+    answered = sorted((sample for sample in samples if sample.error is None), key=lambda sample: sample.start_s)
+    if traffic.replays_times or len(answered) < MIN_TREND_ANSWERS:
+        return []
+    bounds = [len(answered) * index // TREND_PARTS for index in range(TREND_PARTS + 1)]
+    parts = [answered[start:end] for start, end in itertools.pairwise(bounds)]
+    first_tokens, last_tokens = (fmean(map(_count_tokens, part)) for part in (parts[0], parts[-1]))
+    explained = max(1.0, last_tokens / first_tokens) if first_tokens else 1.0
+    return [growth for metric in gate.LATENCIES if (growth := _measure_growth(metric, parts, explained))]
+
+
+def _count_tokens(sample: Sample) -> int:
+    return (sample.input_tokens or 0) + (sample.output_tokens or 0)
+
+
+def _measure_growth(metric: Metric, parts: Sequence[Sequence[Sample]], explained: float) -> LatencyGrowth | None:
+    """Return a latency's growth; None where it is small, or `explained` by the length of the requests."""
+    latencies = [_list_latencies(metric, part) for part in parts]
+    if not all(latencies):
+        return None
+    medians = [median(values) for values in latencies]
+    first, last = medians[0], medians[-1]
+    is_steady = all(later > earlier for earlier, later in itertools.pairwise(medians))
+    is_late = last - medians[-3] >= MIN_LATE_GROWTH * (last - first)
+    is_large = last >= LATENCY_GROWTH * explained * first and last - first >= MIN_LATENCY_GROWTH_MS
+    return LatencyGrowth(metric, first, last) if is_steady and is_late and is_large else None
+
+
+def _list_latencies(metric: Metric, samples: Sequence[Sample]) -> list[float]:
+    values = (sample.compute_mean_gap_ms() if metric == "itl_ms" else getattr(sample, metric) for sample in samples)
+    return [value for value in values if value is not None]
+
+
+def _check_growth(traffic: Traffic, slo: Slo, samples: Sequence[Sample]) -> Iterator[str]:
+    for growth in find_growth(traffic, samples):
+        if growth.threatens(slo):
+            yield f"{growth.describe()}: as much again would exceed its limit; needs a longer load"
+
+
+def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
+    """Answers that lack tokens: the load asked for is not the load measured."""
+    asked = received = 0
+    for sample in samples:
+        if sample.error is None and sample.asked_output is not None and sample.output_tokens is not None:
+            asked, received = asked + sample.asked_output, received + sample.output_tokens
+    if received < (1 - MAX_SHORT_ANSWERS) * asked:
+        yield (
+            f"the answers have {received / asked:.0%} of the output tokens that were asked for, and at least "
+            f"{1 - MAX_SHORT_ANSWERS:.0%} make it the load of this traffic; needs output_tokens as the model answers, "
+            "or a server that takes min_tokens and ignore_eos"
+        )
 
 
 def _measure_in_flight(samples: Sequence[Sample], last_start: float) -> _Trend:
@@ -202,21 +310,40 @@ def _check_pictures(result: DriverResult) -> Iterator[str]:
 
 
 def find_longest_stall(samples: Sequence[Sample], deadline_s: float) -> float:
-    """Return the longest time without any token while a request was in flight, in seconds.
+    """Return the longest time without any token while a request was in flight, in seconds."""
+    return max(list_silences(samples, deadline_s), default=0.0)
+
+
+def list_silences(samples: Sequence[Sample], deadline_s: float) -> list[float]:
+    """Return the times without any token while a request was in flight, in seconds.
 
     A stall of one stream is hidden among others; a stall of all of them is the service's. A failed request was in
     flight until it failed.
     """
     events = sorted(_list_events(samples, deadline_s))
-    longest, in_flight, quiet_since = 0.0, 0, 0.0
+    silences, in_flight, quiet_since = list[float](), 0, 0.0
     for time, change in events:
-        if in_flight:
-            longest = max(longest, time - quiet_since)
         # A request that starts or ends breaks no silence; the first one in flight begins to wait.
+        if in_flight and (change == 0 or in_flight + change == 0):
+            silences.append(time - quiet_since)
         if change == 0 or not in_flight:
             quiet_since = time
         in_flight += change
-    return longest
+    return silences
+
+
+def describe_stalls(samples: Sequence[Sample], deadline_s: float) -> str:
+    """Return a sentence on the stalls of a service that nobody set a limit for; empty without any."""
+    waits = _list_latencies("ttft_ms", samples) or _list_latencies("e2e_ms", samples)
+    least = max(MIN_STALL_S, STALL_FACTOR * median(waits) / 1000 if waits else 0.0)
+    stalls = [silence for silence in list_silences(samples, deadline_s) if silence >= least]
+    if not stalls:
+        return ""
+    times = "once" if len(stalls) == 1 else f"{len(stalls)} times"
+    return (
+        f"The service stalled {times}: no token came for up to {max(stalls):.1f} s while requests were in flight; "
+        "slo.stall sets a limit."
+    )
 
 
 def _list_events(samples: Sequence[Sample], deadline_s: float) -> Iterator[tuple[float, int]]:
