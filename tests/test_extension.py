@@ -28,6 +28,8 @@ slo: {errors: 0%}
 ENGINE = """\
 source: this test
 read_on: "2026-11-22"
+memory: vllm
+router: vllm-router
 command: [parrot, --listen, "{host}:{port}", --model, "{weights}", --name, "{served_model}"]
 image: example.com/parrot:1.0
 platforms:
@@ -37,6 +39,39 @@ streaming: {loader: parrot, arguments: [--stream]}
 health: /health
 metrics_path: /metrics
 """
+
+ARITHMETIC = '''\
+"""The memory of the engine parrot: ten times a model's weights."""
+
+from llm_serving.engines.memory import Batch, Fit, compute_rank_bytes
+
+UTILIZATION = 0.5
+BLOCK_TOKENS = 1
+
+
+def select_batch(device):
+    return Batch(tokens=64, sequences=4)
+
+
+def compute_cpu_cache_bytes(model, *, context, lengths, block, tensor_parallel, sequences):
+    return sequences * context
+
+
+def compute_fit(model, instance, tensor_parallel, *, utilization=UTILIZATION, context=None, batch=None, **_):
+    device = instance.accelerators
+    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
+    free = budget - 10 * model.weight_bytes
+    return Fit(
+        instance=instance.name, tensor_parallel=tensor_parallel, fits=free > 0, budget_bytes=budget,
+        why="" if free > 0 else f"parrot repeats its weights ten times, in {batch.tokens} tokens",
+        weight_bytes=10 * model.weight_bytes, reserve_bytes=0, cache_bytes=free, cache_tokens=free,
+        context=context, calibrated=True,
+    )
+
+
+def describe_indivisible(model, tensor_parallel, *, whole_experts=False):
+    return ""
+'''
 
 FRAMEWORK = """
 flock:
@@ -253,6 +288,20 @@ def test_one_file_adds_an_engine_to_the_repository(tree: Copy, folder: Path) -> 
     assert "parrot" in rendered
     assert "--model s3://" in " ".join(rendered.split())
     assert len(tree.touched) == 1
+
+
+def test_one_file_and_one_module_add_an_engine_with_its_own_arithmetic(tree: Copy, folder: Path) -> None:
+    tree.write("src/llm_serving/catalog/engines/parrot.yaml", ENGINE.replace("memory: vllm", "memory: parrot"))
+    blueprint = f"engine: parrot\n{BLUEPRINT}"
+    (folder / "mine" / "blueprint.yaml").write_text(blueprint)
+    refusal = 'engine: "parrot" has no memory arithmetic: memory is "parrot" in catalog/engines/parrot.yaml.'
+    assert refusal in tree.run("check", "mine", "--target", "eks", cwd=folder, code=2)
+    tree.write("src/llm_serving/engines/parrot.py", ARITHMETIC)
+    tree.run("render", "mine", "--target", "eks", cwd=folder)
+    (folder / "mine" / "blueprint.yaml").write_text(blueprint.replace("tiny", "Qwen/Qwen3-8B"))
+    refusal = tree.run("check", "mine", "--target", "eks", cwd=folder, code=2)
+    assert "parrot repeats its weights ten times, in 64 tokens" in refusal
+    assert tree.touched == {"src/llm_serving/catalog/engines/parrot.yaml", "src/llm_serving/engines/parrot.py"}
 
 
 def test_one_row_adds_a_framework(tree: Copy, folder: Path) -> None:

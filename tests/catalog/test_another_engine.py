@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from llm_serving.catalog import engines
-from llm_serving.engines import base, vllm
+from llm_serving.engines import base, llama_cpp, vllm
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings import schema
 from llm_serving.settings.errors import InputError
@@ -18,6 +19,8 @@ from tests.kinds.serving import resolving
 SLIM = """\
 source: a test
 read_on: "2026-11-22"
+memory: vllm
+router: vllm-router
 command: [slim, "{weights}", --name, "{served_model}", --port, "{port}"]
 image: example/slim:1.0
 options:
@@ -69,9 +72,54 @@ def test_one_file_adds_an_engine(tmp_path: Path) -> None:
     assert '"slim"' in schema.render(Blueprint, "blueprint.yaml")
 
 
-def test_its_memory_is_computed_like_the_default_engines() -> None:
-    assert base.get_memory_model("slim") is base.get_memory_model() is base.get_memory_model("vllm")
-    assert base.get_memory_model() is vllm  # type: ignore[comparison-overlap]
+def test_its_row_names_the_arithmetic_of_its_memory() -> None:
+    assert base.get_memory_model("slim") is vllm  # type: ignore[comparison-overlap]
+    assert base.get_memory_model("llama.cpp") is llama_cpp  # type: ignore[comparison-overlap]
+
+
+def test_a_row_without_arithmetic_is_refused_and_no_other_takes_its_place() -> None:
+    (engines.FOLDER / "slim.yaml").write_text(SLIM.replace("memory: vllm\n", ""))
+    engines.load_engines.cache_clear()
+    with pytest.raises(ValidationError, match=r"memory\n  Field required"):
+        engines.load_engines()
+
+
+def test_arithmetic_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (engines.FOLDER / "slim.yaml").write_text(SLIM.replace("memory: vllm", "memory: slim"))
+    engines.load_engines.cache_clear()
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, _format_blueprint(), FLEET, "eks")
+    assert str(error.value) == (
+        'engine: "slim" has no memory arithmetic: memory is "slim" in catalog/engines/slim.yaml. '
+        "Fix: write engines/slim.py, or name a module of engines/ that computes as this engine does."
+    )
+
+
+def test_the_router_is_the_engines_own_unless_the_framework_brings_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = engines.ROUTERS_FILE.read_text()
+    own = "own-router: {source: a test, read_on: '2026-11-22', image: example/own:1.0, command: [own], base_bytes: 1, "
+    own += "discovery: {labels: {aggregated: {}}}, policies: {load-aware: own}, cache_aware_share: 0.3}\n"
+    frameworks = engines.FRAMEWORKS_FILE.read_text()
+    frameworks += "herd: {source: a test, read_on: '2026-11-22', router: vllm-router}\n"
+    for attribute, text in (("ROUTERS_FILE", rows + own), ("FRAMEWORKS_FILE", frameworks)):
+        (tmp_path / attribute).write_text(text)
+        monkeypatch.setattr(engines, attribute, tmp_path / attribute)
+    (engines.FOLDER / "slim.yaml").write_text(SLIM.replace("router: vllm-router", "router: own-router"))
+    loaders = (engines.load_engines, engines.load_routers, engines.load_frameworks)
+    try:
+        for load in loaders:
+            load.cache_clear()
+        assert engines.get_router("slim", "plain").image == "example/own:1.0"
+        assert engines.get_router("vllm", "plain").image == engines.get_router("slim", "herd").image
+        blueprint = _format_blueprint(extra="").replace("roles:", "roles:\n  router: {policy: load-aware}")
+        deployment = resolving.resolve_files(tmp_path, blueprint, FLEET, "eks")
+        assert deployment.router.processes[0].command == ("own",)
+    finally:
+        monkeypatch.undo()
+        for load in loaders:
+            load.cache_clear()
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments
 hold values in braces; FIELD_NAMES are all that exist, and a row that uses another is refused when it is read. To add an
-engine, add its file: no code, unless its memory arithmetic differs (`llm_serving.engines`).
+engine, add its file: no code, unless its memory arithmetic differs from that of every other (`llm_serving.engines`).
 """
 
 from __future__ import annotations
@@ -295,6 +295,12 @@ class RefusedArguments(_Row):
 class Engine(_NamedChoice):
     """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
 
+    memory: str
+    """Module of `llm_serving.engines` with its memory arithmetic."""
+
+    router: str
+    """Row of the router beside it, under frameworks that bring none."""
+
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
     weights_format: WeightsFormat = "safetensors"
@@ -427,8 +433,8 @@ class Framework(_NamedChoice):
     targets: tuple[str, ...] = ()
     """Targets that it runs on; empty where it runs on all."""
 
-    router: str
-    """Name of the router's row."""
+    router: str = ""
+    """Row of the router that it brings; empty where the engine's own is used."""
 
 
 def _read(file: Path) -> Any:
@@ -451,6 +457,11 @@ def load_routers() -> Mapping[str, Router]:
 def load_frameworks() -> Mapping[str, Framework]:
     """All frameworks by name."""
     return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
+
+
+def get_router(engine: str, framework: str) -> Router:
+    """Return the router of an engine under a framework: the one that the framework brings, else the engine's own."""
+    return load_routers()[load_frameworks()[framework].router or load_engines()[engine].router]
 
 
 def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:

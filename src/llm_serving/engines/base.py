@@ -1,13 +1,11 @@
-"""The engine seam: an engine's memory arithmetic, found by the engine's name.
+"""The engine seam: an engine's memory arithmetic, a module beside this one that the engine's row names.
 
-An engine is a file of the catalog (`llm_serving.catalog.engines`). It has a module NAME.py beside this one only where
-its memory arithmetic is its own; the others share that of the default engine.
+An engine is a file of the catalog (`llm_serving.catalog.engines`); `memory` in it may name another engine's module.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -17,6 +15,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines.memory import Batch, Fit
+from llm_serving.settings.errors import InputError
 
 
 class MemoryModel(Protocol):
@@ -68,9 +67,16 @@ class MemoryModel(Protocol):
         """Why the model cannot be split this many ways, as a sentence; empty where it can."""
 
 
-def get_memory_model(engine: str = "") -> MemoryModel:
-    """The memory arithmetic of an engine; of the default one where left out."""
-    default = engines.get_default(engines.load_engines())
-    modules = [re.sub(r"\W", "_", name) for name in (engine or default, default)]
-    module = next(name for name in modules if Path(__file__).with_name(f"{name}.py").exists())
+def get_memory_model(engine: str) -> MemoryModel:
+    """Return the memory arithmetic of an engine.
+
+    Raises:
+        InputError: its row names a module that does not exist.
+    """
+    module = engines.load_engines()[engine].memory
+    if not Path(__file__).with_name(f"{module}.py").is_file():
+        raise InputError(
+            f'engine: "{engine}" has no memory arithmetic: memory is "{module}" in catalog/engines/{engine}.yaml. '
+            f"Fix: write engines/{module}.py, or name a module of engines/ that computes as this engine does."
+        )
     return cast(MemoryModel, importlib.import_module(f"{__package__}.{module}"))

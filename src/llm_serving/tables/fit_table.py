@@ -223,7 +223,7 @@ def _render_cell(model: Model, fit: Fit | None) -> Text:
         return Text("")
     if fit.fits:
         return Text("fits" if model.encoder or not fit.computed else f"{fit.cache_tokens / 1000:,.1f}", style="green")
-    if fit.computed and base.get_memory_model().describe_indivisible(model, fit.tensor_parallel):
+    if fit.computed and _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
     return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
@@ -234,7 +234,7 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
         return
     divisible = [
-        fit for fit in all_fits if not base.get_memory_model().describe_indivisible(model, fit.tensor_parallel)
+        fit for fit in all_fits if not _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel)
     ]
     if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
@@ -243,7 +243,7 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     reasons = [
         reason
         for fit in all_fits
-        if (reason := base.get_memory_model().describe_indivisible(model, fit.tensor_parallel))
+        if (reason := _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel))
     ]
     if reasons:
         yield Text(f"no split  {reasons[0]}", style="dim")

@@ -91,7 +91,7 @@ class Context:
 
     @property
     def router(self) -> engines.Router:
-        """The row of the framework's router."""
+        """Return the router's row."""
         return get_router(self.blueprint)
 
     def select_platform(self, role_placement: Placement) -> engines.Platform:
@@ -104,8 +104,8 @@ class Context:
 
 
 def get_router(blueprint: Blueprint) -> engines.Router:
-    """The row of the blueprint's router: the one of its framework."""
-    return engines.load_routers()[engines.load_frameworks()[blueprint.framework].router]
+    """Return the row of the blueprint's router, which its engine and its framework decide together."""
+    return engines.get_router(blueprint.engine, blueprint.framework)
 
 
 def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
