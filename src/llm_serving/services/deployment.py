@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 from llm_serving.services.environment import Environment, Process, ResolvedData
+from llm_serving.services.service import Service
 
 
 class Deployment(ResolvedData):
@@ -21,6 +22,9 @@ class Deployment(ResolvedData):
 
     emulated: tuple[str, ...] = ()
     """Parts that are emulated; shown with every result."""
+
+    services: tuple[Service, ...] = ()
+    """What the target runs, in the order of starting."""
 
     url: str = ""
     """Base URL for clients; empty where there is no endpoint."""

@@ -5,6 +5,7 @@ A target provides its `Conventions` as data, so that no kind and no engine asks 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -34,6 +35,14 @@ class Probe(ResolvedData):
 
     deadline_s: float
     """Longest start, in seconds: a process that has not answered by then has failed."""
+
+    period_s: int = 10
+    """Seconds between two attempts during the start."""
+
+    @property
+    def attempts(self) -> int:
+        """Failed attempts after which the start has failed."""
+        return math.ceil(self.deadline_s / self.period_s)
 
 
 class Process(ResolvedData):

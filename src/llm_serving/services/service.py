@@ -9,7 +9,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_serving.catalog.instances import DEVICES
 from llm_serving.services.environment import Probe, ResolvedData
+
+LOCAL_STOP_S = 20
+"""Seconds that a process on this machine has to stop."""
 
 Signal = Literal["queue", "kv-usage"]
 """What scaling follows: requests that wait, or the used share of a KV cache; each for one replica."""
@@ -39,10 +43,10 @@ class Scale(ResolvedData):
 class Replicas(ResolvedData):
     """How many replicas run: always `min`, or what `scale` asks for between the bounds."""
 
-    min: int
+    min: int = 1
     """0 where it scales to zero without requests."""
 
-    max: int
+    max: int = 1
     scale: Scale | None = None
     """None where they are always as many."""
 
@@ -73,6 +77,11 @@ class Resources(ResolvedData):
     device_files: tuple[str, ...] = ()
     """Devices of the node that the container sees where nobody hands them out, as on ECS."""
 
+    @property
+    def gpus(self) -> int:
+        """NVIDIA GPUs among the accelerators."""
+        return self.accelerators if self.device == DEVICES["gpu"] else 0
+
 
 class Toleration(ResolvedData):
     """A taint of nodes that a service's pods tolerate, in Kubernetes' words."""
@@ -94,6 +103,9 @@ class Placement(ResolvedData):
     zones: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
+    is_dense: bool = False
+    """Whether all replicas must be in one zone, next to one another: their interfaces reach no further."""
+
     spot: bool = False
     """Whether it runs on spot capacity first, where it has no pool."""
 
@@ -143,7 +155,7 @@ class Mount(ResolvedData):
 class Stop(ResolvedData):
     """How a replica stops."""
 
-    stop_s: int
+    stop_s: int = LOCAL_STOP_S
     """Seconds from the stop signal until it is killed."""
 
     pre_stop_s: int = 0
@@ -160,7 +172,7 @@ class Service(ResolvedData):
     """What it does in the deployment: worker, prefill, router, batch-api."""
 
     is_entry: bool = False
-    """Whether clients call it."""
+    """Whether clients call it: it starts after the others, and stops before them."""
 
     image: str = ""
     """Empty where the target runs no containers."""
@@ -194,7 +206,7 @@ class Service(ResolvedData):
     ready_file: str = ""
     """File of its container that is there once it works, where no request proves that; empty otherwise."""
 
-    replicas: Replicas
+    replicas: Replicas = Replicas()
     nodes: int = 1
     """Of one replica: more than one start together, in one zone."""
 
@@ -203,7 +215,7 @@ class Service(ResolvedData):
 
     resources: Resources = Resources()
     placement: Placement = Placement()
-    stop: Stop
+    stop: Stop = Stop()
     prefetch: Prefetch | None = None
     mounts: dict[str, Mount] = Field(default_factory=dict)
     is_root: bool = False
@@ -213,4 +225,7 @@ class Service(ResolvedData):
     """Its data is lost when it ends, so the supervisor must not restart it."""
 
     start_s: int = 60
-    """A process that ends sooner has not started; the supervisor gives it up after a few attempts."""
+    """A process that ends sooner has not started."""
+
+    start_retries: int = 3
+    """Further attempts at a start that failed, ever later."""

@@ -13,9 +13,9 @@ from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.kinds.batch import secrets, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
-from llm_serving.kinds.serving.deployment import Toleration
 from llm_serving.kinds.serving.processes import ENGINE_PORT
 from llm_serving.services.environment import Environment, ResolvedData
+from llm_serving.services.service import Secret, Toleration
 from llm_serving.settings.document import Conflict
 
 MAX_QUEUE_NAME = 80
@@ -85,8 +85,8 @@ class CloudParts(ResolvedData):
     cache_port: int | None
     """Port of the cache in the fleet's network; None for no cache."""
 
-    worker_secrets: tuple[secrets.ReadSecret, ...]
-    api_secrets: tuple[secrets.ReadSecret, ...]
+    worker_secrets: tuple[Secret, ...]
+    api_secrets: tuple[Secret, ...]
     """Secrets of AWS Secrets Manager that each may read."""
 
     results_database: str

@@ -24,6 +24,7 @@ from llm_serving.kinds.serving.roles import EngineRole, Roles
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
 from llm_serving.services.environment import Environment, Probe, Process
+from llm_serving.services.service import Placement, Replicas, Resources, Secret, Service, Stop
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake
@@ -82,6 +83,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         has_secrets=in_containers,
     )
     port = environment.ports.get(API, cloud_parts.API_PORT)
+    workers = tuple(
+        _build_worker(environment, document, None if cloud else index) for index in range(settings.workers.count)
+    )
+    api = _build_api(environment, document, port, cloud)
     return BatchDeployment(
         name=name,
         pattern=settings.pattern,
@@ -100,13 +105,61 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         limits=settings.limits,
         sample=settings.sample,
         slo=settings.slo,
-        workers=tuple(
-            _build_worker(environment, document, None if cloud else index) for index in range(settings.workers.count)
-        ),
-        api=_build_api(environment, document, port, cloud),
+        workers=workers,
+        api=api,
+        services=_build_services(own_serving, workers, api, cloud),
         cloud=cloud,
         notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, price)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
+    )
+
+
+def _build_services(
+    own_serving: ServingDeployment | None, workers: Sequence[Process], api: Process, cloud: CloudParts | None
+) -> tuple[Service, ...]:
+    """Build what runs: replicas of its own, workers, the router before the replicas, and the Batch API."""
+    own_services = own_serving.services if own_serving else ()
+    if cloud:
+        worker = _build_service(workers[0], cloud, cloud.worker_secrets).model_copy(
+            update={
+                "replicas": Replicas(min=len(workers), max=len(workers)),
+                "ready_file": cloud_parts.READY_FILE,
+                "placement": Placement(
+                    labels=cloud.nodes.labels,
+                    tolerations=cloud.nodes.tolerations,
+                    queue=cloud.nodes.queue,
+                    spot=cloud.spot,
+                ),
+            }
+        )
+        worker_services: tuple[Service, ...] = (worker,)
+    else:
+        worker_services = tuple(_build_service(worker, None, ()) for worker in workers)
+    return (
+        *(service for service in own_services if not service.is_entry),
+        *worker_services,
+        *(service for service in own_services if service.is_entry),
+        _build_service(api, cloud, cloud.api_secrets if cloud else ()).model_copy(
+            update={"is_entry": True, "role": API}
+        ),
+    )
+
+
+def _build_service(process: Process, cloud: CloudParts | None, secrets_read: Sequence[Secret]) -> Service:
+    return Service(
+        name=process.name,
+        role=WORKER,
+        image=cloud.image if cloud else "",
+        command=process.command,
+        env=process.env,
+        secrets=tuple(secrets_read),
+        port=process.port,
+        probe=process.probe,
+        resources=Resources(
+            cpus=cloud.cpus if cloud else 1, memory_bytes=cloud.memory_bytes if cloud else process.memory_bytes
+        ),
+        stop=Stop(stop_s=cloud.stop_s) if cloud else Stop(),
+        start_s=process.start_s,
     )
 
 
@@ -137,7 +190,7 @@ def _build_api(
             **state_machine,
         },
         port=port,
-        probe=Probe(path="/health", body={}, deadline_s=API_DEADLINE_S),
+        probe=Probe(path="/health", body={}, health="/health", deadline_s=API_DEADLINE_S),
         start_s=RESTART_S,
         memory_bytes=API_BYTES,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from llm_serving.fleet.model import KeyArn
-from llm_serving.services.environment import ResolvedData
+from llm_serving.services import service
 from llm_serving.settings.document import Settings
 from llm_serving.settings.units import TextFormat
 
@@ -41,16 +41,6 @@ class ApiKey(Secret):
     """Field of its JSON; default is the whole text."""
 
 
-class ReadSecret(ResolvedData):
-    """A secret that a program may read."""
-
-    secret: str
-    """Name or ARN."""
-
-    key: str
-    """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
-
-
-def list_read(*named: Secret | None) -> tuple[ReadSecret, ...]:
+def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:
     """List the secrets that a program may read."""
-    return tuple(ReadSecret(secret=row.secret, key=row.key or "") for row in named if row)
+    return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in named if row)

@@ -15,6 +15,7 @@ from llm_serving.kinds.serving.roles import Scale
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import LOOPBACK, Process, ResolvedData
+from llm_serving.services.service import Prefetch, Toleration
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -136,22 +137,6 @@ class Resources(ResolvedData):
         return interfaces.EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
 
 
-class Prefetch(ResolvedData):
-    """Files of S3 that are copied to the node before the engine starts."""
-
-    image: str
-    """Image with the AWS CLI."""
-
-    uris: dict[str, str]
-    """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
-
-    timeout_s: int
-    """Longest that one of them may take, seconds."""
-
-    disk_bytes: int
-    """Of the node's disk: for all of them, and for the engine's caches."""
-
-
 class ResolvedLoadBalancer(ResolvedData):
     """The load balancer before the routers."""
 
@@ -169,14 +154,6 @@ class ResolvedLoadBalancer(ResolvedData):
 
     ranges: tuple[str, ...]
     """Address ranges from which it calls the routers."""
-
-
-class Toleration(ResolvedData):
-    """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
-
-    key: str
-    value: str
-    effect: str
 
 
 class CompileCache(ResolvedData):

@@ -19,8 +19,9 @@ from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
-from llm_serving.kinds.serving.deployment import Parallelism, Resources, Toleration
+from llm_serving.kinds.serving.deployment import Parallelism, Resources
 from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services.service import Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds

@@ -25,6 +25,7 @@ from llm_serving.kinds.serving import (
     measured_capacity,
     placement,
     processes,
+    services,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
@@ -32,7 +33,6 @@ from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import (
     CompileCache,
     LoadedModel,
-    Prefetch,
     ResolvedLoadBalancer,
     Resources,
     Role,
@@ -46,6 +46,7 @@ from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fi
 from llm_serving.services import tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
+from llm_serving.services.service import Prefetch
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
@@ -91,6 +92,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         framework=settings.framework,
         tuning=settings.tuning,
         roles=(*engine_roles, router),
+        services=(
+            *(service for role in engine_roles for service in services.build_engine_services(context, role)),
+            services.build_router_service(context, router, engine_roles),
+        ),
         url=_build_url(context, router.processes[0].port),
         request_timeout_s=processes.compute_request_timeout_s(settings),
         load_balancer=_build_load_balancer(settings, fleet.value) if context.conventions.containers else None,
