@@ -70,9 +70,9 @@ def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_i
 
 
 def test_an_slo_without_a_limit_on_a_latency_has_nothing_to_sweep_for() -> None:
-    assert not sweep.has_limits(Slo.model_validate({"errors": 0.01, "requests_per_s": 5}))
-    assert sweep.has_limits(Slo.model_validate({"stall": 2}))
-    assert sweep.has_limits(Slo.model_validate(SLO))
+    assert not Slo.model_validate({"errors": 0.01, "requests_per_s": 5}).limits_load
+    assert Slo.model_validate({"stall": 2}).limits_load
+    assert Slo.model_validate(SLO).limits_load
 
 
 def test_the_search_starts_at_the_blueprints_own_load(deployment: ServingDeployment) -> None:

@@ -9,15 +9,16 @@ from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME
+from llm_serving.services.kinds import Capability
 from llm_serving.settings import yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import ErrorCollector, InputError, Mistake, quote_value
 
-__all__ = ["read", "read_blueprint", "read_fleet"]
+__all__ = ["read", "read_blueprint", "read_fleet", "require_capability"]
 
 
 def read(folder: Path, fleet_file: Path) -> tuple[Document[Any], Document[Fleet]]:
-    """The blueprint in `folder`, of whichever kind, and the fleet of `fleet_file`.
+    """Read the blueprint in `folder`, of whichever kind, and the fleet of `fleet_file`.
 
     Raises:
         InputError: with every mistake of both.
@@ -31,7 +32,7 @@ def read(folder: Path, fleet_file: Path) -> tuple[Document[Any], Document[Fleet]
 
 
 def read_blueprint(folder: Path) -> Document[Any]:
-    """The blueprint in `folder`, read by the kind that its `kind` names.
+    """Read the blueprint in `folder` by the kind that its `kind` names.
 
     Raises:
         InputError: with every mistake of its file.
@@ -39,21 +40,36 @@ def read_blueprint(folder: Path) -> Document[Any]:
     return kinds.get(_read_kind(folder / FILE_NAME)).read(folder)
 
 
+def require_capability(folder: Path, capability: Capability) -> None:
+    """Refuse a command that the kind of the blueprint in `folder` cannot do.
+
+    Raises:
+        InputError: with the kind and the reason, at its line of the file.
+    """
+    file = folder / FILE_NAME
+    kind = _read_kind(file)
+    if capability in kinds.get(kind).CAPABILITIES:
+        return
+    capable = [name for name in kinds.list_kinds() if capability in kinds.get(name).CAPABILITIES]
+    reason = f"`blueprint {capability}` does not work with this kind: {capability.reason}"
+    raise InputError([_build_kind_mistake(file, kind, reason, f"use a blueprint of the kind {' or '.join(capable)}")])
+
+
 def _read_kind(file: Path) -> str:
-    """The kind that a blueprint names; the default one where it names none, or is no file, which its reader reports.
+    """Return the kind that a blueprint names; the default one without `kind` or without a file, which `read` reports.
 
     Raises:
         InputError: there is no such kind.
     """
-    if not file.is_file():
-        return DEFAULT_KIND
-    source = yaml_source.read(file)
-    kind = source.data.get("kind", DEFAULT_KIND) if isinstance(source.data, dict) else DEFAULT_KIND
+    data = yaml_source.read(file).data if file.is_file() else {}
+    kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
     if kind in kinds.list_kinds():
         return str(kind)
-    position = source.positions.get(("kind",))
-    line, column = (position.line, position.column) if position else (1, 1)
     choices = " or ".join(kinds.list_kinds())
-    raise InputError(
-        [Mistake(file, line, column, "kind", quote_value(kind), "there is no such kind", f"kind: {choices}")]
-    )
+    raise InputError([_build_kind_mistake(file, kind, "there is no such kind", f"kind: {choices}")])
+
+
+def _build_kind_mistake(file: Path, kind: object, reason: str, fix: str) -> Mistake:
+    position = yaml_source.read(file).positions.get(("kind",))
+    line, column = (position.line, position.column) if position else (1, 1)
+    return Mistake(file, line, column, "kind", quote_value(kind), reason, fix)

@@ -12,6 +12,7 @@ import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,6 +28,26 @@ _MODULE = "kind"
 PACKAGE = "llm_serving.kinds"
 """Where the kinds are. They stand above this package, so it finds them by name."""
 
+
+class Capability(StrEnum):
+    """A command that only some kinds can do, and why the others cannot."""
+
+    SWEEP = "sweep", "its SLO has no limit that a higher load could miss"
+    TUNE = "tune", "its configurations cannot be compared by the load that each of them carries"
+    BASELINE = "baseline", "it has no prefill and decode that could run together"
+    SWITCH = "switch", "its blueprint names no engine and no framework"
+    SHIFT = "shift", "no route splits its requests"
+    ADAPTER = "adapter", "it runs no engines that could load an adapter"
+
+    reason: str
+
+    def __new__(cls, command: str, reason: str) -> Capability:
+        member = str.__new__(cls, command)
+        member._value_ = command
+        member.reason = reason
+        return member
+
+
 B = TypeVar("B", bound=BaseBlueprint)
 D = TypeVar("D", bound=Deployment)
 
@@ -34,7 +55,7 @@ D = TypeVar("D", bound=Deployment)
 class Kind(ABC, Generic[B, D]):
     """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
 
-    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `resolve` and `describe` it must have.
+    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `read` and `resolve` it must have.
     """
 
     NAME: ClassVar[str]
@@ -43,6 +64,9 @@ class Kind(ABC, Generic[B, D]):
 
     VALIDATOR: ClassVar[str] = ""
     """Module that `blueprint validate` runs, with the functions of `validation.base.Validator`; empty for none."""
+
+    CAPABILITIES: ClassVar[frozenset[Capability]] = frozenset()
+    """Commands that it can do beside those that all kinds can."""
 
     def find_refusal(self, conventions: Conventions) -> str:
         """The reason why a target with these conventions cannot carry this kind; empty where it can."""

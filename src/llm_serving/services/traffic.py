@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from llm_serving.services.slo import BaseSlo
 from llm_serving.services.token_lengths import TokenLengths
 from llm_serving.settings.document import Conflict, Settings, parse_default
 from llm_serving.settings.units import Bounds, Duration, ImageCount, Inputs, Rate, Share, TextFormat, Turns
@@ -322,7 +323,7 @@ class Percentiles(Settings):
                 yield Conflict((lower,), reason, f"{higher_limit:g} or less, or no {lower}")
 
 
-class Slo(Settings):
+class Slo(BaseSlo):
     """Objectives for the answers, which `validate` checks."""
 
     ttft_ms: Percentiles = Percentiles()
@@ -355,6 +356,12 @@ class Slo(Settings):
 
     inputs_per_s: Annotated[float, Field(gt=0)] | None = None
     """Minimum throughput of answered texts, per second, for the tasks embed, rerank and classify."""
+
+    @property
+    def limits_load(self) -> bool:
+        """Whether it has a limit that a higher load can miss."""
+        latencies = (self.ttft_ms, self.itl_ms, self.e2e_ms)
+        return bool(self.goodput or self.stall) or any(latency != Percentiles() for latency in latencies)
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_goodput(),)

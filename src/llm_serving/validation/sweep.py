@@ -72,13 +72,6 @@ class Options:
     """No load but the first starts after this time; None for no limit."""
 
 
-def has_limits(slo: Slo) -> bool:
-    """Whether an SLO has a limit that a higher load can miss."""
-    return bool(slo.goodput or slo.stall) or any(
-        getattr(slo, metric).model_dump(exclude_none=True) for metric in LATENCIES
-    )
-
-
 def sweep(deployment: ServingDeployment, options: Options, validation: ValidationOptions) -> tuple[Sweep, Path]:
     """Find the knee of a running deployment; return it and the folder with its page, RUNS/NAME/sweep-TIME.
 

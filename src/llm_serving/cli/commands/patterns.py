@@ -19,7 +19,9 @@ from llm_serving.kinds.serving import blueprint
 from llm_serving.kinds.serving.patterns import FACTS_FILE
 from llm_serving.options import completions
 from llm_serving.options.arguments import FLEET, AsJson, Folder
+from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
+from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.tables import patterns_table
 from llm_serving.targets import render
@@ -98,6 +100,7 @@ def baseline(
 
     It has the same accelerators, model, traffic and SLO. Validate both to see what disaggregation gains.
     """
+    inputs.require_capability(folder, Capability.BASELINE)
     original = blueprint.read(folder)
     baseline_text, pattern = baselines.render(original), baselines.get_pattern(original)
     source = folder.resolve()

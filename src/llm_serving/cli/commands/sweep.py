@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,8 +11,8 @@ from llm_serving import console, processes
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.services import inputs
+from llm_serving.services.kinds import Capability
 from llm_serving.settings import diagnostics
-from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Duration
 from llm_serving.tables import sweep_table
@@ -52,8 +53,7 @@ def sweep(
 
     Sends one load after the other to a running deployment and saves its capacity, which `check` and `deploy` use.
     """
-    document = inputs.read_blueprint(folder)
-    require_limits(document)
+    require_limits(folder, Capability.SWEEP)
     options = Options(
         _read_axis(by),
         *_read_bounds(from_, to),
@@ -73,16 +73,15 @@ def sweep(
     sweeps.require_kept(result)
 
 
-def require_limits(document: Document[Any]) -> None:
+def require_limits(folder: Path, capability: Capability) -> None:
     """Check that a blueprint has limits that a load can miss.
 
     Raises:
-        InputError: it has none, or it is of a kind without an SLO.
+        InputError: it has none, or its kind cannot do the command.
     """
-    slo = getattr(document.value, "slo", None)
-    if slo is None:
-        raise InputError(f"kind: {document.value.kind}: it has no SLO to keep. Fix: a blueprint of another kind.")
-    if not sweeps.has_limits(slo):
+    inputs.require_capability(folder, capability)
+    document = inputs.read_blueprint(folder)
+    if not document.value.slo.limits_load:
         reason = "it has no limit on a latency that a higher load could miss"
         fix = "ttft_ms: {p95: 800}, for example"
         raise InputError([diagnostics.build_mistake(document.path, document.positions, ("slo",), "", reason, fix)])

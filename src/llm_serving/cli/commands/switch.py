@@ -8,6 +8,8 @@ import typer
 
 from llm_serving import console
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
+from llm_serving.services import inputs
+from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import switch as switches
 
@@ -27,6 +29,7 @@ def switch(
     values = {key: value for key, value in (("engine", engine), ("framework", framework)) if value is not None}
     if not values:
         raise InputError("nothing to switch. Fix: --engine NAME, or --framework NAME.")
+    inputs.require_capability(folder, Capability.SWITCH)
     change = switches.plan(folder, fleet, target, values)
     file = console.shorten_path(change.file)
     if not change.lines:

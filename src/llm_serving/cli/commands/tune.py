@@ -10,7 +10,7 @@ from llm_serving import console, processes
 from llm_serving.cli.commands.sweep import Precision, require_limits
 from llm_serving.options import confirm, quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
-from llm_serving.services import inputs
+from llm_serving.services.kinds import Capability
 from llm_serving.settings import overrides
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Duration
@@ -44,7 +44,7 @@ def tune(
     """
     if not over:
         raise InputError("--over: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")
-    require_limits(inputs.read_blueprint(folder))
+    require_limits(folder, Capability.TUNE)
     options = Options(precision=precision / 100, point_s=quantities.parse("--point-time", point_time, Duration))
     limits = Limits(quantities.parse("--time-limit", time_limit, Duration), spend_limit)
     job = Job(folder, fleet, target, [overrides.parse("--over", text) for text in over], options, limits, origin)

@@ -12,6 +12,7 @@ from llm_serving.fleet.model import Name
 from llm_serving.kinds.batch.secrets import ApiKey, Secret
 from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 
@@ -286,7 +287,7 @@ class Sample(Settings):
     """`model` of the rows; default is the replicas'."""
 
 
-class BatchSlo(Settings):
+class BatchSlo(BaseSlo):
     """Limits for the sample job. Lost or duplicate rows always fail."""
 
     deadline: Duration = parse_default("10min")

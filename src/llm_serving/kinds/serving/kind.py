@@ -14,7 +14,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
-from llm_serving.services.kinds import Kind
+from llm_serving.services.kinds import Capability, Kind
 from llm_serving.settings.document import Document
 
 
@@ -25,6 +25,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = ServingDeployment
     VALIDATOR = "llm_serving.validation.run"
+    CAPABILITIES = frozenset(Capability)
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)

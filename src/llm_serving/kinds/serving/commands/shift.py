@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
+from llm_serving.services import inputs
+from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.eks import traffic_shift
@@ -36,5 +38,7 @@ def shift(
             traffic_shift.roll_back(route, log)
         else:
             shares = traffic_shift.parse_shares(share or [])
+            for name in shares:  # a blueprint's folder has its deployment's name; what has no folder here is not known
+                inputs.require_capability(Path(name), Capability.SHIFT)
             rendered = directory.get_rendered_path(EksTarget.name)
             traffic_shift.shift(route, shares, gateway=gateway, folder=rendered, log=log)

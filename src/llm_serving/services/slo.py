@@ -1,0 +1,14 @@
+"""What the SLO of every kind has in common."""
+
+from __future__ import annotations
+
+from llm_serving.settings.document import Settings
+
+
+class BaseSlo(Settings):
+    """Objectives that `validate` checks; each kind has limits of its own."""
+
+    @property
+    def limits_load(self) -> bool:
+        """Whether it has a limit that a higher load can miss."""
+        return False
