@@ -49,7 +49,6 @@ from rich.table import Table
 
 from llm_serving import console, processes, program
 from llm_serving.kinds.serving import baseline, blueprint
-from llm_serving.rehearsal import emulator
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
@@ -114,15 +113,7 @@ def _start(folder: Path, work: Path) -> Iterator[DeploymentPlan]:
     deploy.check_machine(plan)
     deploy.prepare_start(plan)
     with supervisor.start_attached(plan.directory) as supervised:
-        yield deploy.bring_up(plan, supervised, _create_bucket)
-
-
-def _create_bucket(plan: DeploymentPlan) -> str:
-    environment = plan.deployment.environment
-    client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
-    location = {"LocationConstraint": environment.region}
-    client.create_bucket(Bucket=environment.bucket, CreateBucketConfiguration=location)
-    return environment.bucket
+        yield deploy.bring_up(plan, supervised)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ class Step:
     title: str
     seconds: float = 0.0
     note: str = ""
+    in_background: bool = False
+    """Whether other steps ran meanwhile."""
 
     def __str__(self) -> str:
         return f"{self.title}: {self.note}" if self.note else self.title
@@ -75,8 +77,7 @@ def step(title: str) -> Iterator[Step]:
         _active_steps.pop()
     err.print(f"{indent}[green]✓[/green] {escape(str(current))} [dim]({current.seconds:.1f} s)[/dim]")
     if not _active_steps:
-        for recording in _recordings:
-            recording.append(current)
+        record(current)
 
 
 @contextmanager
@@ -90,14 +91,24 @@ def record_steps() -> Iterator[list[Step]]:
         _recordings.remove(steps)
 
 
+def record(step: Step) -> None:
+    """Add a step to the summaries that are being recorded."""
+    for recording in _recordings:
+        recording.append(step)
+
+
 def render_times(steps: Sequence[Step]) -> Table:
-    """Render each step with its time, and the total."""
+    """Render each step with its time, and the total of those that followed each other."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
-    for step in steps:
+    in_turn = [step for step in steps if not step.in_background]
+    for step in in_turn:
         table.add_row(escape(re.sub(r" \(.*", "", step.title)), f"{step.seconds:.1f} s")
-    table.add_row("[bold]Total[/bold]", f"[bold]{sum(step.seconds for step in steps):.1f} s[/bold]")
+    table.add_row("[bold]Total[/bold]", f"[bold]{sum(step.seconds for step in in_turn):.1f} s[/bold]")
+    for step in steps:
+        if step.in_background:
+            table.add_row(f"[dim]In the background: {escape(step.title)}[/dim]", f"[dim]{step.seconds:.1f} s[/dim]")
     return table
 
 

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from llm_serving import console, processes
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.rehearsal import stacks
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import supervisor
+from llm_serving.targets.local import deploy, supervisor
 from llm_serving.workflows import quickstart
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +48,6 @@ def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: si
         processes.wait_until(
             lambda: "terraform" in output_path.read_text() and "apply" in output_path.read_text(), "Terraform", 150
         )
-        time.sleep(1)
         running = " ".join(" ".join(process.cmdline()) for process in _find_processes(tmp_path))
         assert "supervisord" in running and "moto" in running  # else nothing could be left behind
         child.send_signal(how)
@@ -91,3 +93,62 @@ def test_an_install_does_not_stop_what_is_deployed(small_copy: Path, monkeypatch
     command = f"blueprint destroy {console.shorten_path(BLUEPRINT)}"
     assert str(error.value) == f"aggregated is deployed and runs. Fix: run `{command}` first."
     assert error.value.exit_code == 3
+
+
+@pytest.fixture
+def fake_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that ran: all but the apply do nothing else."""
+    done = list[str]()
+
+    def note(name: str, result: object = None) -> Callable[..., object]:
+        def run(*_: object, **__: object) -> object:
+            done.append(name)
+            return result
+
+        return run
+
+    @contextlib.contextmanager
+    def start_attached(_: DeploymentDir) -> Iterator[supervisor.Supervisor]:
+        try:
+            yield SimpleNamespace(shut_down=note("shut down"))  # type: ignore[misc]
+        finally:
+            done.append("everything stopped")
+
+    for name in ("check_machine", "prepare_start", "start_emulator_with_progress", "serve"):
+        monkeypatch.setattr(deploy, name, note(name))
+    monkeypatch.setattr(deploy, "is_bucket_ready", lambda _: True)
+    monkeypatch.setattr(supervisor, "start_attached", start_attached)
+    engine_setup = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(quickstart, "_start_engine_setup", lambda _: contextlib.nullcontext(engine_setup))
+    monkeypatch.setattr(stacks, "prepare", note("prepare", {}))
+    monkeypatch.setattr(stacks, "check_unchanged", note("check_unchanged"))
+    monkeypatch.setattr(quickstart, "_validate", note("validate", (None, Path("report"))))
+    return done
+
+
+@pytest.mark.parametrize("failure", [None, CheckFailed("Terraform: no such key")])
+def test_the_load_test_runs_beside_the_apply_whose_failure_fails_the_workflow(
+    failure: CheckFailed | None, fake_steps: list[str], small_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Apply:
+        def wait_until(self, is_ready: Callable[[], bool], _: object) -> None:
+            assert is_ready()
+
+        def wait(self, _: object) -> None:
+            fake_steps.append("wait for the apply")
+            if failure:
+                raise failure
+
+    @contextlib.contextmanager
+    def apply_in_background(*_: object, **__: object) -> Iterator[Apply]:
+        try:
+            yield Apply()
+        finally:
+            fake_steps.append("apply stopped")
+
+    monkeypatch.setattr(stacks, "apply_in_background", apply_in_background)
+    with pytest.raises(CheckFailed, match="no such key") if failure else contextlib.nullcontext():
+        quickstart.run(BLUEPRINT, small_copy)
+    steps = fake_steps[fake_steps.index("serve") :]
+    assert steps[:4] == ["serve", "validate", "wait for the apply", "apply stopped"]
+    assert steps[4:] == [*([] if failure else ["check_unchanged", "shut down"]), "everything stopped"]

@@ -7,12 +7,17 @@ folder, leads the provider and the state to the embedded AWS.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from llm_serving import console
+from llm_serving.console import Step
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, override
@@ -26,6 +31,8 @@ _PLAN = ("plan", "-detailed-exitcode", "-input=false")
 # The embedded AWS answers at once, and the provider waits 5 to 10 s for many a resource all the same: 40 at a time.
 _APPLY = ("apply", "-auto-approve", "-input=false", "-parallelism=40")
 _DESTROY = ("destroy", "-auto-approve", "-input=false", "-parallelism=40")
+
+_POLL_S = 0.5
 
 
 def apply(
@@ -58,21 +65,98 @@ def apply(
 def apply_prepared(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> dict[str, dict[str, Any]]:
-    """Applies stacks that `prepare` synthesized; see `apply`."""
+    """Apply stacks that `prepare` synthesized; see `apply`."""
+    program = _prepare_apply(document, folders, data, endpoint)
+    with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
+        step.note = _apply(program, folders, endpoint, lambda note: setattr(step, "note", note))
+    return {name: state.read_outputs(folder) for name, folder in folders.items()}
+
+
+def _prepare_apply(
+    document: Document[Fleet], folders: Mapping[str, Path], data: Path, endpoint: str
+) -> runner.Terraform:
     program = stack_folder.find_terraform(folders, data)
     _reconcile(document.value, data, endpoint)
     for folder in folders.values():
         override.write_override(folder, document.value, endpoint)
-    with (
-        console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step,
-        _explain_failure(endpoint),
-    ):
+    return program
+
+
+def _apply(
+    program: runner.Terraform, folders: Mapping[str, Path], endpoint: str, on_progress: Callable[[str], None]
+) -> str:
+    """Apply the stacks; return what changed, in words."""
+    with _explain_failure(endpoint):
         stack_folder.initialize(program, folders)
         results: dict[str, runner.Result] = {}
         for wave in synthesis.split_waves(folders):
-            results |= runner.run(program, wave, _APPLY, on_progress=lambda note: setattr(step, "note", note))
-        step.note = ", ".join(f"{name} {_format_counts(result.events)}" for name, result in results.items())
-    return {name: state.read_outputs(folder) for name, folder in folders.items()}
+            results |= runner.run(program, wave, _APPLY, on_progress=on_progress)
+    return ", ".join(f"{name} {_format_counts(result.events)}" for name, result in results.items())
+
+
+class _Cancelled(Exception):
+    """Nobody needs the apply any more."""
+
+
+class BackgroundApply:
+    """An apply that goes on in a thread while the caller uses what it has created already."""
+
+    def __init__(self, program: runner.Terraform, folders: Mapping[str, Path], endpoint: str) -> None:
+        self._step = Step(f"Apply {join_words(folders)} with {program}", in_background=True)
+        self._cancelled = threading.Event()
+        self._threads = ThreadPoolExecutor(1, "terraform-apply")
+        self._end = self._threads.submit(self._run, program, folders, endpoint)
+
+    def wait_until(self, is_ready: Callable[[], bool], on_progress: Callable[[str], None]) -> None:
+        """Wait until `is_ready`, or until the apply ends.
+
+        Raises:
+            BlueprintError: the apply failed.
+        """
+        while not self._end.done() and not is_ready():
+            futures.wait([self._end], _POLL_S)
+            on_progress(self._step.note)
+        if self._end.done():
+            self._end.result()
+
+    def wait(self, on_progress: Callable[[str], None]) -> None:
+        """Wait until it ends; see `wait_until`."""
+        self.wait_until(lambda: False, on_progress)
+        console.record(self._step)
+
+    def stop(self) -> None:
+        """End Terraform if it still runs; it may take a while to record what it has created."""
+        self._cancelled.set()
+        self._threads.shutdown()
+
+    def _run(self, program: runner.Terraform, folders: Mapping[str, Path], endpoint: str) -> None:
+        start = time.monotonic()
+        self._step.note = _apply(program, folders, endpoint, self._report)
+        self._step.seconds = time.monotonic() - start
+
+    def _report(self, note: str) -> None:
+        if self._cancelled.is_set():
+            raise _Cancelled
+        self._step.note = note
+
+
+@contextmanager
+def apply_in_background(
+    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
+) -> Iterator[BackgroundApply]:
+    """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before.
+
+    Raises:
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform could not be initialized.
+    """
+    program = _prepare_apply(document, folders, data, endpoint)
+    stack_folder.initialize(program, folders)  # it may download the provider: here an interruption ends it at once
+    background_apply = BackgroundApply(program, folders, endpoint)
+    try:
+        yield background_apply
+    finally:
+        background_apply.stop()
 
 
 def check_unchanged(

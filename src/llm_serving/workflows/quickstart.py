@@ -1,7 +1,8 @@
 """The quickstart, which install.sh runs: deploys a blueprint on this machine, load-tests it, and stops everything.
 
-prerequisites, command line (install.sh) -> stacks applied to the embedded AWS; in parallel the engine's environment
--> weights uploaded to S3 -> router and replicas -> load test against the SLO -> all stopped -> summary
+prerequisites, command line (install.sh) -> stacks applied to the embedded AWS; in parallel, the engine's environment
+and, once Terraform has created the bucket: weights uploaded to S3 -> router and replicas -> load test against the SLO
+-> both done: check for drift -> all stopped -> summary
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.markup import escape
 
 from llm_serving import console, processes
 from llm_serving.console import Step
+from llm_serving.fleet.checks import join_words
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
@@ -78,20 +81,21 @@ def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:
 
 
 def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tuple[Report, Path]:
+    data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
     deploy.prepare_start(plan)
     try:
         with supervisor.start_attached(plan.directory) as supervisord:
-
-            def create_storage(plan: DeploymentPlan) -> str:
-                bucket = _apply_stacks(plan)
+            deploy.start_emulator_with_progress(plan, supervisord)
+            folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data, stacks=STACKS)
+            with stacks.apply_in_background(plan.fleet, folders, data=data, endpoint=endpoint) as terraform:
+                with console.step("Wait for Terraform to create the model bucket (the apply goes on)") as step:
+                    terraform.wait_until(lambda: deploy.is_bucket_ready(plan), partial(setattr, step, "note"))
                 engine_setup.wait()  # the replicas need it next
-                return bucket
-
-            plan = deploy.bring_up(plan, supervisord, create_storage)
-            with console.step("Validate against the SLO") as step:
-                options = ValidationOptions(logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder)
-                report, report_dir = validation.validate(plan.deployment, options)
-                step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
+                deploy.serve(plan, supervisord)
+                report, report_dir = _validate(plan)
+                with console.step(f"Wait for the end of the apply of {join_words(STACKS)}") as step:
+                    terraform.wait(partial(setattr, step, "note"))
+            stacks.check_unchanged(plan.fleet, data=data, endpoint=endpoint, stacks=STACKS)
             with console.step("Stop everything"):
                 supervisord.shut_down()
     finally:
@@ -99,14 +103,12 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
     return report, report_dir
 
 
-def _apply_stacks(plan: DeploymentPlan) -> str:
-    """Apply the stacks, check them for drift, and return the model bucket."""
-    data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
-    outputs = stacks.apply(
-        plan.fleet, out=plan.directory.root / "cdktf.out", data=data, endpoint=endpoint, stacks=STACKS
-    )
-    stacks.check_unchanged(plan.fleet, data=data, endpoint=endpoint, stacks=STACKS)
-    return str(outputs["storage"]["model_bucket"])
+def _validate(plan: DeploymentPlan) -> tuple[Report, Path]:
+    with console.step("Validate against the SLO") as step:
+        options = ValidationOptions(logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder)
+        report, report_dir = validation.validate(plan.deployment, options)
+        step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
+    return report, report_dir
 
 
 class _EngineSetup:

@@ -22,7 +22,7 @@ from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, readiness, supervisor, weights
+from llm_serving.targets.local import deploy, readiness, supervisor
 from llm_serving.targets.local.readiness import RoleFailed
 
 PlanFactory = Callable[[], DeploymentPlan]
@@ -91,27 +91,20 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
     assert not plan.directory.data.exists()
 
 
-def test_workers_start_while_terraform_waits_once_the_bucket_has_its_rules(
-    make_plan_with_bucket: PlanFactory, make_bucket: Callable[[DeploymentPlan], str], monkeypatch: pytest.MonkeyPatch
+def test_a_bucket_is_ready_once_it_has_its_lifecycle_rules(
+    make_plan_with_bucket: PlanFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan_with_bucket()
-
-    def apply_slowly(plan: DeploymentPlan) -> str:
-        bucket = make_bucket(plan)
-        time.sleep(1)
-        assert not _list_states(plan)["worker-1"].pid, "Terraform is not done with the bucket"
-        s3 = emulator.create_client(
-            "s3", plan.deployment.environment.s3_endpoint or "", plan.deployment.environment.region
-        )
+    with emulator.start(tmp_path, bare=True) as endpoint:
+        environment = plan.deployment.environment.model_copy(update={"s3_endpoint": endpoint})
+        plan = dataclasses.replace(plan, deployment=plan.deployment.model_copy(update={"environment": environment}))
+        assert not deploy.is_bucket_ready(plan)
+        deploy.create_bucket(plan)
+        assert not deploy.is_bucket_ready(plan), "Terraform is not done with the bucket"
+        s3 = emulator.create_client("s3", endpoint, environment.region)
         rule = {"ID": "old", "Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
-        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
-        processes.wait_until(lambda: _list_states(plan)["worker-1"].pid > 0, "the second worker", 60)
-        assert weights.check(plan.deployment) > 0, "the weights came before"
-        return bucket
-
-    monkeypatch.setattr(deploy, "create_bucket", apply_slowly)
-    assert deploy.deploy(plan, _agree) is not None
-    assert all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
+        s3.put_bucket_lifecycle_configuration(Bucket=environment.bucket, LifecycleConfiguration={"Rules": [rule]})
+        assert deploy.is_bucket_ready(plan)
 
 
 def test_a_second_deploy_changes_nothing_but_the_slo(make_plan: PlanFactory, working_folder: Path) -> None:

@@ -1,8 +1,6 @@
 """Deploys a blueprint on this machine, in steps that callers can overlap.
 
 plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> upload_weights -> start_roles
-
-Where Terraform applies stacks in place of create_bucket, the last two start while it waits (early_start.py).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import difflib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from llm_serving import console, processes
 from llm_serving.rehearsal import emulator
@@ -21,15 +19,7 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import (
-    early_start,
-    engine_setups,
-    environment,
-    readiness,
-    resource_check,
-    supervisor,
-    weights,
-)
+from llm_serving.targets.local import engine_setups, environment, readiness, resource_check, supervisor, weights
 from llm_serving.targets.local.engine_setups import EngineSetup
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
@@ -156,55 +146,51 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
         supervisord.start(process.name)
 
 
-def bring_up(
-    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = create_bucket
-) -> DeploymentPlan:
+def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     """Start everything in order, with progress; return the plan with the bucket that was created.
-
-    Args:
-        create_storage: creates the model bucket and returns its name.
 
     Raises:
         BlueprintError: a step failed.
     """
-    with console.step("Start the embedded AWS") as step:
-        start_emulator(plan, supervisord)
-        step.note = plan.deployment.environment.s3_endpoint or ""
-    with _start_early(plan, supervisord):
-        plan = plan.replace_bucket(create_storage(plan))
-    write_config(plan)
-    supervisord.update()
-    _upload_with_progress(plan)
-    started_early = all(supervisord.read_state(process.name).pid for process in plan.deployment.worker_processes)
-    _start_with_progress(plan, supervisord, started_early=started_early)
+    start_emulator_with_progress(plan, supervisord)
+    plan = plan.replace_bucket(create_bucket(plan))
+    serve(plan, supervisord)
     return plan
 
 
-def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractContextManager[None]:
-    """Upload the weights and start the workers while Terraform still applies the bucket's stack."""
+def start_emulator_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    """Start the embedded AWS as a step; see `start_emulator`."""
+    with console.step("Start the embedded AWS") as step:
+        start_emulator(plan, supervisord)
+        step.note = plan.deployment.environment.s3_endpoint or ""
+
+
+def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    """Upload the models to the bucket and start all other processes, with progress.
+
+    Raises:
+        BlueprintError: a step failed.
+    """
+    write_config(plan)
+    supervisord.update()
+    _upload_with_progress(plan)
+    _start_with_progress(plan, supervisord)
+
+
+def is_bucket_ready(plan: DeploymentPlan) -> bool:
+    """Return whether the bucket has its lifecycle rules, which Terraform creates last and then waits for."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    environment = plan.deployment.environment
-    s3 = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
-
-    def is_bucket_ready() -> bool:
-        """Whether the bucket has its lifecycle rules, which Terraform creates last and then waits for."""
-        try:
-            s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
-        except (BotoCoreError, ClientError):
-            return False
-        return not plan.deployment.loaded_models or _find_setup(plan).is_ready()  # it may still run in parallel
-
-    return early_start.run_in_background(
-        is_bucket_ready,
-        lambda on_progress: upload_weights(plan, on_progress),
-        lambda _: _start_workers(plan, supervisord),
-    )
+    target = plan.deployment.environment
+    s3 = emulator.create_client("s3", target.s3_endpoint or "", target.region)
+    try:
+        s3.get_bucket_lifecycle_configuration(Bucket=target.bucket)
+    except (BotoCoreError, ClientError):
+        return False
+    return True
 
 
-def update(
-    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = create_bucket
-) -> DeploymentPlan:
+def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     """Update a running deployment to `plan`; processes that do not change keep running.
 
     Raises:
@@ -212,7 +198,7 @@ def update(
     """
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
-        plan = plan.replace_bucket(create_storage(plan))
+        plan = plan.replace_bucket(create_bucket(plan))
     if deployed is None or deployed.loaded_models != plan.deployment.loaded_models:
         _upload_with_progress(plan)
     else:
@@ -234,14 +220,8 @@ def _upload_with_progress(plan: DeploymentPlan) -> None:
         step.note = f"{format_bytes(weight_bytes)} at {uris}"
 
 
-def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor, *, started_early: bool = False) -> None:
-    if not plan.deployment.endpoint_processes:
-        title = "Start the workers"
-    elif started_early:
-        title = "Start the router (workers started during the apply)"
-    else:
-        title = "Start the workers and the router"
-    with console.step(title) as step:
+def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    with console.step(f"Start the workers{' and the router' if plan.deployment.endpoint_processes else ''}") as step:
         start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
         step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))
 
@@ -311,9 +291,9 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         planning.write_rendered(plan, force=force)
         with stop_on_failure(plan.directory):
             if supervisord is not None:
-                return update(plan, supervisord, create_bucket)
+                return update(plan, supervisord)
             prepare_start(plan)
-            return bring_up(plan, supervisor.start_detached(plan.directory), create_bucket)
+            return bring_up(plan, supervisor.start_detached(plan.directory))
 
 
 def prepare_start(plan: DeploymentPlan) -> None:
