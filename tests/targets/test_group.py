@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving import processes
 from llm_serving.paths import CHARTS
 from llm_serving.targets import group
 from tests.http_handler import QuietHandler
@@ -22,21 +23,26 @@ from tests.http_handler import QuietHandler
 PROGRAM = Path(group.__file__)
 COPY = CHARTS / "inference" / "files" / "group.py"
 INTERVAL_S = 0.1
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 Start = Callable[..., subprocess.Popen[str]]
 
 
 class Engine(ThreadingHTTPServer):
-    """An engine's port: answers /health with `status`."""
+    """An engine's port: answers /health with `status`, but with 503 while `failures` are left."""
 
     status = 200
+    failures = 0
+    answered = 0
 
 
 class Handler(QuietHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
-        self.respond(self.server.status)
+        is_failure = self.server.failures > 0
+        self.server.failures -= is_failure
+        self.respond(503 if is_failure else self.server.status)
+        self.server.answered += 1
 
 
 @contextlib.contextmanager
@@ -110,9 +116,16 @@ def is_running(process: subprocess.Popen[str], seconds: float = 1.0) -> bool:
     return process.poll() is None
 
 
+def wait_for_answers(engine: Engine, count: int) -> None:
+    """Wait until the program has asked `count` times more."""
+    target = engine.answered + count
+    processes.wait_until(lambda: engine.answered >= target, "health checks", LIMIT_S)
+
+
 def test_an_engine_that_stops_answering_ends_its_task(start: Start) -> None:
     with serve() as engine:
         leader = lead(start, engine, 0, followers=0)
+        wait_for_answers(engine, 1)
         assert is_running(leader)
         engine.status = 503
         assert wait(leader) == (
@@ -129,10 +142,10 @@ def test_an_engine_that_still_loads_its_model_is_left_alone(start: Start) -> Non
 def test_a_few_missed_health_checks_are_no_failure(start: Start) -> None:
     with serve() as engine:
         leader = lead(start, engine, 0, followers=0)
-        assert is_running(leader)
-        engine.status = 503
-        time.sleep((group.MISSES - 3) * INTERVAL_S)
-        engine.status = 200
+        wait_for_answers(engine, 1)
+        engine.failures = group.MISSES - 3
+        wait_for_answers(engine, 2 * group.MISSES)
+        assert engine.failures == 0
         assert is_running(leader)
 
 

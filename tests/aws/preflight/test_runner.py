@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.parsers import ResponseParserError
@@ -30,13 +29,19 @@ def _run_only_check(check: Check) -> CheckResult:
 
 
 def test_answers_stand_under_their_headings_in_the_order_of_the_questions() -> None:
+    answered = threading.Event()
+
     def answer_late() -> list[CheckResult]:
-        time.sleep(0.3)
+        assert answered.wait(20), "a later check is answered first"
         return [CheckResult("late", "pass", "")]
+
+    def answer_first() -> list[CheckResult]:
+        answered.set()
+        return [PASSED]
 
     step = console.Step("asking")
     groups = runner.run_checks(
-        [Check("a", "1", answer_late), Check("b", "2", lambda: [PASSED]), Check("a", "3", list)], step
+        [Check("a", "1", answer_late), Check("b", "2", answer_first), Check("a", "3", list)], step
     )
     assert [(group.title, [line.name for line in group.results]) for group in groups] == [
         ("a", ["late"]),
@@ -62,16 +67,15 @@ def test_a_check_without_a_timely_answer_is_reported_and_the_rest_counts() -> No
     free = threading.Event()
 
     def hang() -> list[CheckResult]:
-        free.wait(20)
+        assert free.wait(60), "the rest is reported meanwhile"
         return []
 
-    begin = time.monotonic()
     checks = [Check("group", "stuck", hang), Check("group", "good", lambda: [PASSED])]
-    (group,) = runner.run_checks(checks, console.Step("asking"), timeout_s=1)
+    (group,) = runner.run_checks(checks, console.Step("asking"), timeout_s=3)
+    assert not free.is_set(), "it is still asked"
     free.set()
-    assert time.monotonic() - begin < 10
     assert [(line.name, line.status, line.unknown_reason) for line in group.results] == [
-        ("stuck", "warn", "no answer within 1 s"),
+        ("stuck", "warn", "no answer within 3 s"),
         ("good", "pass", ""),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -103,12 +103,16 @@ def test_parts_that_are_copied_late_keep_their_place(store: Store, monkeypatch: 
     monkeypatch.setattr(store_module, "_MAX_COPY_BYTES", 2 * MIN_PART_BYTES)
     body = b"".join(bytes([65 + number]) * MIN_PART_BYTES for number in range(5)) + b"end"
     store.write("large", body)
-    copy, numbers = store.client.upload_part_copy, []
+    copy, numbers = store.client.upload_part_copy, list[int]()
+    copied = {number: threading.Event() for number in (1, 2, 3)}
 
     def copy_late(**arguments: Any) -> Any:
-        time.sleep(0.3 / arguments["PartNumber"])
-        numbers.append(arguments["PartNumber"])
-        return copy(**arguments)
+        number = arguments["PartNumber"]
+        assert number == 3 or copied[number + 1].wait(60), "the next part is copied first"
+        numbers.append(number)
+        response = copy(**arguments)
+        copied[number].set()
+        return response
 
     monkeypatch.setattr(store.client, "upload_part_copy", copy_late)
     with store.open_writer("joined") as writer:

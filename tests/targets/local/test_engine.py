@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,20 +106,20 @@ def test_a_replica_takes_no_more_memory_than_the_resolver_assumes(running_plan: 
 
 
 def test_a_replica_killed_under_load_restarts_while_the_other_serves(running_plan: DeploymentPlan) -> None:
-    supervisord, victim = _get_supervisord(running_plan), running_plan.deployment.engine_processes[0]
+    supervisord = _get_supervisord(running_plan)
+    victim, other = running_plan.deployment.engine_processes
     parent = psutil.Process(supervisord.read_state(victim.name).pid)
     family = parent.children(recursive=True)
     restarts = supervisord.read_state(victim.name).restarts
     with Load(running_plan.deployment.url, running_plan.deployment.traffic.deadline) as load:
         processes.wait_until(lambda: len(load.start_times) > 20, "answers", 60)
         family[0].kill()
-        killed_at = time.monotonic()
-        _, alive = psutil.wait_procs([parent, *family], timeout=10)
+        _, alive = psutil.wait_procs([parent, *family], timeout=60)
         assert alive == [], "the engine's own processes are gone with the server"
-        time.sleep(8)
-        answered_since = [start for start in load.start_times if start > killed_at + 2]
-        assert not readiness.is_answering(victim), "the other replica alone has served meanwhile"
-        assert len(answered_since) > 8
+        served = serving.read_counter(other, "vllm:request_success_total")
+        processes.wait_until(
+            lambda: serving.read_counter(other, "vllm:request_success_total") > served + 8, "the other's answers", 60
+        )
     assert len(load.failed) <= 8, "no more than were under way"
     assert load.longest_s < load.deadline_s
     readiness.wait(supervisord, [victim])

@@ -17,9 +17,9 @@ USERS = 4
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url(patience_s: float) -> Iterator[str]:
     """A server that answers once USERS requests are there, and refuses those that wait for others in vain."""
-    together = threading.Barrier(USERS, timeout=2)
+    together = threading.Barrier(USERS, timeout=patience_s)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -42,7 +42,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize(("users", "failed"), [(USERS, 0), (1, 8)])
+@pytest.mark.parametrize(("users", "failed", "patience_s"), [(USERS, 0, 60), (1, 8, 0.5)])
 def test_the_warm_up_sends_as_many_requests_at_once_as_the_load(url: str, users: int, failed: int) -> None:
     plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=users, requests=1), folder="/x")
     prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
