@@ -168,13 +168,13 @@ def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         )
         row_counts = {**job["request_counts"], "total": count * counts["completed"]}
         store.write_json(
-            keys.get_job_key("batch_0"), {**job, "state": layout.IN_PROGRESS, "request_counts": row_counts}
+            keys.build(layout.JOB, "batch_0"), {**job, "state": layout.IN_PROGRESS, "request_counts": row_counts}
         )
         chunks = [layout.Chunk(index=index, key="part", start=0, end=0) for index in range(count)]
-        store.write_json(keys.get_chunks_key("batch_0"), chunks)
+        store.write_json(keys.build(layout.CHUNKS, "batch_0"), chunks)
         head = layout.Head(epoch=1, worker="w", parts=[entry], done=True, fruitless=0)
         for index in range(count):
-            store.write_json(keys.get_head_key("batch_0", index), head)
+            store.write_json(keys.build(layout.HEAD, "batch_0", index), head)
         process, memory = psutil.Process(), list[int]()
         before, cpu, start = process.memory_info().rss, process.cpu_times(), time.monotonic()
         with ThreadPoolExecutor(1) as pool:
@@ -184,7 +184,7 @@ def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
                 time.sleep(0.02)
         merge.result()
         seconds, after = time.monotonic() - start, process.cpu_times()
-        stored = store.read_head(keys.get_output_key("batch_0"))
+        stored = store.read_head(keys.build(layout.OUTPUT, "batch_0"))
     return {
         "chunks": count,
         "part_mb": arguments.part,
@@ -205,7 +205,7 @@ def measure_checkpoint(arguments: argparse.Namespace, folder: Path) -> dict[str,
         store, keys = Store(BUCKET, run.s3), layout.Layout("batch/mine")
         head = layout.Head(epoch=1, worker="w", parts=[], done=False, fruitless=0)
         job: Any = {"id": "batch_0"}
-        etag = store.write_json(keys.get_head_key("batch_0", 0), head, new=True)
+        etag = store.write_json(keys.build(layout.HEAD, "batch_0", 0), head, new=True)
         chunk = layout.Chunk(index=0, key="", start=0, end=0)
         state = ChunkState(store, keys, job, chunk, head, etag)
         line = rows.format_output("row", 200, json.dumps({"text": "word " * 200}).encode())

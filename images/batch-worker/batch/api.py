@@ -16,13 +16,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import count, memory, reader
+from batch import count, layout, memory, reader
 from batch import settings as batch_settings
 from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
@@ -398,16 +398,8 @@ def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
 def _format_batch(job: Job) -> dict[str, Any]:
     """A batch as OpenAI shows it; with team, priority, tokens, the endpoint's time and the input's place."""
     digest = job["id"].removeprefix("batch_")
-    moments = (
-        ("in_progress_at", job["in_progress_at"]),
-        ("finalizing_at", job["finalizing_at"]),
-        ("completed_at", job["completed_at"]),
-        ("failed_at", job["failed_at"]),
-        ("expired_at", job["expired_at"]),
-        ("cancelling_at", job["cancelling_at"]),
-        ("cancelled_at", job["cancelled_at"]),
-    )
-    times = {name: None if moment is None else int(moment) for name, moment in moments}
+    moments = {name: cast(dict[str, Any], job)[name] for name in layout.TIMES}
+    times = {name: None if moment is None else int(moment) for name, moment in moments.items()}
     errors = [{"code": error["code"], "message": error["message"], "param": None, "line": error["line"]}
               for error in job["errors"]]  # fmt: skip
     has_results = bool(job["output_key"])

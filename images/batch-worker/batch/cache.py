@@ -8,10 +8,8 @@ down, the chunk is recorded below PREFIX/uncached/ in S3, and a worker writes it
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import redis
@@ -67,14 +65,14 @@ class ResultCache:
         except redis.RedisError as error:
             log.warning("chunk %d of %s is not in the cache yet: %s", index, job["id"], error)
             note = {"job": job["id"], "chunk": index}
-            self._store.write_json(self._keys.get_uncached_key(job["id"], index), note)
+            self._store.write_json(self._keys.build(layout.UNCACHED, job["id"], index), note)
 
     def repair(self) -> int:
         """Write the answers of recorded chunks; returns the number of chunks."""
         repaired = 0
-        for entry in list(self._store.list_objects(self._keys.uncached_prefix)):
+        for entry in list(self._store.list_objects(self._keys.build(layout.UNCACHED_FOLDER))):
             note = self._store.read_json(entry["key"])
-            job = self._store.read_json(self._keys.get_job_key(note.value["job"])) if note else None
+            job = self._store.read_json(self._keys.build(layout.JOB, note.value["job"])) if note else None
             if note and job:
                 try:
                     self._fill(job.value, note.value["chunk"])
@@ -85,10 +83,10 @@ class ResultCache:
         return repaired
 
     def _fill(self, job: Job, index: int) -> None:
-        head = self._store.read_json(self._keys.get_head_key(job["id"], index))
+        head = self._store.read_json(self._keys.build(layout.HEAD, job["id"], index))
         for part in head.value["parts"] if head else ():
             if part["output"]:
-                for lines in _group(self._store.read_lines(part["output"])):
+                for lines in rows.group(self._store.read_lines(part["output"]), PIPELINE_ROWS):
                     self._write(job, [json.loads(line) for line in lines])
 
     def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
@@ -107,20 +105,11 @@ class ResultCache:
 def build_value(job: Job, result: dict[str, Any]) -> bytes:
     """Build the value of an answer in the cache."""
     body = result["response"]["body"]
-    if choices := body.get("choices"):
-        answer = (choices[0].get("message") or {}).get("content") or choices[0].get("text")
-    else:
-        answer = [entry.get("embedding") for entry in body.get("data") or ()]
     value = {
-        "answer": answer,
+        "answer": rows.read_answer(body),
         "model": body.get("model"),
         "prompt_version": job["metadata"].get("prompt_version", ""),
         "batch": job["id"],
         "at": job["created_at"],
     }
     return rows.encode_json(value)
-
-
-def _group(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    while group := list(itertools.islice(lines, PIPELINE_ROWS)):
-        yield group

@@ -91,7 +91,7 @@ class ChunkState:
         Raises:
             Conflict: another worker is taking it.
         """
-        head_key = keys.get_head_key(job["id"], chunk["index"])
+        head_key = keys.build(layout.HEAD, job["id"], chunk["index"])
         stored = store.read_json(head_key)
         if stored is None:
             head = Head(epoch=1, worker=worker, parts=[], done=False, fruitless=0)
@@ -204,10 +204,10 @@ class ChunkState:
                 self._write_head(Head(**{**self.head, "fruitless": 0}))
 
     def _get_part_key(self, number: int, kind: str) -> str:
-        return self._keys.get_part_key(self.job["id"], self.index, self.head["epoch"], number, kind)
+        return self._keys.build(layout.PART, self.job["id"], self.index, self.head["epoch"], number, kind)
 
     def _write_head(self, head: Head) -> None:
-        key = self._keys.get_head_key(self.job["id"], self.index)
+        key = self._keys.build(layout.HEAD, self.job["id"], self.index)
         try:
             self._etag = self._store.write_json(key, head, etag=self._etag)
         except Conflict:
@@ -220,7 +220,7 @@ class ChunkState:
 
     def _read_rows(self, chunk: Chunk) -> None:
         """Read the remaining rows; rows that cannot run get their error lines, once."""
-        stored = self._store.read_json(self._keys.get_rows_key(self.job["id"], self.index))
+        stored = self._store.read_json(self._keys.build(layout.ROWS, self.job["id"], self.index))
         plan: dict[str, Any] = stored.value if stored else {"first_line": 0, "faults": [], "repeats": {}}
         first_line: int = plan["first_line"]
         faults = {fault["line"] - first_line: fault for fault in plan["faults"]}
@@ -265,7 +265,7 @@ def take_chunk(store: Store, keys: Layout, job_id: str, index: int, worker: str)
         Conflict: another worker is taking it.
         Permanent: there is no such job.
     """
-    job, chunks = store.read_json(keys.get_job_key(job_id)), store.read_json(keys.get_chunks_key(job_id))
+    job, chunks = store.read_json(keys.build(layout.JOB, job_id)), store.read_json(keys.build(layout.CHUNKS, job_id))
     if job is None or chunks is None:
         raise Permanent("missing_object", f"there is no job {job_id}")
     return ChunkState.open(store, keys, job.value, chunks.value[index], worker), job.value

@@ -26,20 +26,20 @@ class Files:
 
     def find(self, file_id: str) -> dict[str, Any] | None:
         """Describe a file, with its `key`; None where there is none."""
-        key = self._keys.get_file_key(file_id)
+        key = self._keys.build(layout.FILE, file_id)
         stored = self._store.read_json(f"{key}.json")
         return {**stored.value, "key": key} if stored else None
 
     def list_files(self) -> list[dict[str, Any]]:
         """Describe all files, the newest first."""
-        prefix = self._keys.get_file_key("")
+        prefix = self._keys.build(layout.FILE, "")
         names = [entry["key"] for entry in self._store.list_objects(prefix) if entry["key"].endswith(".json")]
         stored = [self._store.read_json(name) for name in names]
         return sorted((entry.value for entry in stored if entry), key=lambda entry: -entry["created_at"])
 
     def delete(self, file_id: str) -> None:
         """Delete a file; first its description, so that no description lacks its content."""
-        key = self._keys.get_file_key(file_id)
+        key = self._keys.build(layout.FILE, file_id)
         for name in (f"{key}.json", key):
             self._store.delete(name)
 
@@ -49,7 +49,7 @@ class Upload:
 
     def __init__(self, store: Store, keys: Layout) -> None:
         self._store, self._keys = store, keys
-        self._temporary = keys.get_file_key(f"upload-{os.urandom(12).hex()}")
+        self._temporary = keys.build(layout.FILE, f"upload-{os.urandom(12).hex()}")
         self._writer = store.open_writer(self._temporary)
         self._digest = hashlib.sha256()
         self.bytes = 0
@@ -64,7 +64,7 @@ class Upload:
         """Give the file its id; an existing object with the same content is kept."""
         self._writer.close()
         file_id = layout.build_file_id(self._digest.hexdigest())
-        key = self._keys.get_file_key(file_id)
+        key = self._keys.build(layout.FILE, file_id)
         if self._store.read_head(key) is None:
             with self._store.open_writer(key) as writer:
                 writer.append_object(self._temporary, self.bytes)

@@ -56,12 +56,12 @@ class Inbox:
 
     def _find_team(self, key: str) -> str:
         """Find the team of an inbox; for another folder its name, which `submit` refuses."""
-        return key.removeprefix(self._keys.inbox_prefix).partition("/")[0]
+        return key.removeprefix(self._keys.build(layout.INBOXES)).partition("/")[0]
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> str:
         """Create a job from a schedule's file; the same time of the same schedule is the same job."""
         return self._jobs.submit(
-            self._keys.get_scheduled_key(schedule["file"]),
+            self._keys.build(layout.SCHEDULED, schedule["file"]),
             team=schedule["team"],
             priority=schedule.get("priority", ""),
             metadata={"schedule": schedule["name"]},

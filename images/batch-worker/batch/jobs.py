@@ -116,7 +116,7 @@ class Jobs:
             metadata=metadata,
         )
         try:
-            self._store.write_json(self._keys.get_job_key(job_id), job, new=True)
+            self._store.write_json(self._keys.build(layout.JOB, job_id), job, new=True)
         except Conflict:
             job = self.read(job_id) or job
         self.ensure_execution(job)
@@ -175,13 +175,13 @@ class Jobs:
         """Read a job; None where there is none."""
         if not job_id.startswith("batch_") or not job_id[6:].isalnum():
             return None
-        stored = self._store.read_json(self._keys.get_job_key(job_id))
+        stored = self._store.read_json(self._keys.build(layout.JOB, job_id))
         return cast(Job, stored.value) if stored else None
 
     def list_jobs(self) -> list[Job]:
         """Read all jobs, the newest first."""
         with ThreadPoolExecutor(_READERS) as pool:
-            jobs = pool.map(self.read, self._store.list_folders(self._keys.jobs_prefix))
+            jobs = pool.map(self.read, self._store.list_folders(self._keys.build(layout.JOBS)))
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
     def find_reader(self, file_id: str) -> str:
@@ -219,7 +219,7 @@ class Jobs:
             self._counts.pop(job["id"], None)
             return job
         by_chunk = self._counts.setdefault(job["id"], {})
-        heads = self._store.list_objects(self._keys.get_heads_prefix(job["id"]))
+        heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
         listed = {entry["key"]: entry["etag"] for entry in heads}
         changed = [key for key, etag in listed.items() if key not in by_chunk or by_chunk[key][0] != etag]
         with ThreadPoolExecutor(_READERS) as pool:
@@ -239,7 +239,7 @@ class Jobs:
         return cast(
             Job,
             self._store.change_json(
-                self._keys.get_job_key(job_id), lambda job: layout.advance(job, layout.CANCELLING, self.now())
+                self._keys.build(layout.JOB, job_id), lambda job: layout.advance(job, layout.CANCELLING, self.now())
             ),
         )
 
@@ -256,7 +256,7 @@ class Jobs:
             raise BadSubmission("id", f"{job_id} has not failed: it is {job['state']}")
         if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
             self._allow_attempts(job_id)
-        resumed: Job = self._store.change_json(self._keys.get_job_key(job_id), layout.reopen)
+        resumed: Job = self._store.change_json(self._keys.build(layout.JOB, job_id), layout.reopen)
         self._ended.discard(job_id)
         self.ensure_execution(resumed)  # if the failed one still reports its end, `reconcile` starts the next
         return resumed
@@ -269,7 +269,7 @@ class Jobs:
             self._store.change_json(entry["key"], change)
 
         with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(reset, self._store.list_objects(self._keys.get_heads_prefix(job_id))))
+            list(pool.map(reset, self._store.list_objects(self._keys.build(layout.HEADS, job_id))))
 
     def retry_errors(self, job: Job, upload: Upload, again: str = "") -> Job:
         """Create a job from the failed rows of a job that can run; `upload` becomes its input.
@@ -292,7 +292,7 @@ class Jobs:
             raise
         entry = upload.finish(f"{job['id']}_retry.jsonl", self.now())
         return self.submit(
-            self._keys.get_file_key(entry["id"]),
+            self._keys.build(layout.FILE, entry["id"]),
             team=job["team"],
             file_id=entry["id"],
             priority=job["priority"],
@@ -306,10 +306,10 @@ class Jobs:
 
     def _read_failed_rows(self, job: Job) -> Iterator[bytes]:
         """Read the failed rows that can run, chunk by chunk; by line, because duplicate rows share their id."""
-        chunks = self._store.read_json(self._keys.get_chunks_key(job["id"]))
+        chunks = self._store.read_json(self._keys.build(layout.CHUNKS, job["id"]))
         for chunk in chunks.value if chunks else ():
-            head = self._store.read_json(self._keys.get_head_key(job["id"], chunk["index"]))
-            plan = self._store.read_json(self._keys.get_rows_key(job["id"], chunk["index"]))
+            head = self._store.read_json(self._keys.build(layout.HEAD, job["id"], chunk["index"]))
+            plan = self._store.read_json(self._keys.build(layout.ROWS, job["id"], chunk["index"]))
             parts = head.value["parts"] if head else ()
             if plan and any(part["errors"] for part in parts):
                 yield from self._read_failed_lines(job, chunk, parts, plan.value)
@@ -332,14 +332,14 @@ class Jobs:
 
     def list_workers(self) -> Iterator[dict[str, Any]]:
         """List the latest report of each worker."""
-        for entry in self._store.list_objects(self._keys.workers_prefix):
+        for entry in self._store.list_objects(self._keys.build(layout.WORKERS)):
             if stored := self._store.read_json(entry["key"]):
                 yield stored.value
 
     def reconcile(self) -> list[str]:
         """Start executions of unfinished jobs that have none; returns the ids of these jobs."""
         started = []
-        for job_id in self._store.list_folders(self._keys.jobs_prefix):
+        for job_id in self._store.list_folders(self._keys.build(layout.JOBS)):
             job = None if job_id in self._ended else self.read(job_id)
             if job is None:
                 continue
@@ -357,7 +357,7 @@ class Jobs:
             return False
         name = f"{job['id']}-{len(job['executions']) + 1}"
         if len(job["executions"]) - job.get("resumed_after", 0) >= MAX_EXECUTIONS:
-            self._store.change_json(self._keys.get_job_key(job["id"]), self._fail_unfinished)
+            self._store.change_json(self._keys.build(layout.JOB, job["id"]), self._fail_unfinished)
             return False
         payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
         try:
@@ -367,7 +367,7 @@ class Jobs:
                 raise
         # After the start: if the name is not saved, the next call gets the same name, and starts nothing twice.
         self._store.change_json(
-            self._keys.get_job_key(job["id"]),
+            self._keys.build(layout.JOB, job["id"]),
             lambda job: None if name in job["executions"] else {**job, "executions": [*job["executions"], name]},
         )
         return True

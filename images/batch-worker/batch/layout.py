@@ -1,22 +1,5 @@
 """The layout of a batch in S3, and the records of jobs and chunks. Pure functions.
 
-    PREFIX/files/FILE                         an uploaded file, as it came; FILE.json beside it describes it
-    PREFIX/inbox/TEAM/...                     a file that becomes a job of the team
-    PREFIX/scheduled/...                      files that a schedule turns into jobs
-    PREFIX/jobs/JOB/job.json                  the job and its state; changed only by conditional writes
-    PREFIX/jobs/JOB/input/CHUNK.jsonl         an unpacked chunk of a compressed input; a plain input is not copied
-    PREFIX/jobs/JOB/chunks.json               the list of chunks that the state machine maps over
-    PREFIX/jobs/JOB/chunks/CHUNK/scan.json    the number of rows, and the rows that cannot run
-    PREFIX/jobs/JOB/chunks/CHUNK/ids.bin      digests of its custom_ids, sorted
-    PREFIX/jobs/JOB/chunks/CHUNK/rows.json    its first line, and rows that do not run; written after all scans
-    PREFIX/jobs/JOB/heads/CHUNK.json          its worker, and the parts that count; changed only by conditional writes
-    PREFIX/jobs/JOB/chunks/CHUNK/parts/...    results since the previous part; a part counts if the head names it
-    PREFIX/jobs/JOB/output.jsonl, errors.jsonl   the results
-    PREFIX/results/team=T/date=D/batch=JOB/   the results as Parquet, if requested
-    PREFIX/uncached/JOB-CHUNK.json            a chunk whose answers are not in the cache yet
-    PREFIX/workers/WORKER.json                the latest report of a worker
-    PREFIX/usage/TEAM/DATE/WORKER.json        tokens of a team on a day, by worker
-
 A chunk's head is its lock: a worker takes the chunk by raising the epoch with a conditional write. After that, S3
 refuses every write of the head by the previous worker.
 """
@@ -26,7 +9,56 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
+
+FILE = "files/{}"
+"""An uploaded file; `.json` after it describes the file."""
+
+INBOXES = "inbox/"
+"""Files that become jobs, below it by their team's name."""
+
+SCHEDULED = "scheduled/{}"
+"""A file that a schedule turns into jobs."""
+
+JOBS, JOB_FOLDER = "jobs/", "jobs/{}/"
+JOB = "jobs/{}/job.json"
+"""The job and its state; changed only by conditional writes."""
+
+UNPACKED = "jobs/{}/input/{:05d}.jsonl"
+"""An unpacked chunk of a compressed input; a plain input is not copied."""
+
+CHUNKS = "jobs/{}/chunks.json"
+"""The list of chunks that the state machine maps over."""
+
+SCAN = "jobs/{}/chunks/{:05d}/scan.json"
+"""The number of rows of a chunk, and the rows that cannot run."""
+
+IDS = "jobs/{}/chunks/{:05d}/ids.bin"
+"""Digests of a chunk's custom_ids, sorted."""
+
+ROWS = "jobs/{}/chunks/{:05d}/rows.json"
+"""A chunk's first line, and rows that do not run; written after all scans."""
+
+HEADS = "jobs/{}/heads/"
+"""The heads of all chunks, and nothing else, because counting rows lists it often."""
+
+HEAD = "jobs/{}/heads/{:05d}.json"
+"""A chunk's worker, and the parts that count; changed only by conditional writes."""
+
+PART = "jobs/{}/chunks/{:05d}/parts/{:04d}-{:05d}-{}.jsonl"
+"""Results since the previous part, by epoch, number and kind; a part counts if the head names it."""
+
+OUTPUT, ERRORS = "jobs/{}/output.jsonl", "jobs/{}/errors.jsonl"
+"""The results of a job."""
+
+UNCACHED_FOLDER, UNCACHED = "uncached/", "uncached/{}-{:05d}.json"
+"""Chunks whose answers are not in the cache yet."""
+
+WORKERS, WORKER = "workers/", "workers/{}.json"
+"""The latest report of each worker."""
+
+USAGE = "usage/{}/{}/"
+"""Tokens of a team on a day, YYYY-MM-DD (UTC), by worker."""
 
 VALIDATING, IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLING, CANCELLED = (
     "validating",
@@ -41,6 +73,9 @@ VALIDATING, IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLING, CAN
 """OpenAI's words for the state of a batch (https://platform.openai.com/docs/api-reference/batch/object)."""
 
 FINAL_STATES = (COMPLETED, FAILED, EXPIRED, CANCELLED)
+
+TIMES = tuple(f"{state}_at" for state in (IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLING, CANCELLED))
+"""Names of the times in job.json at which a job entered a state."""
 
 _NEXT_STATES: Mapping[str, tuple[str, ...]] = {
     VALIDATING: (IN_PROGRESS, CANCELLING, FINALIZING, FAILED, EXPIRED),
@@ -179,97 +214,9 @@ class Layout:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.strip("/")
 
-    def get_file_key(self, file_id: str) -> str:
-        """Key of an uploaded file; `.json` after it describes the file."""
-        return f"{self.prefix}/files/{file_id}"
-
-    def get_scheduled_key(self, file: str) -> str:
-        """Key of a file that a schedule turns into jobs."""
-        return f"{self.prefix}/scheduled/{file}"
-
-    @property
-    def inbox_prefix(self) -> str:
-        """Prefix of all inboxes, each below it by its team's name."""
-        return f"{self.prefix}/inbox/"
-
-    @property
-    def jobs_prefix(self) -> str:
-        """Prefix of all jobs."""
-        return f"{self.prefix}/jobs/"
-
-    def get_job_prefix(self, job_id: str) -> str:
-        """Prefix of all objects of a job."""
-        return f"{self.jobs_prefix}{job_id}/"
-
-    def get_job_key(self, job_id: str) -> str:
-        """Key of job.json."""
-        return f"{self.get_job_prefix(job_id)}job.json"
-
-    def get_chunks_key(self, job_id: str) -> str:
-        """Key of chunks.json."""
-        return f"{self.get_job_prefix(job_id)}chunks.json"
-
-    def get_unpacked_key(self, job_id: str, index: int) -> str:
-        """Key of a chunk of a compressed input."""
-        return f"{self.get_job_prefix(job_id)}input/{index:05d}.jsonl"
-
-    def get_chunk_prefix(self, job_id: str, index: int) -> str:
-        """Prefix of all objects of a chunk."""
-        return f"{self.get_job_prefix(job_id)}chunks/{index:05d}/"
-
-    def get_scan_key(self, job_id: str, index: int) -> str:
-        """Key of scan.json."""
-        return f"{self.get_chunk_prefix(job_id, index)}scan.json"
-
-    def get_ids_key(self, job_id: str, index: int) -> str:
-        """Key of ids.bin."""
-        return f"{self.get_chunk_prefix(job_id, index)}ids.bin"
-
-    def get_rows_key(self, job_id: str, index: int) -> str:
-        """Key of rows.json."""
-        return f"{self.get_chunk_prefix(job_id, index)}rows.json"
-
-    def get_heads_prefix(self, job_id: str) -> str:
-        """Prefix of the heads of all chunks, and of nothing else, because counting rows lists it often."""
-        return f"{self.get_job_prefix(job_id)}heads/"
-
-    def get_head_key(self, job_id: str, index: int) -> str:
-        """Key of a chunk's head."""
-        return f"{self.get_heads_prefix(job_id)}{index:05d}.json"
-
-    def get_part_key(self, job_id: str, index: int, epoch: int, number: int, kind: str) -> str:
-        """Key of a part: `kind` is output or errors."""
-        return f"{self.get_chunk_prefix(job_id, index)}parts/{epoch:04d}-{number:05d}-{kind}.jsonl"
-
-    def get_output_key(self, job_id: str) -> str:
-        """Key of the answers."""
-        return f"{self.get_job_prefix(job_id)}output.jsonl"
-
-    def get_error_key(self, job_id: str) -> str:
-        """Key of the rows that failed."""
-        return f"{self.get_job_prefix(job_id)}errors.jsonl"
-
-    @property
-    def uncached_prefix(self) -> str:
-        """Prefix of the records of chunks whose answers are not in the cache yet."""
-        return f"{self.prefix}/uncached/"
-
-    def get_uncached_key(self, job_id: str, index: int) -> str:
-        """Key of such a record."""
-        return f"{self.uncached_prefix}{job_id}-{index:05d}.json"
-
-    @property
-    def workers_prefix(self) -> str:
-        """Prefix of the workers' latest reports."""
-        return f"{self.prefix}/workers/"
-
-    def get_worker_key(self, worker: str) -> str:
-        """Key of a worker's latest report."""
-        return f"{self.workers_prefix}{worker}.json"
-
-    def get_usage_prefix(self, team: str, date: str) -> str:
-        """Prefix of a team's tokens on a day, YYYY-MM-DD (UTC)."""
-        return f"{self.prefix}/usage/{team}/{date}/"
+    def build(self, pattern: str, *values: str | int) -> str:
+        """Build the key of one of the patterns above."""
+        return f"{self.prefix}/{pattern.format(*values)}"
 
 
 def build_job_id(team: str, key: str, etag: str, options: Mapping[str, str]) -> str:
@@ -308,35 +255,15 @@ def build_job(
         source: `input` of the job.
         now: seconds since 1970.
     """
-    return Job(
-        id=job_id,
-        name=name,
-        team=team,
-        priority=priority,
-        endpoint=endpoint,
-        model=model,
-        bad_rows=bad_rows,
-        template=template,
-        input=dict(source),
-        metadata=dict(metadata or {}),
-        state=VALIDATING,
-        request_counts={"total": 0, "completed": 0, "failed": 0},
-        tokens={"input": 0, "output": 0},
-        endpoint_s=0.0,
-        errors=[],
-        executions=[],
-        output_key="",
-        error_key="",
-        created_at=now,
-        deadline_at=now + deadline_s,
-        in_progress_at=None,
-        finalizing_at=None,
-        completed_at=None,
-        failed_at=None,
-        expired_at=None,
-        cancelling_at=None,
-        cancelled_at=None,
-    )
+    job: dict[str, Any] = {
+        "id": job_id, "name": name, "team": team, "priority": priority, "endpoint": endpoint, "model": model,
+        "bad_rows": bad_rows, "template": template, "input": dict(source), "metadata": dict(metadata or {}),
+        "state": VALIDATING, "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "tokens": {"input": 0, "output": 0}, "endpoint_s": 0.0, "errors": [], "executions": [],
+        "output_key": "", "error_key": "", "created_at": now, "deadline_at": now + deadline_s,
+        **dict.fromkeys(TIMES),
+    }  # fmt: skip
+    return cast(Job, job)
 
 
 def can_advance(state: str, new_state: str) -> bool:

@@ -99,14 +99,6 @@ def reduce(body: dict[str, Any], answers: list[str]) -> dict[str, Any] | None:
     return _replace(body, location, text)
 
 
-def read_answer(body: Any) -> str:
-    """Read the text of an answer to a chat or a completion; empty if it has none."""
-    choices = body.get("choices") if isinstance(body, dict) else None
-    choice = choices[0] if isinstance(choices, list) and choices else {}
-    text = (choice.get("message") or {}).get("content") or choice.get("text")
-    return text if isinstance(text, str) else ""
-
-
 def _cut_pieces(text: str, length: int) -> Iterator[str]:
     """Cut a text into pieces of at most `length` characters, at white space if a piece's second half has any."""
     start = 0

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batch import rows
 from batch.reader import BadTemplate, CorruptFile, ReadRange
 
 BATCH_ROWS = 1024
@@ -179,15 +180,15 @@ def write_results(job_id: str, lines: Iterable[bytes], open_sink: Callable[[int]
     """
     writer: pq.ParquetWriter | None = None
     sink: Any = None
-    files = rows = 0
-    for group in _group(lines, GROUP_ROWS):
+    files = row_count = 0
+    for group in rows.group(lines, GROUP_ROWS):
         if writer is None:
-            sink, rows = open_sink(files), 0
+            sink, row_count = open_sink(files), 0
             writer = pq.ParquetWriter(_Sink(sink), SCHEMA, compression="zstd")
             files += 1
         writer.write_table(pa.Table.from_pylist([_flatten(job_id, line) for line in group], SCHEMA))
-        rows += len(group)
-        if rows >= FILE_ROWS:
+        row_count += len(group)
+        if row_count >= FILE_ROWS:
             writer.close()
             sink.close()
             writer = None
@@ -216,17 +217,6 @@ class _Sink(io.RawIOBase):
         return len(content)
 
 
-def _group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
-    group: list[bytes] = []
-    for line in lines:
-        group.append(line)
-        if len(group) == count:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
     """Convert a result line to a record of SCHEMA."""
     result = json.loads(line)
@@ -236,7 +226,7 @@ def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
     return {
         "job": job_id,
         "custom_id": _to_text(result["custom_id"]),
-        "answer": None if error else _to_text(read_answer(body)),
+        "answer": None if error else _read_text(body),
         "model": _to_text(body.get("model")) if isinstance(body, dict) else None,
         "input_tokens": _to_count(usage, "prompt_tokens"),
         "output_tokens": _to_count(usage, "completion_tokens"),
@@ -255,17 +245,14 @@ def _to_text(value: Any) -> str | None:
     return text.encode(errors="replace").decode()
 
 
+def _read_text(body: Any) -> str | None:
+    """Read the text of an answer, or its embedding as JSON."""
+    answer = rows.read_answer(body)
+    is_embedding = isinstance(body, dict) and not body.get("choices")
+    return _to_text(answer[0] if is_embedding and answer else answer)
+
+
 def _to_count(usage: Any, name: str) -> int | None:
     """Return a number of tokens; None for what an endpoint says instead of one."""
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if type(count) is int and 0 <= count < 2**63 else None
-
-
-def read_answer(body: Any) -> Any:
-    """Read the text of an answer, or its embedding as JSON."""
-    if body.get("choices"):
-        choice = body["choices"][0]
-        return (choice.get("message") or {}).get("content") or choice.get("text")
-    if body.get("data"):
-        return json.dumps(body["data"][0].get("embedding"))
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -31,23 +32,18 @@ MAX_FRUITLESS = 10
 """How often a chunk may be taken without a saved row before it is given up: it must be what ends the workers."""
 
 
+@dataclass
 class Poller:
     """Takes messages until it is cancelled."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        mailbox: Mailbox,
-        step_runner: StepRunner,
-        chunks: OpenChunks,
-        limit: ConcurrencyLimit,
-        usage: Usage,
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings, self._store, self._clock = settings, store, clock
-        self._mailbox, self._step_runner = mailbox, step_runner
-        self._chunks, self._limit, self._usage = chunks, limit, usage
+    _settings: Settings
+    _store: Store
+    _mailbox: Mailbox
+    _step_runner: StepRunner
+    _chunks: OpenChunks
+    _limit: ConcurrencyLimit
+    _usage: Usage
+    _clock: Callable[[], float]
 
     async def poll_control(self, queue: str) -> None:
         """Do plans, checks and merges, several at a time: a long one must not delay an urgent job."""

@@ -41,7 +41,7 @@ def build_execution_input(job: layout.Job, keys: layout.Layout, settings: Settin
         "job": job["id"],
         "team": job["team"],
         "bucket": settings.bucket,
-        "chunks": keys.get_chunks_key(job["id"]),
+        "chunks": keys.build(layout.CHUNKS, job["id"]),
         "queue": queues.runs[job["team"], job["priority"]],
         "failed_chunks_percent": 100 * settings.failed_chunks,
     }

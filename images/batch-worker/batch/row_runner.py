@@ -123,7 +123,8 @@ class RowRunner:
         texts = []
         for piece in pieces:  # sequentially: a row is one request in flight
             answer = await self._ask(request, piece, cuts + 1)
-            texts.append(long_inputs.read_answer(answer.body))
+            text = rows.read_answer(answer.body)
+            texts.append(text if isinstance(text, str) else "")
             note["requests"] += 1
         reduced = long_inputs.reduce(body, texts)
         if reduced is None:

@@ -198,6 +198,23 @@ def format_error(
     return encode_json(result, separators=(",", ":")) + b"\n"
 
 
+def read_answer(body: Any) -> Any:
+    """Read the text of an answer to a chat or a completion, or the vectors of embeddings; None if it has neither."""
+    if not isinstance(body, dict):
+        return None
+    if choices := body.get("choices"):
+        choice = choices[0] if isinstance(choices, list) else {}
+        return (choice.get("message") or {}).get("content") or choice.get("text")
+    return [entry.get("embedding") for entry in body["data"]] if body.get("data") else None
+
+
+def group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
+    """Group lines, `count` at a time."""
+    source = iter(lines)
+    while lines_of_group := list(itertools.islice(source, count)):
+        yield lines_of_group
+
+
 def encode_json(value: Any, separators: tuple[str, str] | None = None) -> bytes:
     """Encode a value as JSON in UTF-8, in ASCII if it has half of a surrogate pair: JSON allows it, UTF-8 does not."""
     try:

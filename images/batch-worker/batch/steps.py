@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from batch import layout, reader, rows
 from batch.chunk import ChunkState, read_chunk_lines
@@ -60,15 +60,11 @@ class Steps:
             Permanent: the job cannot continue.
         """
         job_id = str(message["job"])
-        if task == "plan":
-            return self.plan(job_id)
         if task == "scan":
             return self.scan(job_id, int(message["chunk"]))
-        if task == "check":
-            return self.check(job_id)
-        if task == "merge":
-            return self.merge(job_id)
-        return self.fail(job_id, message.get("error"))
+        if task == "fail":
+            return self.fail(job_id, message.get("error"))
+        return {"plan": self.plan, "check": self.check, "merge": self.merge}[task](job_id)
 
     def plan(self, job_id: str) -> dict[str, Any]:
         """Split the input into ranges, or unpack it into chunks; writes chunks.json, once for a job."""
@@ -81,7 +77,7 @@ class Steps:
         if source.get("etag") and head["etag"] != source["etag"]:
             raise Permanent(*CHANGED_FILE)
         # Results belong to these ranges. Other settings, as of a later deploy, would draw others.
-        if planned := self._store.read_json(self._keys.get_chunks_key(job_id)):
+        if planned := self._store.read_json(self._keys.build(layout.CHUNKS, job_id)):
             return {"chunks": len(planned.value)}
         size = head["bytes"]
         if size == 0:
@@ -96,7 +92,7 @@ class Steps:
             chunks = [
                 Chunk(index=index, key=source["key"], start=start, end=end) for index, (start, end) in enumerate(ranges)
             ]
-        self._store.write_json(self._keys.get_chunks_key(job_id), chunks)
+        self._store.write_json(self._keys.build(layout.CHUNKS, job_id), chunks)
         return {"chunks": len(chunks)}
 
     def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
@@ -117,7 +113,7 @@ class Steps:
         chunks: list[Chunk] = []
         try:
             for index, blocks in enumerate(reader.split_blocks(unpacked, lambda index: _grow_chunk(usual, index))):
-                unpacked_key = self._keys.get_unpacked_key(job_id, index)
+                unpacked_key = self._keys.build(layout.UNPACKED, job_id, index)
                 length = 0
                 with self._store.open_writer(unpacked_key) as writer:
                     for block in blocks:
@@ -135,7 +131,7 @@ class Steps:
     def scan(self, job_id: str, index: int) -> dict[str, Any]:
         """Read a chunk: writes scan.json with its rows and faults, and ids.bin with the digests of its ids."""
         job = self._read_job(job_id)
-        chunk = self._read_chunk(job_id, index)
+        chunk = self._read_chunks(job_id)[index]
         lines = count = 0
         faults: list[RowFault] = []
         records: list[bytes] = []
@@ -147,15 +143,8 @@ class Steps:
             try:
                 row = rows.parse(line.content, job.get("endpoint", ""))
             except RowError as error:
-                faults.append(
-                    RowFault(
-                        line=line.number,
-                        offset=line.offset,
-                        custom_id=error.custom_id,
-                        code=error.code,
-                        message=error.message,
-                    )
-                )
+                named: Any = {"custom_id": error.custom_id, "code": error.code, "message": error.message}
+                faults.append(cast(RowFault, {"line": line.number, "offset": line.offset, **named}))
                 if len(faults) > MAX_FAULTS:
                     raise Permanent(
                         "too_many_bad_rows",
@@ -165,9 +154,9 @@ class Steps:
             else:
                 records.append(_ID_RECORD.pack(rows.digest_id(row.custom_id), line.number))
         records.sort()
-        self._store.write(self._keys.get_ids_key(job_id, index), b"".join(records))
+        self._store.write(self._keys.build(layout.IDS, job_id, index), b"".join(records))
         summary = {"lines": lines, "rows": count, "faults": faults}
-        self._store.write_json(self._keys.get_scan_key(job_id, index), summary)
+        self._store.write_json(self._keys.build(layout.SCAN, job_id, index), summary)
         return {"rows": count, "faults": len(faults)}
 
     def check(self, job_id: str) -> dict[str, Any]:
@@ -198,12 +187,11 @@ class Steps:
         if fault_count and job["bad_rows"] == "refuse":
             raise Permanent("bad_rows", f"{fault_count} of {total} rows cannot run, and the job refuses such")
         counts = {"total": total, "completed": 0, "failed": 0}
-        self._change_job(
-            job_id,
-            lambda job: Job(
-                **{**(layout.advance(job, layout.IN_PROGRESS, self._now()) or job), "request_counts": counts}
-            ),
-        )
+
+        def begin(job: Job) -> Any:
+            return {**(layout.advance(job, layout.IN_PROGRESS, self._now()) or job), "request_counts": counts}
+
+        self._change_job(job_id, begin)
         return {"rows": total, "faults": fault_count, "chunks_at_once": self._count_chunks_at_once(len(chunks), total)}
 
     def _count_chunks_at_once(self, chunks: int, row_count: int) -> int:
@@ -213,17 +201,17 @@ class Steps:
 
     def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:
         """Read the number of lines and rows of a chunk from its scan."""
-        summary = self._read_existing(self._keys.get_scan_key(job_id, index))
+        summary = self._read_existing(self._keys.build(layout.SCAN, job_id, index))
         return summary["lines"], summary["rows"]
 
     def _write_plan(
         self, job_id: str, index: int, first_line: int, repeats: dict[str, int]
     ) -> tuple[int, list[dict[str, Any]]]:
         """Write rows.json of a chunk; returns the number of invalid rows, and the first of them."""
-        summary = self._read_existing(self._keys.get_scan_key(job_id, index))
+        summary = self._read_existing(self._keys.build(layout.SCAN, job_id, index))
         faults = [{**fault, "line": first_line + fault["line"]} for fault in summary["faults"]]
         self._store.write_json(
-            self._keys.get_rows_key(job_id, index),
+            self._keys.build(layout.ROWS, job_id, index),
             {"first_line": first_line, "rows": summary["rows"], "faults": faults, "repeats": repeats},
         )
         errors = [{key: fault[key] for key in ("code", "message", "line")} for fault in faults]
@@ -247,8 +235,8 @@ class Steps:
         counted = layout.add_counts(())
         keys: list[str] = []
         with (
-            self._store.open_writer(self._keys.get_output_key(job_id)) as outputs,
-            self._store.open_writer(self._keys.get_error_key(job_id)) as errors,
+            self._store.open_writer(self._keys.build(layout.OUTPUT, job_id)) as outputs,
+            self._store.open_writer(self._keys.build(layout.ERRORS, job_id)) as errors,
         ):
             for head in self._read_heads(job):
                 counted = layout.add_counts((counted, layout.count_rows([head])))
@@ -264,16 +252,12 @@ class Steps:
         if self._settings.has_parquet:
             self._write_parquet(job, keys)
         result: dict[str, Any] = {
-            "request_counts": {
-                "total": total,
-                "completed": counted["completed"],
-                "failed": counted["failed"],
-            },
+            "request_counts": {"total": total, **{name: counted[name] for name in ("completed", "failed")}},
             "tokens": {"input": counted["input_tokens"], "output": counted["output_tokens"]},
             "endpoint_s": counted["endpoint_s"],
             "failures": counted["failures"],
-            "output_key": self._keys.get_output_key(job_id),
-            "error_key": self._keys.get_error_key(job_id),
+            "output_key": self._keys.build(layout.OUTPUT, job_id),
+            "error_key": self._keys.build(layout.ERRORS, job_id),
         }
         job = self._change_job(job_id, lambda job: self._finish(job, result))
         return {"state": job["state"], **result["request_counts"]}
@@ -284,7 +268,7 @@ class Steps:
         with ThreadPoolExecutor(_READERS) as pool:
             for start in range(0, len(chunks), _GROUP):
                 group = chunks[start : start + _GROUP]
-                keys = [self._keys.get_head_key(job["id"], chunk["index"]) for chunk in group]
+                keys = [self._keys.build(layout.HEAD, job["id"], chunk["index"]) for chunk in group]
                 for chunk, stored in zip(group, pool.map(self._store.read_json, keys), strict=True):
                     yield stored.value if stored and stored.value["done"] else self._give_up(job, chunk)
 
@@ -342,7 +326,7 @@ class Steps:
         """Find lines with the id of an earlier line: by chunk and line in it, with the first line in the file."""
         step = _ID_RECORD.size * max(256, _MERGE_BYTES // (_ID_RECORD.size * len(chunks)))
         streams = [
-            self._read_records(self._keys.get_ids_key(job_id, chunk["index"]), chunk["index"], first, step)
+            self._read_records(self._keys.build(layout.IDS, job_id, chunk["index"]), chunk["index"], first, step)
             for chunk, first in zip(chunks, first_lines, strict=True)
         ]
         doubled: dict[int, dict[str, int]] = {}
@@ -368,15 +352,10 @@ class Steps:
                 yield digest, first + line, index, line
 
     def _read_job(self, job_id: str) -> Job:
-        job: Job = self._read_existing(self._keys.get_job_key(job_id))
-        return job
+        return cast(Job, self._read_existing(self._keys.build(layout.JOB, job_id)))
 
     def _read_chunks(self, job_id: str) -> list[Chunk]:
-        chunks: list[Chunk] = self._read_existing(self._keys.get_chunks_key(job_id))
-        return chunks
-
-    def _read_chunk(self, job_id: str, index: int) -> Chunk:
-        return self._read_chunks(job_id)[index]
+        return cast(list[Chunk], self._read_existing(self._keys.build(layout.CHUNKS, job_id)))
 
     def _read_existing(self, key: str) -> Any:
         stored = self._store.read_json(key)
@@ -385,8 +364,7 @@ class Steps:
         return stored.value
 
     def _change_job(self, job_id: str, change: Callable[[Job], Any]) -> Job:
-        job: Job = self._store.change_json(self._keys.get_job_key(job_id), change)
-        return job
+        return cast(Job, self._store.change_json(self._keys.build(layout.JOB, job_id), change))
 
 
 def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:

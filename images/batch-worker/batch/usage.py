@@ -6,6 +6,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from batch import layout
 from batch.layout import Layout
 from batch.settings import Settings
 from batch.store import Store
@@ -56,7 +57,7 @@ class Usage:
                 self._own[team] += stored.value["tokens"] if stored else 0
 
     def _get_own_key(self, team: str) -> str:
-        return f"{self._keys.get_usage_prefix(team, self._date)}{self._worker}.json"
+        return f"{self._keys.build(layout.USAGE, team, self._date)}{self._worker}.json"
 
     def _sum_others(self, team: str) -> int:
         own = self._get_own_key(team)
@@ -70,6 +71,6 @@ def format_date(now: float) -> str:
 
 def read_day(store: Store, keys: Layout, team: str, date: str) -> Iterator[tuple[str, int]]:
     """Read the tokens of a team on a day, by the key of each worker's object."""
-    for entry in store.list_objects(keys.get_usage_prefix(team, date)):
+    for entry in store.list_objects(keys.build(layout.USAGE, team, date)):
         stored = store.read_json(entry["key"])
         yield entry["key"], stored.value["tokens"] if stored else 0

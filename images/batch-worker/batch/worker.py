@@ -170,7 +170,7 @@ class Worker:
         """Check for cancelled and failed jobs, and exchange the teams' counts."""
         await asyncio.to_thread(self.usage.exchange)
         for job_id in {chunk.job["id"] for chunk in self.chunks}:
-            stored = await asyncio.to_thread(self._store.read_json, self._keys.get_job_key(job_id))
+            stored = await asyncio.to_thread(self._store.read_json, self._keys.build(layout.JOB, job_id))
             for chunk in self.chunks:
                 if stored and chunk.job["id"] == job_id:
                     chunk.apply_job(stored.value, self._clock())
@@ -197,13 +197,15 @@ class Worker:
             **asdict(self.dispatcher.counters),
         }
         log.info("%s", json.dumps(state))
-        await asyncio.to_thread(self._store.write_json, self._keys.get_worker_key(self._settings.worker), state)
+        await asyncio.to_thread(self._store.write_json, self._keys.build(layout.WORKER, self._settings.worker), state)
         self.chunks.busy_workers = await asyncio.to_thread(self._count_busy_workers)
 
     def _count_busy_workers(self) -> int:
         """Count the workers with a recent report, including this one; by S3's clock."""
-        written = {entry["key"]: entry["modified"] for entry in self._store.list_objects(self._keys.workers_prefix)}
-        own = written.get(self._keys.get_worker_key(self._settings.worker))
+        written = {
+            entry["key"]: entry["modified"] for entry in self._store.list_objects(self._keys.build(layout.WORKERS))
+        }
+        own = written.get(self._keys.build(layout.WORKER, self._settings.worker))
         busy = [key for key, moment in written.items() if own is not None and own - moment <= 3 * REPORT_INTERVAL_S]
         return max(1, len(busy))
 

@@ -75,7 +75,7 @@ def write_input(store: Any, request: pytest.FixtureRequest) -> Any:
         job = layout.build_job(
             job_id, name="mine", team="default", priority="normal", source=source, now=0.0, deadline_s=1e12, **options
         )
-        store.write_json(layout.Layout("batch/mine").get_job_key(job_id), job)
+        store.write_json(layout.Layout("batch/mine").build(layout.JOB, job_id), job)
         return job
 
     return write

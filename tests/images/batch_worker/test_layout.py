@@ -76,22 +76,22 @@ def test_ranges_cover_a_file_without_gap_or_overlap(size: int, chunk_bytes: int)
 def test_no_two_things_of_a_job_have_the_same_key() -> None:
     keys = layout.Layout("/batch/mine/")
     all_keys = [
-        keys.get_job_key("j"),
-        keys.get_chunks_key("j"),
-        keys.get_output_key("j"),
-        keys.get_error_key("j"),
+        keys.build(layout.JOB, "j"),
+        keys.build(layout.CHUNKS, "j"),
+        keys.build(layout.OUTPUT, "j"),
+        keys.build(layout.ERRORS, "j"),
         *(
             key
             for index in (0, 1)
             for key in (
-                keys.get_unpacked_key("j", index),
-                keys.get_scan_key("j", index),
-                keys.get_ids_key("j", index),
-                keys.get_rows_key("j", index),
-                keys.get_head_key("j", index),
-                keys.get_part_key("j", index, 1, 0, "output"),
-                keys.get_part_key("j", index, 1, 0, "errors"),
-                keys.get_part_key("j", index, 2, 0, "output"),
+                keys.build(layout.UNPACKED, "j", index),
+                keys.build(layout.SCAN, "j", index),
+                keys.build(layout.IDS, "j", index),
+                keys.build(layout.ROWS, "j", index),
+                keys.build(layout.HEAD, "j", index),
+                keys.build(layout.PART, "j", index, 1, 0, "output"),
+                keys.build(layout.PART, "j", index, 1, 0, "errors"),
+                keys.build(layout.PART, "j", index, 2, 0, "output"),
             )
         ),
     ]

@@ -94,7 +94,7 @@ def open_worker(
 
 
 def read_head(store: Store, job: layout.Job) -> Any:
-    stored = store.read_json(KEYS.get_head_key(job["id"], 0))
+    stored = store.read_json(KEYS.build(layout.HEAD, job["id"], 0))
     assert stored is not None
     return stored.value
 
@@ -193,7 +193,7 @@ def test_a_failed_job_goes_on_from_its_saved_rows(
     state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
     answer(state, 2)
     state.commit(state.collect())
-    key = KEYS.get_head_key(job["id"], 0)
+    key = KEYS.build(layout.HEAD, job["id"], 0)
     store.change_json(key, lambda head: {**head, "fruitless": poller.MAX_FRUITLESS})
     cause = {"code": layout.GIVEN_UP_CODE, "message": "chunk 0 ended 10 workers in a row"}
     steps.fail(job["id"], {"Cause": json.dumps(cause)})

@@ -32,7 +32,7 @@ class Flow:
             emulator.create_client(service, aws, REGION) for service in ("sqs", "stepfunctions")
         )
         keys = Layout(settings.prefix)
-        store.write_json(keys.get_chunks_key(JOB), [{"index": index, "key": "k"} for index in range(chunks)])
+        store.write_json(keys.build(layout.CHUNKS, JOB), [{"index": index, "key": "k"} for index in range(chunks)])
         machine = emulated.create_resources(self._sqs, self._stepfunctions, store.client, settings, DEFINITION, aws)
         queues = find_queues(self._sqs, settings)
         assert isinstance(queues, Queues)

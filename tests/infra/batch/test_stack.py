@@ -117,15 +117,16 @@ def test_a_role_allows_what_its_program_calls_and_nothing_else(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_may_delete_only_what_it_deletes(stacks: Stacks, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
+    from batch import layout
     from batch.layout import Layout
 
     keys = Layout(f"batch/{shape}")
-    deleted = {"work": keys.get_uncached_key("batch_1", 0), "api": keys.get_file_key("file-1")}
+    deleted = {"work": keys.build(layout.UNCACHED, "batch_1", 0), "api": keys.build(layout.FILE, "file-1")}
     for part, key in deleted.items():
         [resource] = [row["Resource"] for row in list_statements(stacks[shape], part) if "DeleteObject" in str(row)]
         location = resource.partition(":::")[2].partition("/")[2]
         assert fnmatch.fnmatchcase(key, location), part
-        others = [other for name, other in deleted.items() if name != part] + [keys.get_job_key("batch_1")]
+        others = [other for name, other in deleted.items() if name != part] + [keys.build(layout.JOB, "batch_1")]
         assert not any(fnmatch.fnmatchcase(other, location) for other in others), part
 
 
@@ -287,7 +288,7 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeyp
     rule = stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
     pattern = json.loads(rule["event_pattern"])
     [condition] = pattern["detail"]["object"]["key"]
-    key = f"{layout.Layout('batch/catalogue').inbox_prefix}ads/rows.jsonl"
+    key = f"{layout.Layout('batch/catalogue').build(layout.INBOXES)}ads/rows.jsonl"
     assert key.startswith(condition["prefix"])
     event = {
         "source": pattern["source"][0],
