@@ -396,7 +396,7 @@ def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format_batch(job: Job) -> dict[str, Any]:
-    """A batch as OpenAI shows it; with team, priority, tokens, the endpoint's time and the input's place."""
+    """Format a batch as OpenAI does; with team, priority, tokens, the endpoint's time and the input's place."""
     digest = job["id"].removeprefix("batch_")
     moments = {name: cast(dict[str, Any], job)[name] for name in layout.TIMES}
     times = {name: None if moment is None else int(moment) for name, moment in moments.items()}

@@ -88,7 +88,7 @@ class ResultReader:
 
 
 def build_key(deployment: str, team: str, custom_id: str) -> str:
-    """The key of an answer."""
+    """Build the key of an answer."""
     return f"{deployment}:{team}:{custom_id}"
 
 

@@ -224,5 +224,5 @@ def encode_json(value: Any, separators: tuple[str, str] | None = None) -> bytes:
 
 
 def _build_result_id() -> str:
-    """An id that no other result has, of whatever worker."""
+    """Build an id that no other result of any worker has."""
     return f"{_PROCESS_ID}{next(_result_numbers):012x}"

@@ -160,7 +160,7 @@ class Steps:
         return {"rows": count, "faults": len(faults)}
 
     def check(self, job_id: str) -> dict[str, Any]:
-        """Number the lines over all chunks and find duplicate ids; writes rows.json of each chunk.
+        """Set line numbers over all chunks and find duplicate ids; writes rows.json of each chunk.
 
         Raises:
             Permanent: there is no row, or an invalid row and the job refuses these.

@@ -335,7 +335,7 @@ def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_
     with pytest.raises(InputError, match="no such file or directory"):
         client.upload(tmp_path / "missing.jsonl")
     (tmp_path / ".full.jsonl.part").symlink_to("/dev/full")  # every write: no space left
-    with pytest.raises(InputError, match=r"full.jsonl: no space left on device. Fix: --to a folder with room"):
+    with pytest.raises(InputError, match=r"full.jsonl: no space left on device. Fix: set --to to a folder with room"):
         client.download(file_id, tmp_path / "full.jsonl")
     assert not list(tmp_path.glob("*full*")) and not list(tmp_path.glob(".*"))
 

@@ -135,8 +135,11 @@ def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
     ("endpoint", "message"),
     [
         ("{url: http://a:1, deployment: b}", "it must have exactly one of model, deployment and url"),
-        ("{model: tiny}", "replicas of a model need a pool of the fleet. Fix: pool: NAME"),
-        ("{url: http://a:1, replicas: 2}", "it is for replicas of a model, and there is no `model`. Fix: no replicas"),
+        ("{model: tiny}", "replicas of a model need a pool of the fleet. Fix: set pool: NAME"),
+        (
+            "{url: http://a:1, replicas: 2}",
+            "it is for replicas of a model, and there is no `model`. Fix: remove replicas",
+        ),
         ("{deployment: b, metrics: [http://a:1/metrics]}", "the metrics of its own replicas are known"),
         ("{model: tiny, pool: nowhere}", 'blueprint.yaml:3:31: endpoint.pool: "nowhere"'),
         ("{model: tiny, pool: general, accelerators: 3}", "blueprint.yaml:3:54: endpoint.accelerators: 3"),
@@ -150,7 +153,7 @@ def test_an_endpoint_that_cannot_be_is_refused_at_its_line(tmp_path: Path, endpo
 
 
 def test_the_sample_needs_a_model_and_a_team_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the rows must say which of its models they want"):
+    with pytest.raises(InputError, match="its rows must name a model"):
         resolve(tmp_path / "mine", MINIMAL.replace("sample: {model: m}\n", ""))
     with pytest.raises(InputError, match="there is no such team"):
         resolve(tmp_path / "mine", MINIMAL.replace("{model: m}", "{model: m, team: nobody}"))
@@ -344,12 +347,12 @@ def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Pa
         (
             "rediss:",
             "redis:",
-            "without TLS the password could be read on its way. Fix: url: rediss://cache.example.com:6380",
+            "without TLS the password could be read on its way. Fix: set url: rediss://cache.example.com:6380",
         ),
         (
             "{url: https://llm.example.com,",
             "{deployment: chat,",
-            "only the endpoint of a `url` takes one. Fix: no api_key",
+            "only the endpoint of a `url` takes one. Fix: remove api_key",
         ),
         ("cache/login}", "'my password!'}", "the name of a Secrets Manager secret, or its whole ARN"),
         (

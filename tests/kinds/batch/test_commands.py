@@ -57,7 +57,7 @@ def test_a_deployment_of_another_kind_has_no_jobs(monkeypatch: pytest.MonkeyPatc
     target = Target(SimpleNamespace(kind="serving", url=""))
     monkeypatch.setattr(registry, "load_target", lambda _: target)
     result = CliRunner().invoke(batch.app, ["list", "mine"])
-    assert str(result.exception) == "mine: kind: serving: it has no jobs. Fix: a batch blueprint."
+    assert str(result.exception) == "mine: kind: serving: it has no jobs. Fix: name a batch blueprint."
 
 
 def build_job(status: str, completed: int, **failures: int) -> dict[str, Any]:
@@ -127,4 +127,4 @@ def test_a_file_that_was_submitted_before_is_not_left_out_in_silence(
 @pytest.mark.parametrize("words", [["mine", "--watch"], ["mine", "batch_1", "--watch", "--json"]])
 def test_what_cannot_be_watched_is_refused(words: list[str]) -> None:
     result = CliRunner().invoke(batch.app, ["status", *words])
-    assert str(result.exception) == "--watch: it shows one job to a person. Fix: an ID, and no --json."
+    assert str(result.exception) == "--watch: it shows one job to a person. Fix: give an ID, and leave --json out."

@@ -39,7 +39,7 @@ InputLocation = Annotated[
     TextFormat(
         r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
         "an S3 location: s3://BUCKET/PREFIX",
-        "s3://my-catalogue/exports",
+        "s3://my-catalog/exports",
     ),
 ]
 
@@ -57,7 +57,7 @@ ScheduledFile = Annotated[
     TextFormat(
         r"[A-Za-z0-9][A-Za-z0-9._=+@-]*(?:/[A-Za-z0-9._=+@-]+)*",
         "a file below batch/NAME/scheduled/ in the results bucket",
-        "catalogue.jsonl",
+        "catalog.jsonl",
     ),
 ]
 
@@ -120,25 +120,25 @@ class Endpoint(Settings):
         if len(written) != 1:
             key_path = (written[1],) if written else ()
             reason = "it must have exactly one of model, deployment and url"
-            yield Conflict(key_path, reason, "model: tiny, or deployment: NAME, or url: http://HOST:PORT")
+            yield Conflict(key_path, reason, "set model: tiny, deployment: NAME or url: http://HOST:PORT")
 
     def _check_pool(self) -> Iterator[Conflict]:
         own = {"pool", "replicas", "accelerators", "context"} & self.model_fields_set
         if self.model and not self.pool:
-            yield Conflict(("pool",), "replicas of a model need a pool of the fleet", "pool: NAME")
+            yield Conflict(("pool",), "replicas of a model need a pool of the fleet", "set pool: NAME")
         if not self.model and own:
             key = sorted(own)[0]
-            yield Conflict((key,), "it is for replicas of a model, and there is no `model`", f"no {key}")
+            yield Conflict((key,), "it is for replicas of a model, and there is no `model`", f"remove {key}")
 
     def _check_metrics(self) -> Iterator[Conflict]:
         if self.priority and not self.url:
-            yield Conflict(("priority",), "only the endpoint of a `url` cannot say it itself", "no priority")
+            yield Conflict(("priority",), "only the endpoint of a `url` needs it", "remove priority")
         if self.metrics and not self.url:
-            yield Conflict(("metrics",), "the metrics of its own replicas are known", "no metrics")
+            yield Conflict(("metrics",), "the metrics of its own replicas are known", "remove metrics")
 
     def _check_api_key(self) -> Iterator[Conflict]:
         if self.api_key and not self.url:
-            yield Conflict(("api_key",), "only the endpoint of a `url` takes one", "no api_key")
+            yield Conflict(("api_key",), "only the endpoint of a `url` takes one", "remove api_key")
 
 
 class Team(Settings):
@@ -244,13 +244,13 @@ class Cache(Settings):
     def _check_cluster(self) -> Iterator[Conflict]:
         address, _, database = self.url.partition("://")[2].partition("/")
         if self.cluster and database not in ("", "0"):
-            fix = f"url: {self.url.partition('://')[0]}://{address}"
+            fix = f"set url: {self.url.partition('://')[0]}://{address}"
             yield Conflict(("url",), "a cache in cluster mode has database 0 alone", fix)
 
     def _check_login(self) -> Iterator[Conflict]:
         if self.login and not self.url.startswith("rediss://"):
             yield Conflict(
-                ("login",), "without TLS the password could be read on its way", f"url: rediss{self.url[5:]}"
+                ("login",), "without TLS the password could be read on its way", f"set url: rediss{self.url[5:]}"
             )
 
 
@@ -348,20 +348,23 @@ class Blueprint(BaseBlueprint):
     def _check_urgent_row(self) -> Iterator[Conflict]:
         if self.slo.urgent_row is not None and len(self.teams) == 1:
             reason = "an urgent job is measured among jobs of several teams, and there is one"
-            yield Conflict(("slo", "urgent_row"), reason, "no urgent_row")
+            yield Conflict(("slo", "urgent_row"), reason, "remove urgent_row")
 
     def _check_schedules(self) -> Iterator[Conflict]:
         for name, schedule in self.schedules.items():
             if schedule.team is not None and schedule.team not in self.teams:
-                yield Conflict(("schedules", name, "team"), "there is no such team", " or ".join(self.teams))
+                yield Conflict(("schedules", name, "team"), "there is no such team", self._list_teams())
+
+    def _list_teams(self) -> str:
+        return f"choose {' or '.join(self.teams)}"
 
     def _check_sample(self) -> Iterator[Conflict]:
         team = self.sample.team
         if team is not None and team not in self.teams:
-            yield Conflict(("sample", "team"), "there is no such team", " or ".join(self.teams))
+            yield Conflict(("sample", "team"), "there is no such team", self._list_teams())
         if self.endpoint.model is None and self.sample.model is None:
-            reason = "the endpoint is another one's, so the rows must say which of its models they want"
-            yield Conflict(("sample",), reason, "sample: {model: NAME}")
+            reason = "the endpoint is not the batch's own, so its rows must name a model"
+            yield Conflict(("sample",), reason, "set sample: {model: NAME}")
 
 
 def resolve_deadline(team: Team, limits: Limits) -> float:

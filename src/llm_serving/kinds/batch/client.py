@@ -59,7 +59,7 @@ class BatchClient:
                 )
                 return str(self._read(request)["id"])
         except OSError as error:
-            raise InputError(f"{file}: {(error.strerror or str(error)).lower()}. Fix: a file of rows.") from None
+            raise InputError(f"{file}: {(error.strerror or str(error)).lower()}. Fix: name a file of rows.") from None
 
     def create(
         self,
@@ -126,9 +126,11 @@ class BatchClient:
             self._download(file_id, partial, on_progress)
             partial.replace(file)
         except (ConnectionError, TimeoutError) as error:
-            raise Unavailable(f"{self._url}: the download of {file_id} ended early: {error}. Fix: again.") from None
+            raise Unavailable(
+                f"{self._url}: the download of {file_id} ended early: {error}. Fix: download it again."
+            ) from None
         except OSError as error:
-            text = f"{file}: {(error.strerror or str(error)).lower()}. Fix: --to a folder with room."
+            text = f"{file}: {(error.strerror or str(error)).lower()}. Fix: set --to to a folder with room."
             raise InputError(text) from None
         finally:
             partial.unlink(missing_ok=True)
@@ -169,11 +171,13 @@ class BatchClient:
             reason, field = _read_refusal(error)
             if error.code >= 500:
                 raise Unavailable(f"the Batch API at {self._url}: {reason}") from None
-            fix = f"another {field}" if field and field != "id" else "blueprint batch list"
+            fix = f"change {field}" if field and field != "id" else "choose one of blueprint batch list"
             raise InputError(f"{f'{field}: ' if field else ''}{reason}. Fix: {fix}.") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
             reason = str(getattr(error, "reason", error))
-            raise Unavailable(f"the Batch API at {self._url} is away: {reason}. Fix: blueprint status.") from None
+            raise Unavailable(
+                f"the Batch API at {self._url} is away: {reason}. Fix: look at blueprint status."
+            ) from None
 
 
 def _build_source(file_id: str, uri: str) -> dict[str, str]:

@@ -114,7 +114,7 @@ def status(
     A job has its state, rows, failures by kind, tokens, rate, cost and remaining time.
     """
     if watch and (as_json or job_id is None):
-        raise InputError("--watch: it shows one job to a person. Fix: an ID, and no --json.")
+        raise InputError("--watch: it shows one job to a person. Fix: give an ID, and leave --json out.")
     with _open_deployment(folder, fleet, target) as (_, client):
         if job_id is None:
             _print_teams(client.list_teams(), as_json)
@@ -193,12 +193,12 @@ def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[B
     with registry.load_target(target).open_validation(folder, fleet, None) as inputs:
         deployment: Any = inputs.deployment
         if not isinstance(deployment, BatchDeployment):
-            raise InputError(f"{folder}: kind: {deployment.kind}: it has no jobs. Fix: a batch blueprint.")
+            raise InputError(f"{folder}: kind: {deployment.kind}: it has no jobs. Fix: name a batch blueprint.")
         yield deployment, BatchClient(inputs.options.url or deployment.url)
 
 
 def _watch(client: BatchClient, job_id: str) -> None:
-    """Show a job in place until it ends; where the output is no terminal, its end alone."""
+    """Show a job in place until it ends; only its end if the output is no terminal."""
     with Live(console=console.out, auto_refresh=False) as live:
         while True:
             payload = _build_payload(client.read(job_id))
@@ -222,7 +222,7 @@ def _print_estimate(
     team = deployment.teams.get(team_name)
     if team is None:
         raise InputError(
-            f"--team: {quote_value(team_name)}: there is no such team. Fix: {' or '.join(deployment.teams)}."
+            f"--team: {quote_value(team_name)}: there is no such team. Fix: choose {' or '.join(deployment.teams)}."
         )
     with console.step("Count rows and tokens"):
         counts = client.count(**source, model=metadata.get("model", ""))
@@ -249,7 +249,7 @@ def _read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--template: {quote_value(file)}: {error}. Fix: a file with a row.") from None
+        raise InputError(f"--template: {quote_value(file)}: {error}. Fix: name a file with a row.") from None
 
 
 def _upload(client: BatchClient, file: Path) -> str:
@@ -296,7 +296,7 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
 
 
 def _build_payload(job: dict[str, Any]) -> dict[str, Any]:
-    """A job as `--json` shows it."""
+    """Build a job as `--json` shows it."""
     names = ("id", "team", "priority", "request_counts", "failures", "tokens", "endpoint_s", "cost_usd", "created_at",
              "in_progress_at", "expires_at")  # fmt: skip
     ended = next((job[f"{state}_at"] for state in FINAL_STATES if job.get(f"{state}_at")), None)
@@ -305,7 +305,7 @@ def _build_payload(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_deadline(text: str | None) -> str:
-    """Seconds of a length of time; empty where there is none.
+    """Return the seconds of a length of time; empty if there is none.
 
     Raises:
         InputError: it is no length of time.

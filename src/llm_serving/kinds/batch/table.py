@@ -93,7 +93,7 @@ def _format_share(done: int, total: int) -> str:
 
 
 def _describe_failed(job: Mapping[str, Any]) -> str:
-    """How many rows failed, by kind, the most frequent first."""
+    """Describe how many rows failed, by kind, the most frequent first."""
     kinds = sorted(job["failures"].items(), key=lambda kind: -kind[1])
     by_kind = ", ".join(f"{count:,} {code}" for code, count in kinds)
     return f", {job['request_counts']['failed']:,} failed{f': {by_kind}' if by_kind else ''}"
@@ -104,7 +104,7 @@ def _format_line(error: Mapping[str, Any]) -> str:
 
 
 def _describe_rate(job: Mapping[str, Any], done: int) -> str:
-    """Rows and tokens a second since the job began to run, and the time that is left at that rate."""
+    """Describe rows and tokens per second since the job began to run, and the remaining time at that rate."""
     if not job["in_progress_at"]:
         return ""
     seconds = max(1.0, (job["ended_at"] or time.time()) - job["in_progress_at"])
@@ -115,7 +115,7 @@ def _describe_rate(job: Mapping[str, Any], done: int) -> str:
 
 
 def _describe_cost(job: Mapping[str, Any]) -> str:
-    """The endpoint's time that the rows took, and what that cost where the target has prices."""
+    """Describe the endpoint's time for the rows, and its cost if the price is known."""
     cost = f", {job['cost_usd']:,.2f} USD" if job["cost_usd"] is not None else ""
     return f"{_format_seconds(job['endpoint_s'])} of its time{cost}"
 

@@ -26,7 +26,7 @@ def render(report: BatchReport) -> str:
 
 
 def _render_pictures(report: BatchReport) -> dict[str, Markup]:
-    """The job over time, by title."""
+    """Render the job over time, by title."""
     moments = report.moments[:: len(report.moments) // _POINTS + 1]
     values = {
         "Rows with a result": ("rows", [(moment.seconds, moment.completed + moment.failed) for moment in moments]),
@@ -42,7 +42,7 @@ def _render_pictures(report: BatchReport) -> dict[str, Markup]:
 
 
 def _render_shares(report: BatchReport) -> Markup:
-    """Each team's share of the output tokens over time; empty where it was not measured."""
+    """Render each team's share of the output tokens over time; empty if it was not measured."""
     if report.fair_share is None:
         return Markup()
     width_s, bands = batch_shares.compute_bands(report.fair_share)

@@ -1,4 +1,4 @@
-"""What a validation of a batch deployment found: report.json."""
+"""Report of a validation of a batch deployment: report.json."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Moment(_Part):
 
 
 class Reference(_Part):
-    """What the endpoint gives at a fixed concurrency."""
+    """Rate of the endpoint at a fixed concurrency."""
 
     concurrency: int
     output_tokens_per_s: float
 
 
 class TeamUse(_Part):
-    """What the jobs of a team took since the deployment began, the sample job among them."""
+    """Usage of a team's jobs since the deployment began, including the sample job."""
 
     team: str
     jobs: int
@@ -84,7 +84,7 @@ class ShareMoment(_Part):
 
 
 class TeamShare(_Part):
-    """What a team got of the output tokens while all teams had rows."""
+    """A team's share of the output tokens while all teams had rows."""
 
     team: str
     expected: float

@@ -38,7 +38,7 @@ def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
             usage = json.load(response)["usage"]
             return {name: int(usage[name]) for name in ("prompt_tokens", "completion_tokens")}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise Unavailable(f"{endpoint_url}{URL} returned no usage: {error}. Fix: endpoint in blueprint.yaml.") from None
+        raise Unavailable(f"{endpoint_url}{URL} returned no usage: {error}. Fix: set another endpoint.") from None
 
 
 class SampleRows:
@@ -98,7 +98,7 @@ class SampleRows:
 
 
 def _damage(line: bytes, number: int) -> bytes:
-    """A row that cannot run, each of another kind than the one before."""
+    """Build a row that cannot run, each of another kind than the one before."""
     row = json.loads(line)
     kinds = (
         line[: len(line) // 2].rstrip() + b"\n",

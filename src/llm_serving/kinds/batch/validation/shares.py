@@ -58,14 +58,16 @@ def measure(
             if urgent and all(job["status"] in FINAL_STATES for job in (*jobs.values(), urgent)):
                 break
             if seconds > limit_s:
-                raise Unavailable(f"the jobs of all teams: {step.note} after {limit_s:.0f} s. Fix: blueprint logs.")
+                raise Unavailable(
+                    f"the jobs of all teams: {step.note} after {limit_s:.0f} s. Fix: look at blueprint logs."
+                )
             if not urgent_id and total and done >= URGENT_AFTER * total:
                 submitted_s = time.monotonic() - start
                 urgent_id = _submit(client, urgent_file_id, urgent_team, "high", limit_s)
             time.sleep(_POLL_S)
     if first_row_s is None:
         status = urgent["status"]
-        raise Unavailable(f"{urgent_id}: the urgent job ended as {status} without a row. Fix: blueprint logs.")
+        raise Unavailable(f"{urgent_id}: the urgent job ended as {status} without a row. Fix: look at blueprint logs.")
     rows = {team: int(job["request_counts"]["completed"]) for team, job in jobs.items()}
     return FairShare(
         teams=tuple(compute_shares(weights, rows, moments)),
@@ -101,7 +103,7 @@ def _build_moment(
 def compute_shares(
     weights: Mapping[str, int], rows: Mapping[str, int], moments: Sequence[ShareMoment]
 ) -> Iterator[TeamShare]:
-    """Each team's share of the output tokens while all teams had rows to send."""
+    """Compute each team's share of the output tokens while all teams had rows to send."""
     shared = select_shared(moments)
     got = {team: shared[-1].output_tokens[team] - shared[0].output_tokens[team] if shared else 0 for team in weights}
     total = sum(got.values()) or 1
@@ -113,7 +115,7 @@ def compute_shares(
 
 
 def select_shared(moments: Sequence[ShareMoment]) -> list[ShareMoment]:
-    """The moments at which all teams had rows to send."""
+    """Select the moments at which all teams had rows to send."""
     final = moments[-1].output_tokens if moments else {}
     return [
         moment
@@ -123,7 +125,7 @@ def select_shared(moments: Sequence[ShareMoment]) -> list[ShareMoment]:
 
 
 def compute_bands(fair_share: FairShare) -> tuple[float, dict[str, list[float]]]:
-    """Percent of the output tokens in equal intervals, by team and of the urgent job.
+    """Compute the percentage of the output tokens in equal intervals, by team and of the urgent job.
 
     Returns:
         The intervals' width in seconds, and the percentages; all 0 in an interval without tokens.
@@ -149,7 +151,7 @@ def compute_bands(fair_share: FairShare) -> tuple[float, dict[str, list[float]]]
 
 
 def _read_at(seconds: float, points: Sequence[tuple[float, float]]) -> float:
-    """The value at a time, on the straight line between the two points around it; 0 before the first."""
+    """Interpolate the value at a time between the two points around it; 0 before the first."""
     if not points or seconds < points[0][0]:
         return 0.0
     for (start, low), (end, high) in itertools.pairwise(points):

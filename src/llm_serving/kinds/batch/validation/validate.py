@@ -2,8 +2,8 @@
 
 The job has rows that can run and rows that cannot. Each must be in the results exactly once, the first with an answer,
 the second in the errors file. With `slo.endpoint_use`, the same rows go to the endpoint at several fixed concurrencies
-afterwards, in the same run: the best of them is what the job is measured against. With several teams, jobs of all of
-them run at once after that (batch_shares.py).
+afterwards, in the same run: the job is compared with the best of them. With several teams, jobs of all teams run at
+once after that (shares.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
 
 
 class Measurement(NamedTuple):
-    """What a validation found out."""
+    """Measurements of a validation."""
 
     started: datetime.datetime
     job: Mapping[str, Any]
@@ -168,7 +168,7 @@ def run_job(deployment: BatchDeployment, client: BatchClient, work: Path) -> tup
             if job["status"] in FINAL_STATES:
                 return job, moments, time.monotonic() - start
             if time.monotonic() - start > limit_s:
-                raise Unavailable(f"{job['id']}: {step.note} after {limit_s:.0f} s. Fix: blueprint logs.")
+                raise Unavailable(f"{job['id']}: {step.note} after {limit_s:.0f} s. Fix: look at blueprint logs.")
             time.sleep(_POLL_S)
 
 
@@ -185,7 +185,7 @@ def _build_moment(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], 
 
 
 def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[list[Any], list[Any]]:
-    """The lines of both results files; none where the job has none."""
+    """Read the lines of both results files; none if the job has none."""
     if not job["output_file_id"]:
         return [], []
     lines = []
@@ -227,7 +227,7 @@ def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | 
 
 
 def _measure_rate(url: str, bodies: Sequence[bytes], concurrency: int) -> float:
-    """Output tokens a second with so many requests in flight, to the last answer."""
+    """Measure output tokens per second with so many requests in flight, until the last answer."""
     start = time.monotonic()
 
     def send_until_end(number: int) -> int:
@@ -323,7 +323,7 @@ def _is_repeat(line: Mapping[str, Any]) -> bool:
 
 
 def compute_rate(moments: Sequence[Moment]) -> float:
-    """Output tokens a second from the first moment at which rows run to the first with all tokens.
+    """Compute output tokens per second from the first moment at which rows run to the first with all tokens.
 
     Rows are saved a second after they run at the earliest: a clock that started with the first result would run late.
     """
