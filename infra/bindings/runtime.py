@@ -2,7 +2,6 @@
 
 Imported plainly, the AWS bindings load about 2,100 modules twice: once in Python (the package's `__init__` names them
 all) and once in Node (so does its `lib/index.js`). Both load lazily here, and only what the stacks use is paid for.
-`scripts/benchmarks/synthesis.py` shows both ways side by side.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from llm_serving.validation import run
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.report import Report
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 
 DeploymentFactory = Callable[..., ServingDeployment]
 

@@ -5,7 +5,7 @@ from llm_serving.catalog.engines import FinishReasons
 from llm_serving.validation import engine_metrics, sample_statistics
 from llm_serving.validation.engine_metrics import EngineMetrics, Replica
 from llm_serving.validation.sample_statistics import Metric
-from scripts.benchmarks.known_server import ServerRecord
+from tests.known_server import ServerRecord
 
 VLLM = engines.load_engines()["vllm"]
 

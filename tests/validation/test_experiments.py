@@ -14,8 +14,8 @@ import pytest
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator, build_options
 
 pytestmark = pytest.mark.timeout(180)

@@ -4,7 +4,7 @@ import pytest
 
 from llm_serving.validation import prompts, trace
 from llm_serving.validation.load_plan import RequestLength
-from scripts.benchmarks import known_server
+from tests import known_server
 
 
 def _count_tokens(text: str) -> int:

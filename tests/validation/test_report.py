@@ -16,7 +16,7 @@ from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.engine_metrics import KvTransfers
 from llm_serving.validation.report import Report, WeightLoading
-from scripts.benchmarks.known_server import ServerRecord
+from tests.known_server import ServerRecord
 from tests.validation.conftest import build_deployment
 
 CONTRACT = {

@@ -24,8 +24,8 @@ from llm_serving.validation import driver_result, load_plan, report, run, run_fo
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import Progress
 from llm_serving.validation.drivers import registry
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.conftest import FinishedRun, ServerValidator, build_options
 
 pytestmark = pytest.mark.timeout(120)

@@ -67,7 +67,7 @@ def test_bounds_of_a_share_are_clopper_and_pearsons(count: int, total: int, boun
 
 @pytest.mark.parametrize(("count", "share"), [(300, 0.5), (300, 0.95), (2000, 0.99)])
 def test_a_bound_covers_the_true_percentile_as_often_as_it_says(count: int, share: float) -> None:
-    """2,000 runs; `scripts/benchmarks/coverage.py` runs 10,000 of several distributions."""
+    """2,000 runs; docs/validation.md has 10,000 of several distributions."""
     rng = random.Random(1)
     covered = sum(_draw_bound(rng, count, share) >= -math.log(1 - share) for _ in range(2000))
     # Never below what it says but by chance (three standard errors), and above by less than one rank's probability.

@@ -22,8 +22,8 @@ from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.knee import Point
 from llm_serving.workflows import tune
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.test_knee import build_point
 
 BLUEPRINT = """\

@@ -13,9 +13,9 @@ import pytest
 from llm_serving import program
 from llm_serving.cli import main
 from llm_serving.validation import run
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
 from tests.cli.commands.test_validate import _write_blueprint, _write_deployment
+from tests.known_server import Behaviour
 
 TTFT_S, ITL_S, TOKENS, SLOTS = 0.1, 0.01, 8, 2
 CAPACITY = SLOTS / (TTFT_S + ITL_S * (TOKENS - 1))

@@ -19,8 +19,8 @@ from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeplo
 from llm_serving.services.environment import Environment, Process
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 
 _PATTERN = Path(__file__).parents[3] / "blueprints" / "aggregated"
 

@@ -13,7 +13,7 @@ import pytest
 from llm_serving import paths
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.rehearsal import emulator
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 
 IMAGE = paths.IMAGES / "batch-worker"
 BUCKET = "rows-and-results"

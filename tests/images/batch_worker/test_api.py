@@ -28,8 +28,8 @@ from botocore.exceptions import ReadTimeoutError
 from llm_serving import processes
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.settings.errors import InputError, Unavailable
-from scripts.benchmarks import batch_kills
-from scripts.benchmarks.batch_kills import BUCKET, BatchRun
+from tests import batch_kills
+from tests.batch_kills import BUCKET, BatchRun
 
 ROWS = {f"row-{number}": f"answer {number}" for number in range(20)}
 CONTENT = batch_kills.format_rows(ROWS) + b"\n{broken"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from llm_serving import processes
-from scripts.benchmarks import batch_kills
-from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, BatchRun
+from tests import batch_kills
+from tests.batch_kills import BUCKET, FINAL_STATES, BatchRun
 
 LIMIT_S = 120.0
 

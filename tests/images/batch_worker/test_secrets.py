@@ -21,7 +21,7 @@ from botocore.stub import Stubber
 
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.rehearsal import emulator
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 from tests.images.batch_worker.conftest import REGION
 
 SaveSecret = Callable[[str], str]

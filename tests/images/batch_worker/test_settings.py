@@ -10,7 +10,7 @@ from batch import settings
 from batch.settings import BadSettings
 
 from llm_serving.kinds.batch import worker_settings
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 
 DOCUMENT = batch_kills.build_document("http://127.0.0.1:1")
 

@@ -16,7 +16,7 @@ from llm_serving import processes
 from llm_serving.kinds.batch import resolve
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 from tests.images.batch_worker.conftest import REGION, read_settings
 
 LIMIT_S = 60.0

@@ -16,7 +16,7 @@ import pytest
 from llm_serving import paths
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 from tests.asl_validator.fixtures import FindErrors
 
 DEFINITION = json.loads(STATE_MACHINE_FILE.read_text())

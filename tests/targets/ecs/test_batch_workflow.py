@@ -21,7 +21,7 @@ from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.targets import planning
 from llm_serving.targets.ecs import manifest, stack
-from scripts.benchmarks import batch_kills
+from tests import batch_kills
 from tests.infra.batch.conftest import FLEET, write_blueprint
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
 
@@ -80,7 +80,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         **emulator.build_client_env(endpoint, REGION),
     }
     commands: dict[str, tuple[list[str], dict[str, str]]] = {
-        "endpoint": ([sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(model_port)], {}),
+        "endpoint": ([sys.executable, "-m", "tests.batch_endpoint", "--port", str(model_port)], {}),
         "batch-worker": (
             [sys.executable, str(IMAGE / "batch_worker.py")],
             {

@@ -29,7 +29,7 @@ from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers
-from scripts.benchmarks import known_server
+from tests import known_server
 from tests.infra.serving.conftest import FLEET, write_blueprint
 from tests.validation.conftest import build_deployment, build_options
 from tests.validation.remote import containers

@@ -25,8 +25,8 @@ from llm_serving.targets.base import ValidationInputs
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.validation.knee import Point
 from llm_serving.validation.remote import play as remote_play
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.test_knee import build_point
 
 BLUEPRINT = """\

@@ -18,8 +18,8 @@ from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import LOCKS, Job
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prompt import Prompt
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.conftest import build_options
 
 DATA = Path(__file__).with_name("data")

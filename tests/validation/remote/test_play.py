@@ -22,8 +22,8 @@ from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
-from scripts.benchmarks import known_server
-from scripts.benchmarks.known_server import Behaviour
+from tests import known_server
+from tests.known_server import Behaviour
 from tests.validation.conftest import build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers

@@ -41,7 +41,7 @@ RUNAI_STREAMER_S3_TARGET_GBPS; connections counted with 0.17.0, 2026-11-23."""
 
 STREAM_CPU_S_PER_BYTE = 2e-9
 """Seconds of one core for each byte that is streamed: kernel, copies and first writes to memory. 1.1 to 1.6 without TLS
-(scripts/benchmarks/weights.py, 2026-11-23, over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
+(measured 2026-11-23 over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
 
 EMBEDDING_NUMBER_BYTES = 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.validation.sample import SampleRows, send
-from scripts.benchmarks import known_server
+from tests import known_server
 from tests.kinds.batch.test_blueprint import MINIMAL, resolve
 
 

@@ -5,7 +5,7 @@ after `--delay-ms`, and its answer repeats its text. It counts how often each te
 load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time;
 `POST /crowd` with one makes more than so many slow each other down, as a larger batch does an engine's steps.
 
-    python -m scripts.benchmarks.batch_endpoint --port 8000 --delay-ms 200 --slots 16
+    python -m tests.batch_endpoint --port 8000 --delay-ms 200 --slots 16
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It needs no model: the first token comes a fixed time after the request, each fu
 It records the actual times (`GET /known`) and exports them with vLLM's metric names (`GET /metrics`), to compare with a
 client's measurements. One process, standard library only:
 
-    python -m scripts.benchmarks.known_server --port 8000 --ttft-ms 50 --itl-ms 10
+    python -m tests.known_server --port 8000 --ttft-ms 50 --itl-ms 10
 
 A word of up to five letters is one token, a longer one two; a chat adds CHAT_OVERHEAD tokens. A picture is a PNG file
 in a data URL, and PICTURE_TOKENS tokens; `GET /known` lists each by its digest and size.
@@ -449,7 +449,7 @@ def _is_listening(port: int) -> bool:
 
 def build_command(port: int, behaviour: Behaviour) -> list[str]:
     """Return the server's command line."""
-    arguments = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
+    arguments = [sys.executable, "-m", "tests.known_server", "--port", str(port)]
     arguments += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
     arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk), "--slots", str(behaviour.slots)]
     arguments += ["--stall-ms", str(behaviour.stall_s * 1000)]

@@ -4,7 +4,7 @@ Workers, Batch API, endpoint and executions are the victims; every row must be i
 machine is interpreted by the embedded AWS, whose S3 is its memory and which therefore lives: its executions are aborted
 in its place. The endpoint is a mock with set delays (batch_endpoint.py).
 
-    python -m scripts.benchmarks.batch_kills --rows 2000 --kills 100 --seed 1
+    python -m tests.batch_kills --rows 2000 --kills 100 --seed 1
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ class BatchRun:
 
     folder: Path
     aws: str
-    s3_url: str
-    """URL of S3: the embedded AWS, or another server."""
-
     endpoint: str
     env: dict[str, str]
     commands: dict[str, ProgramCommand]
@@ -62,7 +59,7 @@ class BatchRun:
     @property
     def s3(self) -> Any:
         """A client of S3."""
-        return emulator.create_client("s3", self.s3_url, REGION)
+        return emulator.create_client("s3", self.aws, REGION)
 
     @property
     def stepfunctions(self) -> Any:
@@ -127,9 +124,6 @@ def start_run(
     delay_ms: float = 100,
     slots: int = 32,
     takeover_s: float = 3,
-    s3_url: str = "",
-    endpoint_is_static: bool = False,
-    is_instant: bool = False,
     **settings: JsonValue,
 ) -> Iterator[BatchRun]:
     """Start all processes of a batch; stops them after the block.
@@ -138,35 +132,32 @@ def start_run(
         delay_ms: mean of the endpoint's answers.
         slots: requests that the endpoint serves at a time.
         takeover_s: time after a worker's end until another takes its chunks.
-        s3_url: of a running S3 server; default is the embedded AWS's.
-        endpoint_is_static: whether nginx answers (static_endpoint.py), which shows no metrics and is never the limit.
-        is_instant: whether the endpoint is within the worker's process and answers at once.
         settings: changes of the document of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_port, api_port = processes.claim_free_ports(2)
     endpoint = f"http://127.0.0.1:{endpoint_port}"
-    if endpoint_is_static:
-        server = ["static_endpoint"]
-    else:
-        server = ["batch_endpoint", "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)]
-    commands = {
-        "endpoint": _build_module_command(*server, "--port", str(endpoint_port)),
-        **_build_program_commands(workers, is_changed=bool(s3_url) or is_instant),
+    server = [sys.executable, "-m", "tests.batch_endpoint", "--port", str(endpoint_port)]
+    commands: dict[str, ProgramCommand] = {
+        "endpoint": (
+            [*server, "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)],
+            {"PYTHONPATH": str(paths.ROOT)},
+        ),
+        "batch-api": ([sys.executable, str(IMAGE / "batch_api.py")], {}),
     }
+    for index in range(workers):
+        name = f"batch-worker-{index}"
+        commands[name] = [sys.executable, str(IMAGE / "batch_worker.py")], {"BATCH_WORKER": name}
     with emulator.start(folder, bare=True) as aws:
         env = {
             **emulator.build_client_env(aws, REGION),
-            "AWS_ENDPOINT_URL_S3": s3_url or aws,
+            "AWS_ENDPOINT_URL_S3": aws,
             **worker_settings.format_variables({**build_document(endpoint, workers, takeover_s), **settings}),
             "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
             "BATCH_API_PORT": str(api_port),
-            **({"BATCH_INSTANT": "1"} if is_instant else {}),
         }
-        run = BatchRun(folder, aws, s3_url or aws, endpoint, env, commands)
-        for url in {aws, run.s3_url}:
-            s3 = emulator.create_client("s3", url, REGION)
-            s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        run = BatchRun(folder, aws, endpoint, env, commands)
+        run.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         try:
             for name in commands:
                 run.start(name)
@@ -189,31 +180,6 @@ def build_document(endpoint: str, workers: int = 2, takeover_s: float = 3.0, nam
     )
     answering = Answering(endpoint, (f"{endpoint}/metrics",), is_shared=False, has_priority=False)
     return worker_settings.build(settings, answering, name=name, bucket=BUCKET, prefix=f"batch/{name}")
-
-
-def _build_module_command(module: str, *arguments: str) -> ProgramCommand:
-    command = [sys.executable, "-m", f"scripts.benchmarks.{module}", *arguments]
-    return command, {"PYTHONPATH": str(paths.ROOT)}
-
-
-def _build_program_commands(workers: int, *, is_changed: bool) -> dict[str, ProgramCommand]:
-    """Build the commands of the Batch API and the workers, by name.
-
-    Args:
-        is_changed: whether they run with the changes of batch_programs.py.
-    """
-
-    def build(program: str) -> ProgramCommand:
-        if is_changed:
-            return _build_module_command("batch_programs", program)
-        return [sys.executable, str(IMAGE / f"{program}.py")], {}
-
-    commands = {"batch-api": build("batch_api")}
-    for index in range(workers):
-        name = f"batch-worker-{index}"
-        command, variables = build("batch_worker")
-        commands[name] = command, {**variables, "BATCH_WORKER": name}
-    return commands
 
 
 def build_rows(count: int, words: random.Random) -> dict[str, str]:
