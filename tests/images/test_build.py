@@ -138,8 +138,8 @@ def _copy_image(image: str, folder: Path) -> Path:
     """What the image holds of ours, on the path of its programs."""
     if image == own_image.LOAD_DRIVER.name:
         return copy_package(folder)
-    for file in own_image.BATCH_WORKER.list_files():
-        target = folder / file.relative_to(own_image.BATCH_WORKER.sources)
+    for file in own_image.IMAGES["batch-worker"].list_files():
+        target = folder / file.relative_to(own_image.IMAGES["batch-worker"].sources)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
     return folder
@@ -181,12 +181,12 @@ def test_a_tag_follows_the_code_of_its_image(monkeypatch: pytest.MonkeyPatch, tm
 def test_the_batch_worker_is_built_with_the_tag_that_deployments_pull() -> None:
     printed = _build("batch-worker", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
     assert printed.returncode == 0, printed.stderr
-    image = own_image.BATCH_WORKER.format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
+    image = own_image.IMAGES["batch-worker"].format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
     assert printed.stderr.splitlines()[-1] == (
         f"  $ docker buildx build --platform linux/amd64,linux/arm64 --tag {image} --push images/batch-worker"
     )
     assert {"batch_api.py", "batch_worker.py", "worker.py"} <= {
-        file.name for file in own_image.BATCH_WORKER.list_files()
+        file.name for file in own_image.IMAGES["batch-worker"].list_files()
     }
 
 

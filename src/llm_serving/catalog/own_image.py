@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import paths
+from llm_serving.catalog import account_needs
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class OwnImage:
 LOAD_DRIVER = OwnImage("load-driver", Path(__file__).parents[1], "--from=package ")
 """A load from inside a deployment's network is sent by this package."""
 
-BATCH_WORKER = OwnImage("batch-worker", paths.IMAGES / "batch-worker")
-"""The batch worker and the Batch API."""
-
-IMAGES = {image.name: image for image in (LOAD_DRIVER, BATCH_WORKER)}
+IMAGES = {LOAD_DRIVER.name: LOAD_DRIVER} | {
+    name: OwnImage(name, paths.IMAGES / name) for name in account_needs.list_images()
+}
+"""All of them: the load driver, and those of each kind of work, whose code is in their folder of images/."""

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_serving.catalog import account_needs
 from llm_serving.catalog.eks import CsiDriver
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.fleet.pool import Orchestrator
@@ -58,18 +59,28 @@ ENDPOINTS = (
     Endpoint("ecs", _ECS, "the agent registers its node with the cluster"),
     Endpoint("ecs-agent", _ECS, "the agent takes its orders"),
     Endpoint("ecs-telemetry", _ECS, "the agent reports health and metrics"),
-    Endpoint("sqs", _BOTH, "Karpenter reads what EC2 announces, batch workers their steps", closed_only=True),
-    Endpoint("states", _BOTH, "batch workers tell Step Functions which steps are done", closed_only=True),
-    Endpoint("secretsmanager", _BOTH, "batch programs read keys and passwords that they log in with", closed_only=True),
+    Endpoint("sqs", _EKS, "Karpenter reads what EC2 announces", closed_only=True),
     Endpoint("kms", _ECS, "ECS Exec encrypts its sessions with the cluster's key", closed_only=True),
     Endpoint("elasticfilesystem", _EKS, "EFS's driver asks for file systems", closed_only=True, csi_driver="efs"),
     Endpoint("fsx", _EKS, "FSx's driver asks for file systems", closed_only=True, csi_driver="fsx"),
     Endpoint("data-servicediscovery", _ECS, "routers ask Cloud Map for the addresses of engines", closed_only=True),
 )
+"""What every fleet needs; the kinds of work add theirs."""
+
+
+def list_all() -> list[Endpoint]:
+    """Return the rows above, and those of each kind of work."""
+    rows = list(ENDPOINTS)
+    for needs in account_needs.load_all().values():
+        rows += [
+            Endpoint(service, frozenset(row.orchestrators), row.reason, row.closed_only)
+            for service, row in needs.endpoints.items()
+        ]
+    return rows
 
 
 def list_own(fleet: Fleet) -> tuple[Endpoint, ...]:
-    """The rows that a fleet makes: none in a network that it does not make."""
+    """Return the rows that a fleet creates: none in an existing network."""
     if not isinstance(fleet.network, NewNetwork):
         return ()
     return list_required(fleet.orchestrator, closed=fleet.is_closed, csi_drivers=fleet.eks.csi_drivers)
@@ -78,16 +89,17 @@ def list_own(fleet: Fleet) -> tuple[Endpoint, ...]:
 def list_required(
     orchestrator: Literal["eks", "ecs", "both"], *, closed: bool = False, csi_drivers: Collection[CsiDriver] = ()
 ) -> tuple[Endpoint, ...]:
-    """The rows that nodes of an orchestrator call.
+    """Return the rows that nodes of an orchestrator call, each service once.
 
     Args:
         closed: the network has no way to the internet.
         csi_drivers: drivers of volumes beside EBS's.
     """
-    return tuple(
+    required = [
         row
-        for row in ENDPOINTS
+        for row in list_all()
         if (orchestrator == "both" or orchestrator in row.needed_by)
         and (closed or not row.closed_only)
         and (row.csi_driver is None or row.csi_driver in csi_drivers)
-    )
+    ]
+    return tuple({row.service: row for row in reversed(required)}.values())[::-1]  # each service once

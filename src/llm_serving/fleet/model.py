@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from llm_serving.catalog import account_needs
 from llm_serving.catalog.eks import CsiDriver
 from llm_serving.fleet.pool import Orchestrator, Zone, check_unique
 from llm_serving.fleet.pool import Pool as Pool
@@ -256,7 +257,7 @@ class Storage(Settings):
     old_versions_kept: Days = parse_default("30d")
     """How long overwritten and deleted objects can be restored."""
 
-    repositories: OneOrMore[Name] = ("vllm", "router", "load-driver", "llama-cpp", "batch-worker")
+    repositories: OneOrMore[Name] = ("vllm", "router", "load-driver", "llama-cpp", *account_needs.list_images())
     """ECR repositories for the images of this project, one or a list."""
 
     model_buckets: Annotated[tuple[ModelBucket, ...], Field(max_length=20), AllowSingleItem()] = ()

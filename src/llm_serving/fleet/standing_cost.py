@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_serving.catalog import eks, services
+from llm_serving.catalog import account_needs, eks, services
 from llm_serving.catalog.instances import Catalogue, Source
 from llm_serving.fleet import endpoints
 from llm_serving.fleet.model import Fleet, NewNetwork
@@ -56,6 +56,9 @@ def _list_items(fleet: Fleet, catalogue: Catalogue, today: datetime.date) -> Ite
     # One for buckets and images, one for flow logs, one for each cluster.
     log_keys = 1 if own_network and own_network.flow_logs else 0
     yield _price(fleet, "KMS keys", 1 + log_keys + len(fleet.orchestrators), "kms-key")
+    for kind, needs in account_needs.load_all().items():
+        for service_name, count in needs.standing.items():
+            yield _price(fleet, f"{service_name} for {kind}", count, service_name)
 
 
 def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingItem:

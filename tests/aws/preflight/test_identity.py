@@ -8,6 +8,7 @@ import pytest
 
 from llm_serving.aws.preflight import identity, permissions
 from llm_serving.aws.preflight.identity import Identity
+from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError, Unavailable
 
 ROLE = Identity("123456789012", "arn:aws:sts::123456789012:assumed-role/deployer/anna")
@@ -30,11 +31,15 @@ def _stub_simulation(stubbed_aws: Any, decide: Any) -> None:
         stubbed_aws.stub("iam").add_response("simulate_principal_policy", build_response(actions), expected)
 
 
+def _list_asked(fleet: Fleet) -> set[str]:
+    parts = (*permissions.list_actions_by_part(fleet).values(), *permissions.list_actions_by_kind(fleet).values())
+    return {action for part in parts for action in part}
+
+
 @pytest.fixture
 def simulate_permissions(stubbed_aws: Any, read_fleet: Any) -> Any:
     document = read_fleet(POOL)
-    needed = permissions.list_actions_by_part(document.value)
-    actions = sorted({action for part in needed.values() for action in part})
+    actions = sorted(_list_asked(document.value))
     stubbed_aws.requested_actions = [actions[first : first + 50] for first in range(0, len(actions), 50)]
 
     def collect_lines(decide: Any) -> dict[str, Any]:
@@ -51,6 +56,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to create storage",
         "permission to create instances",
         "permission to create EKS",
+        "permission to deploy kind: batch",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
     assert lines["permission to create network"].message.startswith("all 39 ")
@@ -74,7 +80,10 @@ def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -
 
 def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
+    batch = lines.pop("permission to deploy kind: batch")
     assert {line.status for line in lines.values()} == {"fail"}
+    assert batch.status == "warn"
+    assert batch.fix.startswith("only if you deploy blueprints of kind: batch: another identity")
     assert "none of its" in lines["permission to create storage"].message
 
 
@@ -178,6 +187,9 @@ def test_a_fleet_asks_for_the_service_roles_that_it_needs(
     assert list(checks) == [f"AWSServiceRoleFor{role}" for role in roles]
 
 
+_API_NAMES = {"states": "stepfunctions"}
+"""AWS's own name of an API, by IAM's prefix of its actions."""
+
 _NO_CALLS = ("iam:PassRole", "lambda:InvokeFunction", "logs:CreateLogDelivery", "logs:DeleteLogDelivery")
 
 
@@ -186,10 +198,9 @@ def test_every_action_of_the_table_exists_in_its_service(read_fleet: Any) -> Non
 
     document = read_fleet(POOL, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n")
     loader = Loader()  # it keeps what it has read
-    for action in sorted(
-        {entry for part in permissions.list_actions_by_part(document.value).values() for entry in part}
-    ):
+    for action in sorted(_list_asked(document.value)):
         service, _, name = action.partition(":")
+        service = _API_NAMES.get(service, service)
         # IAM's names of S3's actions are often not those of S3's API, so S3 is left out; Lambda's of a call
         # is not the API's either, and PassRole is no call; log deliveries are made by EC2's own calls.
         if service != "s3" and action not in _NO_CALLS:

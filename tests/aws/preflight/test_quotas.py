@@ -10,7 +10,7 @@ import pytest
 from llm_serving.aws.preflight import quotas as preflight_quotas
 from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances, quotas
+from llm_serving.catalog import account_needs, instances, quotas
 from llm_serving.fleet import capacity
 from llm_serving.fleet.capacity import Limit
 
@@ -28,8 +28,10 @@ def _build_response(value: float, **fields: Any) -> dict[str, Any]:
     return {"Quota": {"ServiceCode": "ec2", "QuotaCode": P.code, "QuotaName": P.name, "Value": value, **fields}}
 
 
-def _check_quota(stubbed_aws: Any, read_fleet: Any, quota: quotas.Quota, pools: str = POOL) -> CheckResult:
-    document = read_fleet(pools)
+def _check_quota(
+    stubbed_aws: Any, read_fleet: Any, quota: quotas.Quota, pools: str = POOL, **options: str
+) -> CheckResult:
+    document = read_fleet(pools, **options)
     fleet_capacity = capacity.compute(document.value, instances.load())
     (check,) = [
         candidate
@@ -130,3 +132,15 @@ def test_a_fixed_limit_is_compared_with_the_fleet(stubbed_aws: Any, read_fleet: 
     (check,) = preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
     (line,) = check.execute()
     assert (line.status, line.message) == ("fail", "needs 24 of 20 (ECS developer guide)")
+
+
+def test_a_quota_of_a_kind_of_work_only_warns(stubbed_aws: Any, read_fleet: Any) -> None:
+    spot = next(row.quota for row in account_needs.load_all()["batch"].quotas if "Spot" in row.quota.name)
+    stub = stubbed_aws.stub("service-quotas")
+    stub.add_response("get_service_quota", {"Quota": {"QuotaName": spot.name, "Value": 1, "Adjustable": True}})
+    stub.add_response("list_requested_service_quota_change_history_by_quota", {"RequestedQuotas": []})
+    line = _check_quota(
+        stubbed_aws, read_fleet, spot, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: ecs\n"
+    )
+    assert (line.status, line.message) == ("warn", "needs up to 2 vCPUs (two workers of a batch); the quota is 1")
+    assert line.fix.startswith("only if you deploy blueprints of kind: batch: ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from llm_serving.aws import session as session
@@ -167,8 +169,18 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
     if not principal_arn:
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
         return [build_unknown_result("permissions", reason, "sign in as a role to check them")]
-    actions_by_part = permissions.list_actions_by_part(fleet)
-    actions = sorted({action for part in actions_by_part.values() for action in part})
+    actions_by_part, actions_by_kind = permissions.list_actions_by_part(fleet), permissions.list_actions_by_kind(fleet)
+    decisions = _simulate(aws, principal_arn, {*chain(*actions_by_part.values(), *actions_by_kind.values())})
+    parts = [
+        _build_part_result(f"permission to create {part}", actions, decisions)
+        for part, actions in actions_by_part.items()
+    ]
+    return [*parts, *(_build_kind_result(kind, actions, decisions) for kind, actions in actions_by_kind.items())]
+
+
+def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str]) -> dict[str, Any]:
+    """Return the simulator's evaluation by action."""
+    actions = sorted(wanted)
     iam = aws.client("iam")
     decisions: dict[str, Any] = {}
     for first in range(0, len(actions), _BATCH_SIZE):
@@ -178,10 +190,7 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         decisions |= {
             evaluation["EvalActionName"]: evaluation for page in pages for evaluation in page["EvaluationResults"]
         }
-    return [
-        _build_part_result(f"permission to create {part}", actions, decisions)
-        for part, actions in actions_by_part.items()
-    ]
+    return decisions
 
 
 def _find_principal_arn(aws: AwsSession, caller: Identity) -> str | None:
@@ -214,6 +223,14 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
         return CheckResult(check_name, "fail", message, "another identity, or a policy that allows them")
     message = f"{len(missing)} of {len(actions)} actions are not allowed on every resource: {_format_actions(missing)}"
     return CheckResult(check_name, "warn", message, "check that a policy allows them for the fleet's own names")
+
+
+def _build_kind_result(kind: str, actions: Sequence[str], decisions: Mapping[str, Any]) -> CheckResult:
+    """Build the result for a kind of work: never a failure, because a fleet need not carry every kind."""
+    result = _build_part_result(f"permission to deploy kind: {kind}", actions, decisions)
+    if result.status == "pass":
+        return result
+    return replace(result, status="warn", fix=f"only if you deploy blueprints of kind: {kind}: {result.fix}")
 
 
 def _is_denied(decision: Mapping[str, Any]) -> bool:

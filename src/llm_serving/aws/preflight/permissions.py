@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llm_serving.catalog import account_needs
 from llm_serving.fleet.model import Fleet, NewNetwork, Reservation
 
 _KEY = ("kms:CreateKey", "kms:CreateAlias", "kms:EnableKeyRotation", "kms:TagResource", "kms:ScheduleKeyDeletion")
@@ -84,7 +85,7 @@ _PLACEMENT = ("ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup")
 
 
 def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
-    """Actions by part of the fleet, each once."""
+    """Return the actions by part of the fleet, each once."""
     parts: dict[str, tuple[str, ...]] = {}
     if isinstance(fleet.network, NewNetwork):
         parts["network"] = (
@@ -100,6 +101,18 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
         if name in fleet.orchestrators:
             parts[name.upper()] = actions
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}
+
+
+def list_actions_by_kind(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
+    """Return the actions that deploying each kind of work takes beside those of the fleet, by the kind's name."""
+    kinds: dict[str, tuple[str, ...]] = {}
+    for kind, needs in account_needs.load_all().items():
+        actions: list[str] = []
+        for orchestrator in sorted(fleet.orchestrators):
+            actions += needs.permissions.get(orchestrator, ())
+        if actions:
+            kinds[kind] = tuple(dict.fromkeys(actions))
+    return kinds
 
 
 def _list_reservation_actions(fleet: Fleet) -> Iterator[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight import runner
 from llm_serving.aws.preflight.check import Check, CheckResult, Status, build_unknown_result
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import quotas
+from llm_serving.catalog import account_needs, quotas
 from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet.capacity import Capacity, Limit, Need
 from llm_serving.fleet.model import Fleet
@@ -34,7 +36,33 @@ _COUNTED_RESOURCES: Mapping[Quota, tuple[str, str]] = {
 def list_checks(aws: AwsSession, fleet: Fleet, requirements: Capacity) -> list[Check]:
     """One for each quota that the fleet touches, and the limits that are the same for everybody."""
     quota_checks = [_build_check(aws, fleet, need) for need in requirements.needs if need.amount]
-    return [*quota_checks, Check("quotas", "limits", lambda: [_check_limit(limit) for limit in requirements.limits])]
+    kind_checks = []
+    for kind, need in _list_kind_needs(fleet):
+        check = _build_check(aws, fleet, need)
+        kind_checks.append(replace(check, execute=functools.partial(_check_for_kind, check, kind)))
+    return [
+        *quota_checks,
+        *kind_checks,
+        Check("quotas", "limits", lambda: [_check_limit(limit) for limit in requirements.limits]),
+    ]
+
+
+def _list_kind_needs(fleet: Fleet) -> Iterator[tuple[str, Need]]:
+    """Yield each kind of work with what one deployment of it uses of a quota."""
+    for kind, needs in account_needs.load_all().items():
+        for row in needs.quotas:
+            if row.orchestrator in fleet.orchestrators:
+                yield kind, Need(row.quota, row.amount, row.breakdown)
+
+
+def _check_for_kind(check: Check, kind: str) -> Sequence[CheckResult]:
+    """Check a quota of one kind: never a failure, because a fleet need not carry every kind."""
+    results = []
+    for result in check.execute():
+        is_failed = result.status == "fail"
+        fix = f"only if you deploy blueprints of kind: {kind}: {result.fix}"
+        results.append(replace(result, status="warn", fix=fix) if is_failed else result)
+    return results
 
 
 def _check_limit(limit: Limit) -> CheckResult:

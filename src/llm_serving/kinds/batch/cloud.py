@@ -110,7 +110,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         control_queue=queues.control,
         inbox_queue=queues.inbox,
         run_queues=tuple(_name_run_queues(settings, workflow)),
-        image=own_image.BATCH_WORKER.format_image(environment.registry),
+        image=own_image.IMAGES["batch-worker"].format_image(environment.registry),
         cpus=CPUS,
         memory_bytes=MEMORY_BYTES,
         stop_s=STOP_S,
