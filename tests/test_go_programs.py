@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving import go_programs
 from llm_serving.console import CommandFailed
-from llm_serving.go_programs import Program
 from llm_serving.settings.errors import Unavailable
+from tests import go_programs
+from tests.go_programs import Program
 
 TOOL = Program("tool", "example.org/tool/cmd/tool", "v2.1.0", min_version=(2, 0))
 

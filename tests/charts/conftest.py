@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from llm_serving import go_programs
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import Unavailable
+from tests import go_programs
 from tests.charts import objects
 
 CHART = Path(__file__).parents[2] / "charts" / "inference"

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from llm_serving import go_programs
 from llm_serving.settings.errors import Unavailable
+from tests import go_programs
 
 VERSION = "v1.35.4"
 """Of the fleet's default: EKS 1.35."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from llm_serving import go_programs
 from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
+from tests import go_programs
 
 FOLDER = Path(__file__).with_name("platform")
 _KUBERNETES = "1.35.0"

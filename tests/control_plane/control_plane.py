@@ -26,10 +26,11 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from llm_serving import go_programs, processes
-from llm_serving.go_programs import Program
+from llm_serving import processes
 from llm_serving.settings.errors import Unavailable
+from tests import go_programs
 from tests.control_plane import programs
+from tests.go_programs import Program
 
 STAGES = Path(__file__).with_name("stages.yaml")
 CRDS = Path(__file__).parents[1] / "charts" / "crds"

@@ -7,10 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from llm_serving import go_programs
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import Unavailable
-from tests import known_server
+from tests import go_programs, known_server
 from tests.control_plane import control_plane as planes
 from tests.control_plane import programs
 from tests.control_plane.control_plane import ControlPlane

@@ -1,5 +1,5 @@
 // The programs of a Kubernetes control plane, and kwok, which plays the machines: what tests of the chart and of the target
-// eks run against. src/llm_serving/go_programs.py builds them, a change here builds them anew.
+// eks run against. tests/go_programs.py builds them, a change here builds them anew.
 module control-plane
 
 // The next two lines are Kubernetes' own.

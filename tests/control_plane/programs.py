@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from llm_serving import go_programs, processes
-from llm_serving.go_programs import Program
+from llm_serving import processes
+from tests import go_programs
+from tests.go_programs import Program
 
 MODULE = Path(__file__).parent
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from llm_serving import go_programs
 from llm_serving.catalog import instances
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, cached_images
 from llm_serving.settings.errors import Unavailable
+from tests import go_programs
 
 REGISTRY = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 PREFIXES = {"quay.io": f"{REGISTRY}/demo-quay", "docker.io": f"{REGISTRY}/demo-hub"}

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from llm_serving import go_programs
 from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import AddOn
 from llm_serving.operations import chart_archives, image_pins
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from tests import go_programs
 from tests.control_plane.control_plane import ControlPlane
 from tests.http_handler import QuietHandler
 from tests.operations.conftest import SMALL_FLEET

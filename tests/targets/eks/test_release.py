@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from llm_serving import go_programs, processes
+from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
@@ -26,6 +26,7 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import charts
 from llm_serving.targets.eks import release as target
+from tests import go_programs
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
 
