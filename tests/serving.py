@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 
 PROMPT = "The router sends a request to"
 
 
-def get_url(process: Process) -> str:
+def get_url(process: Service) -> str:
     """Return the URL of a process."""
     return f"http://127.0.0.1:{process.port}"
 
@@ -46,7 +46,7 @@ def complete(base: str, **body: Any) -> str:
     return str(json.loads(request_completion(base, **body))["choices"][0]["text"])
 
 
-def read_counter(process: Process, name: str, **labels: str) -> float:
+def read_counter(process: Service, name: str, **labels: str) -> float:
     """Read a counter of an engine, summed over all series with the labels; 0 if there are none."""
     return sum_counter(f"{get_url(process)}/metrics", name, **labels)
 

@@ -91,7 +91,7 @@ KIND = '''\
 
 from llm_serving.settings.document import load
 from llm_serving.services.blueprint import BaseBlueprint, BaseDeployment, Workload, resolve_name
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 
 
 class Diary(BaseBlueprint):
@@ -101,10 +101,6 @@ class Diary(BaseBlueprint):
 
 class DiaryDeployment(Deployment):
     words: str
-
-    @property
-    def worker_processes(self):
-        return (Process(name="writer", command=("sh", "-c", f"echo {self.words}; exec sleep 600"), env={}, port=0),)
 
 
 class DiaryKind(Kind):
@@ -126,6 +122,13 @@ class DiaryKind(Kind):
             fleet=fleet.value.name,
             environment=environment,
             words=blueprint.value.words,
+            services=(
+                Service(
+                    name="writer",
+                    role="writer",
+                    command=("sh", "-c", f"echo {blueprint.value.words}; exec sleep 600"),
+                ),
+            ),
         )
 
     def describe(self, blueprint, deployment):

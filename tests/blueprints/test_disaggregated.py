@@ -19,7 +19,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import engines, models
 from llm_serving.engines import memory
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, supervisor
 from tests import serving
@@ -48,8 +48,8 @@ def disaggregated_plan(
         yield plan
 
 
-def _find_process(plan: DeploymentPlan, role: str) -> Process:
-    return next(process for process in plan.deployment.processes if process.name.startswith(role))
+def _find_process(plan: DeploymentPlan, role: str) -> Service:
+    return next(process for process in plan.deployment.all_services if process.name.startswith(role))
 
 
 def _make_prompts(count: int, seed: int) -> list[list[int]]:
@@ -168,7 +168,7 @@ def test_an_idle_pair_does_not_busy_wait(disaggregated_plan: DeploymentPlan) -> 
     assert supervisord is not None
     families = [
         psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
-        for process in disaggregated_plan.deployment.engine_processes
+        for process in disaggregated_plan.deployment.workers
     ]
     before = [_measure_cpu_s(family) for family in families]
     time.sleep(3)
@@ -202,7 +202,7 @@ def test_a_process_killed_under_load_restarts_alone(disaggregated_plan: Deployme
         )
         readiness.wait(
             supervisord,
-            [*disaggregated_plan.deployment.engine_processes, *disaggregated_plan.deployment.router.processes],
+            [*disaggregated_plan.deployment.workers, *disaggregated_plan.deployment.entries],
         )
         recovered_at = time.monotonic()
         processes.wait_until(lambda: sum(start > recovered_at for start in load.start_times) > 4, "answers again", 60)

@@ -33,7 +33,7 @@ def _copy_pattern(root: Path, parallelism: str) -> Path:
 
 def test_two_data_parallel_ranks_each_answer_their_share(tmp_path: Path, start_blueprint: StartBlueprint) -> None:
     with start_blueprint(_copy_pattern(tmp_path, "accelerators: 2, data: 2"), tmp_path) as plan:
-        (worker,) = plan.deployment.engine_processes
+        (worker,) = plan.deployment.workers
         with ThreadPoolExecutor(8) as users:
             texts = list(users.map(lambda number: serving.complete(plan.deployment.url, prompt=f"{number}"), range(24)))
         shares = [serving.read_counter(worker, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
@@ -68,6 +68,6 @@ def test_two_tensor_parallel_ranks_give_the_text_of_one_process(
 def test_the_ranks_use_no_more_memory_than_the_resolver_assumes(tensor_parallel_plan: DeploymentPlan) -> None:
     supervisord = supervisor.find_running(tensor_parallel_plan.directory)
     assert supervisord is not None
-    for process in tensor_parallel_plan.deployment.engine_processes:
+    for process in tensor_parallel_plan.deployment.workers:
         family = psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
-        assert sum(child.memory_full_info().pss for child in family) < process.memory_bytes
+        assert sum(child.memory_full_info().pss for child in family) < process.resources.memory_bytes

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, supervisor
 from tests import dns_discovery, serving
@@ -58,9 +58,7 @@ def _make_prompts(seed: int, groups: int = 4, per_group: int = 5) -> list[list[i
 
 def _count_cache_hits(plan: DeploymentPlan) -> float:
     """Return the prefix-cache hits of all replicas, in tokens."""
-    return sum(
-        serving.read_counter(process, "vllm:prefix_cache_hits_total") for process in plan.deployment.engine_processes
-    )
+    return sum(serving.read_counter(process, "vllm:prefix_cache_hits_total") for process in plan.deployment.workers)
 
 
 def _send_each(prompts: list[list[int]], urls: list[str], between_s: float = 0.0) -> None:
@@ -82,7 +80,7 @@ def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
     before = _count_cache_hits(kv_aware_plan)
     _send_each(_make_prompts(1), [kv_aware_plan.deployment.url], EVENT_DELAY_S / 4)
     by_events = _count_cache_hits(kv_aware_plan) - before
-    _send_each(_make_prompts(2), [serving.get_url(process) for process in kv_aware_plan.deployment.engine_processes])
+    _send_each(_make_prompts(2), [serving.get_url(process) for process in kv_aware_plan.deployment.workers])
     in_turns = _count_cache_hits(kv_aware_plan) - before - by_events
     max_hits = (20 - 4) * SHARED  # all but the first of each group
     assert by_events >= 0.95 * max_hits
@@ -91,7 +89,7 @@ def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
 
 def test_a_direct_request_to_a_replica_attracts_prompts_with_its_prefix(kv_aware_plan: DeploymentPlan) -> None:
     """The router never saw the first prompts: it can know of them from the engines alone."""
-    for process in kv_aware_plan.deployment.engine_processes:
+    for process in kv_aware_plan.deployment.workers:
         prompts = _make_prompts(10 + process.port, groups=1, per_group=4)
         serving.complete(serving.get_url(process), prompt=prompts[0], max_tokens=2)
         time.sleep(EVENT_DELAY_S)
@@ -111,7 +109,7 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
     kv_aware_plan: DeploymentPlan,
 ) -> None:
     """The sequence number of an engine's next event reveals the missed ones, and the router requests a replay."""
-    replica = kv_aware_plan.deployment.engine_processes[1]
+    replica = kv_aware_plan.deployment.workers[1]
     prompts = _make_prompts(3, groups=1, per_group=4)
     serving.complete(serving.get_url(replica), prompt=prompts[0], max_tokens=2)
     supervisord = supervisor.find_running(kv_aware_plan.directory)
@@ -122,7 +120,7 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
             with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
                 process.kill()
         processes.wait_until(lambda: supervisord.read_state("router").pid not in (0, before), "the router", 60)
-        readiness.wait(supervisord, kv_aware_plan.deployment.router.processes)
+        readiness.wait(supervisord, kv_aware_plan.deployment.entries)
         assert serving.get_url(replica) not in _list_workers(_get_router_url(kv_aware_plan))
     processes.wait_until(
         lambda: serving.get_url(replica) in _list_workers(_get_router_url(kv_aware_plan)), replica.name, 60
@@ -151,7 +149,7 @@ def _suspend(pid: int) -> Iterator[None]:
 
 def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: DeploymentPlan, tmp_path: Path) -> None:
     """As on EKS and ECS: the router starts before any engine, and DNS discovery registers them."""
-    first_replica, second_replica = kv_aware_plan.deployment.engine_processes
+    first_replica, second_replica = kv_aware_plan.deployment.workers
     names = {"here": first_replica, "away": second_replica}
     workers = [f"--worker={name}:{process.port}" for name, process in names.items()]
     dns_discovery.write_dns(tmp_path)
@@ -165,13 +163,13 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
             expected = {serving.get_url(names[name]) for name in present}
             processes.wait_until(lambda: _list_workers(router) == expected, f"{present} and no other", 90)
 
-        def count_requests(prompts: list[list[int]], process: Process) -> float:
+        def count_requests(prompts: list[list[int]], process: Service) -> float:
             before = serving.read_counter(process, "vllm:request_success_total")
             for prompt in prompts:
                 serving.complete(router, prompt=prompt, max_tokens=2)
             return serving.read_counter(process, "vllm:request_success_total") - before
 
-        def ask_directly(prompt: list[int], process: Process) -> None:
+        def ask_directly(prompt: list[int], process: Service) -> None:
             serving.complete(serving.get_url(process), prompt=prompt, max_tokens=2)
             time.sleep(EVENT_DELAY_S)
 
@@ -206,5 +204,5 @@ def _list_workers(router_url: str) -> set[str]:
 
 def _get_router_url(plan: DeploymentPlan) -> str:
     """The router's own address, which only this machine reaches."""
-    words = plan.deployment.router.processes[0].command
+    words = plan.deployment.entries[0].command
     return next(f"http://{word.partition('=')[2]}" for word in words if word.startswith("--router="))

@@ -21,7 +21,7 @@ from llm_serving import processes
 from llm_serving.catalog import gguf
 from llm_serving.hub import make_tiny
 from llm_serving.rehearsal import emulator
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -132,7 +132,7 @@ def test_the_patterns_load_is_answered_and_reported(plan: DeploymentPlan) -> Non
 
 
 def test_a_killed_replica_comes_back_with_the_weights_that_were_copied(plan: DeploymentPlan) -> None:
-    process = plan.deployment.engine_processes[0]
+    process = plan.deployment.workers[0]
     server = _find_server(plan, process.name)
     server.send_signal(signal.SIGKILL)
     processes.wait_until(lambda: not server.is_running(), "the end", START_LIMIT_S)
@@ -156,7 +156,7 @@ def _find_server(plan: DeploymentPlan, name: str) -> psutil.Process:
 def test_a_replica_that_is_stopped_finishes_the_requests_that_it_has(plan: DeploymentPlan) -> None:
     running = supervisor.find_running(plan.directory)
     assert running
-    victim = plan.deployment.engine_processes[0]
+    victim = plan.deployment.workers[0]
     server = _find_server(plan, victim.name)
     with ThreadPoolExecutor(1) as threads, _suspend_amid_streams(server, victim) as streams:
         stop = threads.submit(running.stop, victim.name)
@@ -176,7 +176,7 @@ def test_a_replica_that_is_stopped_finishes_the_requests_that_it_has(plan: Deplo
 class _Stream:
     """A streamed answer of one replica, without the router: no other replica takes it."""
 
-    def __init__(self, process: Process, number: int) -> None:
+    def __init__(self, process: Service, number: int) -> None:
         body = {"model": "tiny", "prompt": f"{number} {serving.PROMPT}", "max_tokens": MAX_TOKENS, "ignore_eos": True}
         payload = json.dumps({**body, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
@@ -209,7 +209,7 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def _suspend_amid_streams(server: psutil.Process, process: Process) -> Iterator[list[_Stream]]:
+def _suspend_amid_streams(server: psutil.Process, process: Service) -> Iterator[list[_Stream]]:
     """Suspend a server that has certainly most of at least one answer before it; on a busy machine they may end first."""
     for _ in range(ATTEMPTS):
         streams = [_Stream(process, number) for number in range(STREAMS)]

@@ -16,7 +16,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.hub import make_tiny
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import adapters, supervisor
 from llm_serving.validation import run
@@ -57,8 +57,8 @@ def _list_routed_names(plan: DeploymentPlan) -> set[str]:
         return set()
 
 
-def _find_engine(plan: DeploymentPlan, role: str) -> Process:
-    return next(process for process in plan.deployment.engine_processes if process.name.startswith(role))
+def _find_engine(plan: DeploymentPlan, role: str) -> Service:
+    return next(process for process in plan.deployment.workers if process.name.startswith(role))
 
 
 def _count_requests(plan: DeploymentPlan) -> dict[str, float]:

@@ -65,7 +65,7 @@ def test_one_file_adds_an_engine(tmp_path: Path) -> None:
     )
     role = deployment.roles[0]
     assert (deployment.engine, role.image) == ("slim", "example/slim:1.0")
-    assert role.processes[0].command == (
+    assert deployment.workers[0].command == (
         "slim", "/scratch/fetched/weights", "--name", "Qwen/Qwen3-0.6B", "--port", "8000", "--split", "2",
     )  # fmt: skip
     assert role.prefetch and "weights" in role.prefetch.uris, "it streams none, so they are copied before it starts"
@@ -115,7 +115,7 @@ def test_the_router_is_the_engines_own_unless_the_framework_brings_one(
         assert engines.get_router("vllm", "plain").image == engines.get_router("slim", "herd").image
         blueprint = _format_blueprint(extra="").replace("roles:", "roles:\n  router: {policy: load-aware}")
         deployment = resolving.resolve_files(tmp_path, blueprint, FLEET, "eks")
-        assert deployment.router.processes[0].command == ("own",)
+        assert deployment.entries[0].command == ("own",)
     finally:
         monkeypatch.undo()
         for load in loaders:

@@ -135,12 +135,10 @@ def _resolve(folder: Path, text: str, target: str) -> ServingDeployment:
 
 def _list_engine_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
     """What the engine's own parser is given: all after `vllm serve`, whatever joins the machines before it."""
-    commands = {
-        process.command
-        for deployment in deployments
-        for process in deployment.engine_processes
-        if "serve" in process.command
-    }
+    commands = set()
+    for deployment in deployments:
+        for worker in deployment.workers:
+            commands |= {command for command in (worker.command, worker.worker_command) if "serve" in command}
     # Kubernetes fills in a follower's number before the engine sees it, and the templates lie in the engine's image.
     filled = (
         [re.sub(r"^/vllm-workspace/.*", __file__, word.replace("$(LWS_WORKER_INDEX)", "1")) for word in command]
@@ -191,7 +189,7 @@ def test_router_dns_discovery_registers_the_engines_of_several_models(
     model = f"{{model: tiny, pool: {pool}}}"
     text = f"pattern: multi-model\nroles: {{models: {{one: {model}, two: {model}}}}}\n{TRAFFIC}"
     deployment = _resolve(tmp_path, text, target)
-    command = " ".join(deployment.router.processes[0].command)
+    command = " ".join(deployment.entries[0].command)
     admin = f"127.0.0.1:{deployment.environment.ports.get('router-admin', 8081)}"
     assert f"--router={admin} -- router-dns-discovery --router=http://{admin} {arguments} -- vllm-router " in command
     assert command.endswith(" --enable-igw")
@@ -214,7 +212,7 @@ def test_clients_of_several_models_may_use_hub_ids(tmp_path: Path, target: str) 
     arguments = _list_engine_arguments([deployment])
     assert {line[line.index("--served-model-name") + 1] for line in arguments} == {"acme/Tiny-0.1", "two"}
     assert [role.name for role in deployment.engine_roles] == ["one", "two"], "what services and files are named after"
-    assert {process.probe.body["model"] for process in deployment.engine_processes if process.probe} == {
+    assert {process.probe.body["model"] for process in deployment.workers if process.probe} == {
         "acme/Tiny-0.1",
         "two",
     }
@@ -230,7 +228,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     deployment = _resolve(
         tmp_path, _format_blueprint(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target
     )
-    command = deployment.router.processes[0].command
+    command = deployment.entries[0].command
     assert command[4:8] == ("router-dns-discovery", "--router=http://127.0.0.1:8081", f"--worker={name}", "--")
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
@@ -238,7 +236,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
         f"{registry}/router:0.1.17-2",
         f"{registry}/vllm:0.32.0-efa.2",
     )
-    [engine] = deployment.engine_processes
+    [engine] = deployment.workers
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
     assert engine.command[engine.command.index("--middleware") + 1] == "event_sources.EventSources"
     assert engine.env["PYTHONPATH"] == "/opt/vllm"
@@ -249,8 +247,8 @@ def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: P
     """A router that registers all replicas at its start misses the events of those that answer later."""
     text = _format_blueprint("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}")
     deployment = _resolve(tmp_path, text, "local")
-    command = deployment.router.processes[0].command
-    workers = [f"--worker=127.0.0.1:{process.port}" for process in deployment.engine_processes]
+    command = deployment.entries[0].command
+    workers = [f"--worker=127.0.0.1:{process.port}" for process in deployment.workers]
     separator = command.index("--", command.index("--") + 1)
     assert command[separator - len(workers) : separator] == tuple(workers)
     assert "--worker-urls" not in command
@@ -260,7 +258,7 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
     deployments = _list_serving_deployments()
     assert {deployment.environment.target for deployment in deployments} == {"local", "eks", "ecs"}
     for deployment in deployments:
-        [process] = deployment.router.processes
+        [process] = deployment.entries
         front, listen, router, separator, *_ = process.command
         [arguments] = _list_router_arguments([deployment])
         assert (front, separator) == ("router-front", "--")
@@ -274,7 +272,7 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
 
 def _list_router_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
     """What the router's own parser is given, whatever finds the engines for it."""
-    commands = [process.command for deployment in deployments for process in deployment.router.processes]
+    commands = [process.command for deployment in deployments for process in deployment.entries]
     program_indexes = [
         next(number for number, word in enumerate(line) if word.endswith("vllm-router")) for line in commands
     ]

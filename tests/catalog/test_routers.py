@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths, processes
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.targets.local import engine_env
 from tests.http_handler import QuietHandler
 from tests.kinds.serving.resolving import resolve_files
@@ -103,7 +103,7 @@ class Handler(QuietHandler):
 
 
 @contextlib.contextmanager
-def _run_deployment(folder: Path, blueprint: str, router: str = "{}") -> Iterator[tuple[Process, list[Engine]]]:
+def _run_deployment(folder: Path, blueprint: str, router: str = "{}") -> Iterator[tuple[Service, list[Engine]]]:
     """The blueprint's own router before two fake engines."""
     names = ("aws", "router", "router-admin", "router-metrics", "worker-0", "worker-1", "prefill-0", "decode-0")
     ports = dict(zip(names, processes.claim_free_ports(len(names)), strict=True))
@@ -116,10 +116,10 @@ def _run_deployment(folder: Path, blueprint: str, router: str = "{}") -> Iterato
         engine_folder=str(engine_env.find_executables()),
         image_programs={"router-front": (sys.executable, str(paths.IMAGES / "router" / "router_front.py"))},
     )
-    engine_servers = [Engine(process.port) for process in deployment.engine_processes]
+    engine_servers = [Engine(process.port) for process in deployment.workers]
     for engine in engine_servers:
         threading.Thread(target=engine.serve_forever, daemon=True).start()
-    process = deployment.router.instances[0]
+    process = deployment.entries[0]
     with (folder / "router.log").open("wb") as log:
         child = processes.spawn(process.command, environment=process.env, output=log)
     try:
@@ -132,7 +132,7 @@ def _run_deployment(folder: Path, blueprint: str, router: str = "{}") -> Iterato
             engine.server_close()
 
 
-def _stream(router: Process) -> tuple[int, int]:
+def _stream(router: Service) -> tuple[int, int]:
     """A streamed completion's status, and how many words of it arrived; (0, 0) without a connection."""
     connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
     body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": WORDS, "stream": True})
@@ -188,7 +188,7 @@ def test_a_dead_engine_costs_no_client_its_answer(tmp_path: Path) -> None:
         )
 
 
-def _list_health(router: Process) -> dict[str, bool]:
+def _list_health(router: Service) -> dict[str, bool]:
     # Of the router itself: what is before it lets clients call the inference API alone.
     (admin,) = (word.partition("=")[2] for word in router.command if word.startswith("--router="))
     with urllib.request.urlopen(f"http://{admin}/workers", timeout=10) as response:

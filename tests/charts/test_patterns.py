@@ -57,8 +57,9 @@ def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deploymen
     pod_templates = list(list_pods(render_chart(render_values(cell))))
     specs = {tuple(pod["spec"]["containers"][0]["command"]): pod["spec"] for pod in pod_templates}
     for role in cell.deployment.roles:
-        for process in role.processes:
-            spec = specs[process.command]
+        (service,) = cell.deployment.list_services(role)
+        for command in filter(None, (service.command, service.worker_command)):
+            spec = specs[command]
             limits = spec["containers"][0]["resources"]["limits"]
             assert int(limits.get(role.resources.device or "none", 0)) == role.resources.accelerators
             assert int(limits.get("vpc.amazonaws.com/efa", 0)) == role.resources.efa

@@ -73,7 +73,7 @@ def test_the_engines_line_is_read_from_its_log() -> None:
 def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(running_plan: DeploymentPlan) -> None:
     deployment = running_plan.deployment
     model = models.find(deployment.served_models[0].model)
-    for process in deployment.engine_processes:
+    for process in deployment.workers:
         cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
         computed = vllm.count_cache_tokens(
             model, cache_bytes, context=deployment.served_models[0].context, block=CPU_BLOCK

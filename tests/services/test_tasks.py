@@ -67,13 +67,16 @@ def test_a_copy_with_another_task_serves_its_endpoint_on_every_target(
     tmp_path: Path, task: str, path: str, target: str
 ) -> None:
     deployment = resolve_copy(tmp_path, task, target)
-    for process in deployment.engine_processes:
+    for process in deployment.workers:
         assert process.command[process.command.index("--runner") + 1] == "pooling"
         assert "--enable-auto-tool-choice" not in process.command
         assert process.probe
         assert process.probe.path == path
-    probe = deployment.router.processes[0].probe
+    probe = deployment.entries[0].probe
     assert probe
+    if target == "eks":  # where a router is ready if an engine is
+        assert probe.path == "/readiness"
+        return
     assert (probe.path, probe.body) == (
         path,
         {"model": f"tiny-{task}", **tasks.POOLED[deployment.task].build(["ready?"])},
@@ -83,7 +86,7 @@ def test_a_copy_with_another_task_serves_its_endpoint_on_every_target(
 
 def test_what_writes_text_is_started_and_asked_as_before(tmp_path: Path) -> None:
     deployment = resolve_copy(tmp_path, "generate", model="tiny")
-    assert all("--runner" not in process.command for process in deployment.engine_processes)
+    assert all("--runner" not in process.command for process in deployment.workers)
     assert deployment.slo.ttft_ms.p95 == 5000
     assert deployment.unused_keys == ()
 
@@ -114,11 +117,11 @@ def test_replicas_scale_by_the_engines_queue_on_eks_and_ecs(tmp_path: Path) -> N
 
 def test_a_ranking_model_that_is_stored_as_a_chat_model_is_told_to_the_engine(tmp_path: Path) -> None:
     text = LINES.replace("tiny-embed", "Qwen/Qwen3-Reranker-0.6B").replace("task: embed", "task: rerank")
-    command = resolve_text(tmp_path, text, "eks").engine_processes[0].command
+    command = resolve_text(tmp_path, text, "eks").workers[0].command
     assert "Qwen3ForSequenceClassification" in command[command.index("--hf-overrides") + 1]
     assert command[command.index("--chat-template") + 1].endswith("qwen3_reranker.jinja")
     other = resolve_text(tmp_path, text.replace("Qwen/Qwen3-Reranker-0.6B", "BAAI/bge-reranker-v2-m3"), "eks")
-    assert "--hf-overrides" not in other.engine_processes[0].command
+    assert "--hf-overrides" not in other.workers[0].command
 
 
 def test_a_text_needs_no_room_for_an_answer_in_the_context(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.services.environment import Environment, Process
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Service
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import render, template_sandbox
@@ -27,7 +28,9 @@ NAMES = ("aws", "worker-0", "worker-1", "router", "router-metrics", "router-admi
 
 
 def _resolve_deployment(data: Path) -> ServingDeployment:
-    aws = Process(name="aws", command=("moto", "100%"), env={}, port=20000, stateful=True)
+    aws = Service(
+        name="aws", role="worker", command=("moto", "100%"), env={}, port=20000, is_stateful=True, start_retries=0
+    )
     environment = Environment(
         target="local",
         conventions=CONVENTIONS,
@@ -61,7 +64,7 @@ def test_supervisord_parses_every_process_as_resolved(tmp_path: Path) -> None:
     options.realize(["--configuration", str(file), "--nodaemon"])
     programs = {group.name: group.process_configs[0] for group in options.process_group_configs}
     assert list(programs) == ["aws", "worker-0", "worker-1", "router"], "in the order of starting"
-    for process in deployment.processes:
+    for process in deployment.all_services:
         program = programs[process.name]
         assert tuple(shlex.split(program.command)) == ("python", "keep.py", *process.command)
         assert program.environment == process.env
@@ -84,7 +87,7 @@ def test_only_the_user_can_open_supervisords_socket(tmp_path: Path) -> None:
     [
         ("a\nb {{ deployment.nmae }}\n", 2, "Deployment object' has no attribute 'nmae'"),
         ("a\n{{ deplyoment.name }}\n", 2, "'deplyoment' is undefined"),
-        ("a\n\n{% for x in deployment.processes %}\n", 3, "Unexpected end of template"),
+        ("a\n\n{% for x in deployment.all_services %}\n", 3, "Unexpected end of template"),
         ("{{ deployment.name | nofilter }}\n", 1, "No filter named 'nofilter'"),
         ("a\n{{ 1 / 0 }}\n", 2, "division by zero"),
         ('a\n{% include "b.j2" %}\n', 2, "there is no template b.j2"),

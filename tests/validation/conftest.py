@@ -11,7 +11,8 @@ import pytest
 
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
-from llm_serving.services.environment import Environment, Process
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
@@ -44,11 +45,10 @@ def build_deployment(
         engine="vllm",
         framework="plain",
         roles=(
-            _build_role(
-                "engine", "worker", port, ServedModel(model="tiny", name="tiny", weights=weights, context=4096)
-            ),
-            _build_role("router", "router", port),
+            _build_role("engine", "worker", ServedModel(model="tiny", name="tiny", weights=weights, context=4096)),
+            _build_role("router", "router"),
         ),
+        services=_build_services(port),
         url=url,
         disruption=Disruption(),
         request_timeout_s=1800,
@@ -59,8 +59,7 @@ def build_deployment(
     )
 
 
-def _build_role(kind: Literal["engine", "router"], name: str, port: int, serves: ServedModel | None = None) -> Role:
-    process = Process(name=f"{name}-0", command=("true",), env={}, port=port)
+def _build_role(kind: Literal["engine", "router"], name: str, serves: ServedModel | None = None) -> Role:
     return Role(
         name=name,
         kind=kind,
@@ -69,8 +68,14 @@ def _build_role(kind: Literal["engine", "router"], name: str, port: int, serves:
         replicas=Bounds(1, 1),
         kv_block=128 if kind == "engine" else 0,
         metrics={"requests": "vllm_router_(pd_)?requests_total"} if kind == "router" else {},
-        processes=(process,),
-        instances=(process,),
+    )
+
+
+def _build_services(port: int) -> tuple[Service, ...]:
+    """Return a worker and a router at one port."""
+    return tuple(
+        Service(name=f"{role}-0", role=role, is_entry=role == "router", command=("true",), port=port)
+        for role in ("worker", "router")
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
-from llm_serving.services.environment import Environment, Process, ResolvedData
-from llm_serving.services.service import Service
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import ResolvedData, Service
 
 
 class Deployment(ResolvedData):
@@ -30,19 +29,19 @@ class Deployment(ResolvedData):
     """Base URL for clients; empty where there is no endpoint."""
 
     @property
-    @abstractmethod
-    def worker_processes(self) -> tuple[Process, ...]:
-        """The processes that do the work."""
+    def workers(self) -> tuple[Service, ...]:
+        """The services that do the work."""
+        return tuple(service for service in self.services if not service.is_entry)
 
     @property
-    def endpoint_processes(self) -> tuple[Process, ...]:
-        """The processes before the workers, which start after them; none where there is no endpoint."""
-        return ()
+    def entries(self) -> tuple[Service, ...]:
+        """The services before the workers, which start after them; none where there is no endpoint."""
+        return tuple(service for service in self.services if service.is_entry)
 
     @property
-    def processes(self) -> tuple[Process, ...]:
+    def all_services(self) -> tuple[Service, ...]:
         """All that runs, in the order of starting: emulated AWS, the workers, what is before them."""
-        return (*self.environment.services, *self.worker_processes, *self.endpoint_processes)
+        return (*self.environment.services, *self.services)
 
     @property
     def served_models(self) -> tuple[Any, ...]:

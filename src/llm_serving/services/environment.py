@@ -5,77 +5,18 @@ A target provides its `Conventions` as data, so that no kind and no engine asks 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
+
+from llm_serving.services.service import ResolvedData, Service
 
 LOOPBACK = "127.0.0.1"
 """The address that no other machine reaches."""
 
 Discovery = Literal["addresses", "labels", "names"]
 """How a router finds engines: by fixed addresses, by the labels of their pods, or by DNS names."""
-
-
-class ResolvedData(BaseModel):
-    """Base of resolved data: frozen, plain, and JSON at any time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Probe(ResolvedData):
-    """How to know that a process answers: a real request, never a health page alone."""
-
-    path: str
-    body: dict[str, Any]
-
-    health: str = ""
-    """Path that tells whether the process is alive, however many requests wait; empty where it has none."""
-
-    deadline_s: float
-    """Longest start, in seconds: a process that has not answered by then has failed."""
-
-    period_s: int = 10
-    """Seconds between two attempts during the start."""
-
-    @property
-    def attempts(self) -> int:
-        """Failed attempts after which the start has failed."""
-        return math.ceil(self.deadline_s / self.period_s)
-
-
-class Process(ResolvedData):
-    """One process of a deployment."""
-
-    name: str
-    command: tuple[str, ...]
-
-    env: dict[str, str]
-    """Added to the variables that the target sets."""
-
-    port: int
-
-    probe: Probe | None = None
-    """None where another check proves it, as for the embedded AWS."""
-
-    replica: int = 0
-    """Index of its replica, from 0."""
-
-    rank: int = 0
-    """Index of its node within the replica, from 0; rank 0 answers requests."""
-
-    address_variables: tuple[str, ...] = ()
-    """Variables that must hold the address by which other nodes reach the process, where only the target knows it."""
-
-    stateful: bool = False
-    """Its data is lost when it ends, so the supervisor must not restart it."""
-
-    start_s: int = 60
-    """A process that ends sooner has not started; the supervisor gives it up after a few attempts."""
-
-    memory_bytes: int = 0
-    """Its share of the machine's memory, where processes share one machine."""
 
 
 class MeasuredPrefix(ResolvedData):
@@ -172,10 +113,10 @@ class Conventions(ResolvedData):
     discovery: Discovery = "names"
     """How a router finds the engines."""
 
-    selector_labels: Mapping[str, str] = {}
+    selector_labels: Mapping[str, str] = Field(default_factory=dict)
     """Labels of a role's pods, with {deployment} and {role}, where `discovery` is `labels`."""
 
-    leader_labels: Mapping[str, str] = {}
+    leader_labels: Mapping[str, str] = Field(default_factory=dict)
     """Further labels of the pod that answers requests, where a replica spans several nodes."""
 
     peer_name: str = "{deployment}-{service}.{namespace}"
@@ -221,7 +162,7 @@ class Environment(ResolvedData):
     s3_endpoint: str | None = None
     """URL of an S3 other than AWS's own; None means AWS."""
 
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     """What every process needs to reach AWS."""
 
     engine_folder: str = ""
@@ -240,7 +181,7 @@ class Environment(ResolvedData):
     """Prefix of the command of an engine that reads its weights from a folder: copies each of FOLDER URI ... from S3,
     then becomes the command behind `--`; empty where containers are given what was copied beforehand."""
 
-    image_programs: Mapping[str, tuple[str, ...]] = {}
+    image_programs: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """What runs a program of images/, by its name; empty where the image's PATH has them."""
 
     router_host: str = LOOPBACK
@@ -249,19 +190,19 @@ class Environment(ResolvedData):
     module_folder: str = ""
     """Folder of the modules of images/ that an engine loads; empty where its image has them."""
 
-    services: tuple[Process, ...] = ()
+    services: tuple[Service, ...] = ()
     """Emulated AWS services beside the deployment."""
 
-    ports: dict[str, int] = {}
+    ports: dict[str, int] = Field(default_factory=dict)
     """Ports by name (`Kind.list_port_names`), where processes share one machine."""
 
     registry: str = ""
     """Repository prefix of the fleet's own images: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
 
-    image_digests: dict[str, str] = {}
+    image_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of images by REPOSITORY:TAG, from images.lock.yaml beside the fleet file."""
 
-    image_prefixes: dict[str, str] = {}
+    image_prefixes: dict[str, str] = Field(default_factory=dict)
     """Prefixes of the fleet's image cache, by the host of a public registry."""
 
     namespace: str = ""

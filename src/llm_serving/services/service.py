@@ -5,18 +5,45 @@ A kind resolves its blueprint into services once; templates lay their fields out
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.services.environment import Probe, ResolvedData
 
 LOCAL_STOP_S = 20
 """Seconds that a process on this machine has to stop."""
 
 Signal = Literal["queue", "kv-usage"]
 """What scaling follows: requests that wait, or the used share of a KV cache; each for one replica."""
+
+
+class ResolvedData(BaseModel):
+    """Base of resolved data: frozen, plain, and JSON at any time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Probe(ResolvedData):
+    """How to know that a process answers: a real request, never a health page alone."""
+
+    path: str
+    body: dict[str, Any]
+
+    health: str = ""
+    """Path that tells whether the process is alive, however many requests wait; empty where it has none."""
+
+    deadline_s: float
+    """Longest start, in seconds: a process that has not answered by then has failed."""
+
+    period_s: int = 10
+    """Seconds between two attempts during the start."""
+
+    @property
+    def attempts(self) -> int:
+        """Failed attempts after which the start has failed."""
+        return math.ceil(self.deadline_s / self.period_s)
 
 
 class Secret(ResolvedData):

@@ -301,7 +301,7 @@ def _list_replica_roles(deployment: ServingDeployment, source: LoadSource | None
     engine_roles = {role.name: role for role in deployment.engine_roles}
     if source and source.pages:
         return {page.name: page.role for page in source.pages if page.role in engine_roles}
-    return {process.name: name for name, role in engine_roles.items() for process in role.instances}
+    return {process.name: name for name, role in engine_roles.items() for process in deployment.list_services(role)}
 
 
 def _count_router_requests(
@@ -446,7 +446,7 @@ def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
         settings["traffic"].pop("turns")
     for key in ("output_tokens", "api") if deployment.is_pooled else ("inputs",):
         settings["traffic"].pop(key)
-    roles = {role.name: len(role.instances) for role in deployment.engine_roles}
+    roles = {role.name: len(deployment.list_services(role)) for role in deployment.engine_roles}
     return {
         **settings,
         **({"task": deployment.task} if deployment.is_pooled else {}),
@@ -454,7 +454,7 @@ def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
         "served_model": main_model.name,
         **({"models": list(deployment.model_names)} if len(deployment.model_names) > 1 else {}),
         "context": main_model.context,
-        "replicas": len(deployment.engine_processes),
+        "replicas": len(deployment.workers),
         "accelerators": sum(role.accelerators * max(1, role.replicas.min) for role in deployment.engine_roles),
         **({"tuning": tuning} if (tuning := deployment.tuning.model_dump(mode="json", exclude_defaults=True)) else {}),
         **({"roles": roles} if len(roles) > 1 else {}),

@@ -128,9 +128,12 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
 def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoading:
     main_model = deployment.served_models[0]
     replicas = [
-        process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
+        service
+        for role in deployment.engine_roles
+        if role.served_model == main_model
+        for service in deployment.list_services(role)
     ]
-    loading = weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
+    loading = weight_loading.read(main_model.weights, [logs / f"{service.name}.log" for service in replicas])
     environment = deployment.environment
 
     def open_bucket() -> s3.Bucket:
@@ -309,7 +312,7 @@ def _collect_versions(deployment: ServingDeployment) -> dict[str, str]:
     versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
     if not deployment.environment.conventions.shared_host:
         return versions
-    version_url = f"http://127.0.0.1:{deployment.engine_processes[0].port}/version"
+    version_url = f"http://127.0.0.1:{deployment.workers[0].port}/version"
     with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(version_url, timeout=5) as response:
         versions[deployment.engine] = str(json.load(response)["version"])
     return versions

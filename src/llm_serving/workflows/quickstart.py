@@ -167,7 +167,7 @@ def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> No
     console.out.rule("Results", align="left")
     console.print_result(terminal_summary.render(result.report, result.report_dir))
     console.out.rule("Next steps", align="left")
-    port, fleet_path = result.plan.deployment.router.processes[0].port, shlex.quote(str(result.plan.fleet.path))
+    port, fleet_path = result.plan.deployment.entries[-1].port, shlex.quote(str(result.plan.fleet.path))
     folder_argument = shlex.quote(console.shorten_path(folder))
     program = ".venv/bin/blueprint"
     next_steps = {

@@ -16,7 +16,8 @@ import pytest
 from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
-from llm_serving.services.environment import Environment, Process
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Service
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from tests import known_server
@@ -65,22 +66,23 @@ def _write_deployment(root: Path, url: str) -> None:
     tiny = ServedModel(model="tiny", name="tiny", weights=weights, context=4096)
 
     def build_role(kind: str, name: str, serves: ServedModel | None = None) -> Role:
-        process = Process(name=f"{name}-0", command=("true",), env={}, port=port)
         return Role.model_validate(
             {
                 "name": name,
                 "kind": kind,
                 "served_model": serves,
                 "replicas": Bounds(1, 1),
-                "processes": (process,),
-                "instances": (process,),
             }
         )
 
+    services = [
+        Service(name=f"{role}-0", role=role, is_entry=role == "router", command=("true",), port=port)
+        for role in ("worker", "router")
+    ]
     deployment = ServingDeployment.model_validate(
         {
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
-            "framework": "plain", "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
+            "framework": "plain", "services": services, "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
             "disruption": {}, "traffic": {"users": 1}, "slo": {}, "request_timeout_s": 1800,
             "environment": Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }

@@ -17,7 +17,8 @@ from llm_serving.fleet.loading import load_fleet
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
 from llm_serving.services import kinds
-from llm_serving.services.environment import Environment, Process
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
@@ -45,7 +46,7 @@ def resolve(folder: Path, text: str, data_folder: str = "") -> BatchDeployment:
     return deployment
 
 
-def read_document(process: Process) -> dict[str, Any]:
+def read_document(process: Service) -> dict[str, Any]:
     """Read the settings of a worker or the Batch API."""
     document: dict[str, Any] = json.loads(process.env["BATCH_SETTINGS"])
     return document
@@ -54,14 +55,14 @@ def read_document(process: Process) -> dict[str, Any]:
 def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) -> None:
     text = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
     deployment = resolve(tmp_path / "mine", text)
-    assert [process.name for process in deployment.worker_processes] == ["worker-0", "batch-worker-0", "batch-worker-1"]
-    assert [process.name for process in deployment.endpoint_processes] == ["router", "batch-api"]
+    assert [process.name for process in deployment.workers] == ["worker-0", "batch-worker-0", "batch-worker-1"]
+    assert [process.name for process in deployment.entries] == ["router", "batch-api"]
     assert [loaded.model for loaded in deployment.loaded_models] == ["tiny"]
     assert deployment.serving is not None
     assert deployment.endpoint_url == deployment.serving.url
-    document = read_document(deployment.workers[0])
+    document = read_document(deployment.batch_workers[0])
     assert document["endpoint"] == deployment.endpoint_url
-    engine = deployment.engine_processes[0]
+    engine = deployment.engines[0]
     assert document["metrics_urls"] == [f"http://127.0.0.1:{engine.port}/metrics"]
     assert document["metrics"]["queue"] == ["vllm:num_requests_waiting"]
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
@@ -71,7 +72,7 @@ def test_any_endpoint_can_be_fed(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", MINIMAL.replace("8000", "8000/v1"))
     assert deployment.endpoint_url == "http://127.0.0.1:8000"
     assert deployment.serving is None
-    assert [process.name for process in deployment.processes] == ["batch-worker-0", "batch-worker-1", "batch-api"]
+    assert [process.name for process in deployment.all_services] == ["batch-worker-0", "batch-worker-1", "batch-api"]
 
 
 def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert deployment.endpoint_url == serving.url
     assert len(deployment.metrics_urls) == 1
-    assert read_document(deployment.workers[0])["objectives"] == []
+    assert read_document(deployment.batch_workers[0])["objectives"] == []
     assert "Rows give way to a queue at talk alone: its metrics show no percentile of its SLO." in deployment.notes
     with pytest.raises(InputError) as refusal:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
@@ -125,7 +126,7 @@ def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
     (folder / "deployment.json").write_text(fed.model_dump_json())
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: talk")
     deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
-    for worker in deployment.workers:
+    for worker in deployment.batch_workers:
         written = [tuple(objective.values()) for objective in read_document(worker)["objectives"]]
         assert written == [(metric, limit_s, pytest.approx(allowed)) for metric, limit_s, allowed in objectives]
     assert note in deployment.notes
@@ -220,8 +221,8 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
         "search",
         "normal",
     )
-    assert len(deployment.workers) == 2
-    assert deployment.workers[0] == deployment.workers[1], "containers alike"
+    [worker] = deployment.batch_workers
+    assert worker.replicas.max == deployment.worker_count == 2, "containers alike"
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 
 
@@ -271,13 +272,13 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
     deployment = resolve_on("eks", tmp_path / "mine", text)
     metrics = "http://chat-engines.serving.svc:8000/metrics"
-    documents = [read_document(worker) for worker in deployment.workers]
-    assert [document["metrics_urls"] for document in documents] == [[metrics]] * 2
+    documents = [read_document(worker) for worker in deployment.batch_workers]
+    assert [document["metrics_urls"] for document in documents] == [[metrics]]
     queues = documents[0]["metrics"]["queue"]
     assert {"vllm:num_requests_waiting", "llamacpp:requests_deferred"} <= set(queues), "its engine is not known here"
     assert "Rows give way to a queue at chat alone: on EKS a batch does not know its SLO." in deployment.notes
     on_ecs = resolve_on_ecs(tmp_path / "other", text)
-    assert [read_document(worker)["metrics_urls"] for worker in on_ecs.workers] == [[]] * 2
+    assert [read_document(worker)["metrics_urls"] for worker in on_ecs.batch_workers] == [[]]
 
 
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:
@@ -319,12 +320,12 @@ def test_on_aws_programs_are_told_of_the_secrets_that_they_read(tmp_path: Path) 
     assert [row.secret for row in deployment.cloud.worker_secrets] == ["llm/key", "cache/login"]
     api_key = {"secret": "llm/key", "field": ""}
     assert read_secrets(deployment.api) == (api_key, None)
-    assert read_secrets(deployment.workers[0]) == (api_key, "cache/login")
+    assert read_secrets(deployment.batch_workers[0]) == (api_key, "cache/login")
     assert deployment.cloud.cache_port == 6380
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 
 
-def read_secrets(process: Process) -> tuple[Any, Any]:
+def read_secrets(process: Service) -> tuple[Any, Any]:
     """Read where a program finds the endpoint's key, and the login of the cache."""
     document = read_document(process)
     return document["api_key"], document["cache"] and document["cache"]["login_secret"]
@@ -332,7 +333,7 @@ def read_secrets(process: Process) -> tuple[Any, Any]:
 
 def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", KEYED)
-    assert (read_secrets(deployment.api), read_secrets(deployment.workers[0])) == ((None, None), (None, ""))
+    assert (read_secrets(deployment.api), read_secrets(deployment.batch_workers[0])) == ((None, None), (None, ""))
     [note] = deployment.notes
     assert note == (
         "The embedded AWS has no secrets of yours: here environment variables take the place of endpoint.api_key and "
@@ -497,21 +498,21 @@ def test_a_deployment_whose_price_is_not_certain_gives_none(tmp_path: Path, fed:
 def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     plain = resolve(tmp_path / "plain", MINIMAL)
     assert read_document(plain.api)["has_parquet"] is False
-    assert read_document(plain.workers[0])["cache"] is None
+    assert read_document(plain.batch_workers[0])["cache"] is None
     results = 'results: {parquet: on, cache: {url: "rediss://cache.example.com:6379", ttl: 1h}}\n'
     deployment = resolve(tmp_path / "more", MINIMAL + results)
-    document = read_document(deployment.workers[0])
+    document = read_document(deployment.batch_workers[0])
     assert document["has_parquet"] is True
     cache = {"url": "rediss://cache.example.com:6379", "ttl_s": 3600.0, "is_cluster": False, "login_secret": ""}
     assert document["cache"] == cache
     cluster = resolve(tmp_path / "cluster", MINIMAL + results.replace("ttl: 1h", "cluster: on"))
-    assert read_document(cluster.workers[0])["cache"]["is_cluster"] is True
+    assert read_document(cluster.batch_workers[0])["cache"]["is_cluster"] is True
     assert "cache.example.com" not in json.dumps(deployment.api.env)
 
 
 def test_rows_go_after_peoples_requests_where_the_engines_schedule_by_priority(tmp_path: Path) -> None:
-    plain = read_document(resolve(tmp_path / "plain", MINIMAL).workers[0])
+    plain = read_document(resolve(tmp_path / "plain", MINIMAL).batch_workers[0])
     assert (plain["has_priority"], plain["is_shared"]) == (False, False)
     text = MINIMAL.replace("8000}", "8000, priority: on}")
-    document = read_document(resolve(tmp_path / "after", text).workers[0])
+    document = read_document(resolve(tmp_path / "after", text).batch_workers[0])
     assert (document["has_priority"], document["is_shared"]) == (True, True)

@@ -43,9 +43,9 @@ def test_an_adapter_in_s3_is_fetched_to_the_path_in_the_engines_command(tmp_path
     blueprint_text = (
         f"name: mine\npattern: multi-model\nroles: {{models: {{one: {{{text}}}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
     )
-    role = resolving.resolve_files(tmp_path, blueprint_text, FLEET, target).roles[0]
+    role = resolving.resolve_files(tmp_path, blueprint_text, FLEET, target).workers[0]
     assert role.prefetch and role.prefetch.uris == {"adapter-sql": "s3://my-adapters/sql"}
-    command = role.processes[0].command
+    command = role.command
     assert command[command.index("--lora-modules") + 1] == "sql=/scratch/fetched/adapter-sql"
 
 

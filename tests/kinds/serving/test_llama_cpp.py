@@ -40,8 +40,8 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
     pool: str, target: str, cpus: int, threads: str, tmp_path: Path
 ) -> None:
     deployment = resolving.resolve_files(tmp_path, _format(f"pool: {pool}, replicas: 4"), FLEET, target)
-    [role] = deployment.engine_roles
-    command = role.processes[0].command
+    [role] = deployment.workers
+    command = role.command
     assert (role.resources.device, role.resources.accelerators, role.resources.cpus) == ("", 0, cpus)
     assert command[command.index("--threads") + 1] == threads
     assert int(command[command.index("--threads-http") + 1]) >= 128, "idle connections keep no request waiting"
@@ -49,7 +49,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
     assert role.prefetch
     assert role.prefetch.uris["weights"].endswith("/gguf/bartowski/Qwen_Qwen3-4B-GGUF/Q4_K_M/")
     assert role.image.endswith("/demo/llama-cpp:b11669-2")
-    assert role.processes[0].env["DRAIN_S"] == "120", "of the launcher in that image: disruption.drain"
+    assert role.env["DRAIN_S"] == "120", "of the launcher in that image: disruption.drain"
     with pytest.raises(InputError, match=r"grows to 4 nodes, which fit 4\. Fix: replicas: 4 or less"):
         resolving.resolve_files(tmp_path, _format(f"pool: {pool}, replicas: 5"), FLEET, target)
 
@@ -108,6 +108,6 @@ def test_a_file_that_embeds_is_served_and_one_that_ranks_is_refused(
         ):
             resolving.resolve_files(tmp_path, text, FLEET, "eks")
         return
-    command = resolving.resolve_files(tmp_path, text, FLEET, "eks").engine_processes[0].command
+    command = resolving.resolve_files(tmp_path, text, FLEET, "eks").workers[0].command
     assert command[command.index("--ubatch-size") + 1] == command[command.index("--batch-size") + 1] == "4096"
     assert "--embeddings" in command

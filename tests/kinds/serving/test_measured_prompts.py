@@ -127,6 +127,6 @@ def test_the_measured_share_sets_the_next_deployments_policy_with_a_note(
     )
     deployment_plan = make_plan()
     assert deployment_plan.deployment.notes[:1] == (measured_note,)
-    command = deployment_plan.deployment.router.processes[0].command
+    command = deployment_plan.deployment.entries[0].command
     assert command[command.index("--policy") + 1] == {"cache-aware": "cache_aware"}.get(policy, "power_of_two")
     assert f"# {measured_note}" in deployment_plan.text

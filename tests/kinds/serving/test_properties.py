@@ -23,7 +23,7 @@ from llm_serving.kinds.serving import placement, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import matrix, registry
@@ -142,7 +142,7 @@ def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
         assert fit.cache_tokens >= blueprint.context
 
 
-def _check_efa(role: Role, fleet: Fleet) -> None:
+def _check_efa(deployment: ServingDeployment, role: Role, fleet: Fleet) -> None:
     """EFA only of a pool that has it switched on, no more than the machine has, and several machines never without."""
     rows = [instances.find(name) for name in role.instance_types]
     if role.resources.efa or role.resources.node_efa:
@@ -151,11 +151,11 @@ def _check_efa(role: Role, fleet: Fleet) -> None:
     if role.nodes > 1:
         assert role.resources.efa
         assert len(role.zones) == len(role.instance_types) == 1
-    rdma = "LIBFABRIC" in " ".join(role.processes[0].command) if role.processes else False
+    rdma = any("LIBFABRIC" in " ".join(engine.command) for engine in deployment.list_services(role))
     assert not rdma or all(row.gpudirect_rdma for row in rows)
 
 
-def _find_ports(process: Process, ports: set[int]) -> set[int]:
+def _find_ports(process: Service, ports: set[int]) -> set[int]:
     """Return the ports of `ports` in a process's command and environment."""
     text = " ".join((*process.command, *process.env.values()))
     return ports & {int(number) for number in re.findall(r"\d+", text)}
@@ -164,13 +164,11 @@ def _find_ports(process: Process, ports: set[int]) -> set[int]:
 def _check_ports(deployment: ServingDeployment) -> None:
     """Each local process listens on its own ports, all chosen by the environment."""
     environment_ports = set(deployment.environment.ports.values())
-    router = deployment.router.processes[0]
-    listening = [_find_ports(process, environment_ports) for process in deployment.engine_processes]
+    router = deployment.entries[0]
+    listening = [_find_ports(process, environment_ports) for process in deployment.workers]
     listening.append({deployment.environment.ports[name] for name in ("router", "router-admin", "router-metrics")})
     assert not [pair for pair in itertools.combinations(listening, 2) if pair[0] & pair[1]]
-    assert all(
-        process.port in ports for process, ports in zip((*deployment.engine_processes, router), listening, strict=True)
-    )
+    assert all(process.port in ports for process, ports in zip((*deployment.workers, router), listening, strict=True))
 
 
 def _check_decode_parallelism(deployment: ServingDeployment) -> None:
@@ -186,7 +184,7 @@ def _check_deployment(case: Case, blueprint: Document[Blueprint], deployment: Se
     for role in deployment.engine_roles:
         _check_even_split(blueprint.value.roles.engine_roles[role.name], role)
         _check_model_fits(blueprint.value, role)
-        _check_efa(role, fleet)
+        _check_efa(deployment, role, fleet)
     _check_decode_parallelism(deployment)
     if case.target == "local":
         _check_ports(deployment)

@@ -78,17 +78,17 @@ def _resolve(folder: Path, environment: Environment | None = None, **overrides: 
 
 
 def _get_flag(deployment: ServingDeployment, name: str, process: int = 0) -> str:
-    command = deployment.engine_processes[process].command
+    command = deployment.workers[process].command
     return command[command.index(name) + 1]
 
 
 def _get_router_flag(deployment: ServingDeployment, name: str) -> str:
-    command = deployment.router.processes[0].command
+    command = deployment.entries[0].command
     return command[command.index(name) + 1]
 
 
 def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -> None:
-    first, second = _resolve(tmp_path).engine_processes
+    first, second = _resolve(tmp_path).workers
     assert (first.name, second.name) == ("worker-0", "worker-1")
     assert (first.port, second.port) == (PORTS["worker-0"], PORTS["worker-1"])
     assert first.env["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-0"
@@ -97,7 +97,7 @@ def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -
 
 def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path)
-    assert deployment.engine_processes[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
+    assert deployment.workers[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
     assert _get_flag(deployment, "--host") == "127.0.0.1"
     assert _get_flag(deployment, "--load-format") == "runai_streamer"
     assert _get_flag(deployment, "--served-model-name") == "tiny"
@@ -107,8 +107,8 @@ def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Pa
 
 
 def test_an_s3_other_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
-    other = _resolve(tmp_path).engine_processes[0].env
-    aws = _resolve(tmp_path, _build_environment(s3_endpoint=None)).engine_processes[0].env
+    other = _resolve(tmp_path).workers[0].env
+    aws = _resolve(tmp_path, _build_environment(s3_endpoint=None)).workers[0].env
     assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
     assert "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING" not in aws
     assert other["AWS_REGION"] == "us-west-2"
@@ -121,7 +121,7 @@ def test_weights_of_the_user_are_read_from_their_uri(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("cores", "replicas", "threads"), [(4, 2, "2"), (2, 2, "1"), (2, 3, "1"), (8, 1, "8")])
 def test_the_replicas_share_the_cores(tmp_path: Path, cores: int, replicas: int, threads: str) -> None:
     deployment = _resolve(tmp_path, _build_environment(cores=cores), worker=f"{{pool: small, replicas: {replicas}}}")
-    assert {process.env["OMP_NUM_THREADS"] for process in deployment.engine_processes} == {threads}
+    assert {process.env["OMP_NUM_THREADS"] for process in deployment.workers} == {threads}
 
 
 def test_the_cache_fits_a_full_request_and_all_requests_in_flight(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_cache_fits_a_full_request_and_all_requests_in_flight(tmp_path: Path
 
 
 def test_a_replicas_memory_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
-    tiny, mid = (_resolve(tmp_path, model=name).engine_processes[0].memory_bytes for name in ("tiny", "mid"))
+    tiny, mid = (_resolve(tmp_path, model=name).workers[0].resources.memory_bytes for name in ("tiny", "mid"))
     assert mid - tiny > models.find("mid").weight_bytes
 
 
@@ -193,8 +193,8 @@ def test_the_router_knows_every_replica_and_the_longest_request(tmp_path: Path) 
     traffic = "{users: 8, deadline: 2s, input_tokens: 8, output_tokens: 8}"
     assert _get_router_flag(_resolve(tmp_path, traffic=traffic), "--request-timeout-secs") == "1800"
     deployment = _resolve(tmp_path, traffic=traffic, router="{request_timeout: 2.5s}")
-    urls = tuple(f"http://127.0.0.1:{process.port}" for process in deployment.engine_processes)
-    assert deployment.router.processes[0].command[-2:] == urls
+    urls = tuple(f"http://127.0.0.1:{process.port}" for process in deployment.workers)
+    assert deployment.entries[0].command[-2:] == urls
     assert _get_router_flag(deployment, "--request-timeout-secs") == "3"
     assert deployment.url == f"http://127.0.0.1:{PORTS['router']}"
 

@@ -49,15 +49,17 @@ def deployment_and_requests(
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         deployment = planning.plan(working_folder / "mine", working_folder / "fleet.yaml", target="local").deployment
-        (process,) = deployment.engine_roles[1].processes
-        adapter_role = deployment.engine_roles[1].model_copy(
-            update={"instances": (process.model_copy(update={"port": server.server_port}),)}
-        )
-        yield (
-            deployment.model_copy(update={"roles": (deployment.engine_roles[0], adapter_role, deployment.router)}),
-            _Engine.requests,
-        )
+        yield _move_to_port(deployment, server.server_port), _Engine.requests
         server.shutdown()
+
+
+def _move_to_port(deployment: ServingDeployment, port: int) -> ServingDeployment:
+    """Return the deployment with the engine of the role `long` at another port."""
+    services = tuple(
+        service.model_copy(update={"port": port}) if service.role == "long" else service
+        for service in deployment.services
+    )
+    return deployment.model_copy(update={"services": services})
 
 
 DeploymentAndRequests = tuple[ServingDeployment, list[tuple[str, dict[str, str]]]]
@@ -83,15 +85,9 @@ def test_a_refusal_has_the_engines_message(deployment_and_requests: DeploymentAn
 
 
 def test_an_engine_that_does_not_answer_is_named(deployment_and_requests: DeploymentAndRequests) -> None:
-    role = deployment_and_requests[0].engine_roles[1]
-    process = role.processes[0].model_copy(update={"port": processes.claim_free_ports(1)[0]})
-    changed_role = role.model_copy(update={"instances": (process,)})
+    moved = _move_to_port(deployment_and_requests[0], processes.claim_free_ports(1)[0])
     with pytest.raises(Unavailable, match=r"^long-0 does not answer: .*refused"):
-        adapters.unload(
-            deployment_and_requests[0].model_copy(update={"roles": (changed_role, deployment_and_requests[0].router)}),
-            "long",
-            "tone",
-        )
+        adapters.unload(moved, "long", "tone")
 
 
 def test_an_invalid_adapter_is_refused_before_any_request(

@@ -68,7 +68,7 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
     states = _list_states(plan)
     assert set(states) == {"aws", "worker-0", "worker-1", "router"}
     assert not any(state.failed for state in states.values())
-    assert all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
+    assert all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
     listening = [
         connection.laddr.ip
         for process in _find_processes(plan)
@@ -200,7 +200,7 @@ def test_a_killed_replica_restarts_and_leaves_no_process(make_plan: PlanFactory)
     before[0].kill()
     _, alive = psutil.wait_procs([parent, *before], timeout=20)
     assert alive == []
-    worker = plan.deployment.engine_processes[0]
+    worker = plan.deployment.workers[0]
     processes.wait_until(lambda: readiness.is_answering(worker), "the replica's return", 90)
     assert _list_states(plan)["worker-0"].restarts == 1
     assert _list_states(plan)["worker-1"].restarts == 0
@@ -295,7 +295,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(working_folder: Path, b
 
 def test_a_port_in_use_since_the_plan_is_refused_before_anything_starts(make_plan: PlanFactory) -> None:
     plan = make_plan()
-    port = plan.deployment.engine_processes[1].port
+    port = plan.deployment.workers[1].port
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable) as error:
         deploy.deploy(plan, _agree)
     assert str(error.value) == (

@@ -16,7 +16,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.services.traffic import Images
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import planning, render
@@ -40,7 +40,7 @@ def _get_supervisord(plan: DeploymentPlan) -> Supervisor:
 
 
 def test_both_replicas_and_the_router_give_the_same_answer(running_plan: DeploymentPlan) -> None:
-    urls = [serving.get_url(process) for process in running_plan.deployment.engine_processes]
+    urls = [serving.get_url(process) for process in running_plan.deployment.workers]
     texts = {serving.complete(url) for url in [*urls, running_plan.deployment.url]}
     assert len(texts) == 1
     assert len(texts.pop()) > 8
@@ -67,7 +67,7 @@ def test_a_picture_for_a_text_model_is_refused_in_the_engines_words(client: open
 
 
 def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(running_plan: DeploymentPlan) -> None:
-    for process in running_plan.deployment.engine_processes:
+    for process in running_plan.deployment.workers:
         log = running_plan.directory.get_log_path(process.name).read_text()
         assert f"'model': '{running_plan.deployment.served_models[0].weights.uri}'" in log
         match = re.search(r"Overall time to stream ([\d.]+) MiB of all files to cpu: [\d.]+s", log)
@@ -82,7 +82,7 @@ def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(runni
 
 
 def test_the_cache_has_the_size_that_the_resolver_decided(running_plan: DeploymentPlan) -> None:
-    for process in running_plan.deployment.engine_processes:
+    for process in running_plan.deployment.workers:
         match = re.search(
             r"KV cache size: ([\d,]+) tokens", running_plan.directory.get_log_path(process.name).read_text()
         )
@@ -99,15 +99,15 @@ def test_nothing_is_written_outside_the_deployments_directory(running_plan: Depl
 
 def test_a_replica_takes_no_more_memory_than_the_resolver_assumes(running_plan: DeploymentPlan) -> None:
     supervisord = _get_supervisord(running_plan)
-    for process in running_plan.deployment.engine_processes:
+    for process in running_plan.deployment.workers:
         family = psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
         used_bytes = sum(child.memory_full_info().pss for child in family)
-        assert used_bytes < process.memory_bytes
+        assert used_bytes < process.resources.memory_bytes
 
 
 def test_a_replica_killed_under_load_restarts_while_the_other_serves(running_plan: DeploymentPlan) -> None:
     supervisord = _get_supervisord(running_plan)
-    victim, other = running_plan.deployment.engine_processes
+    victim, other = running_plan.deployment.workers
     parent = psutil.Process(supervisord.read_state(victim.name).pid)
     family = parent.children(recursive=True)
     restarts = supervisord.read_state(victim.name).restarts
@@ -153,7 +153,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
                 "env": {**process.env, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
             }
         )
-        for process, (uri, endpoint) in zip(plan.deployment.engine_processes, sources, strict=True)
+        for process, (uri, endpoint) in zip(plan.deployment.workers, sources, strict=True)
     ]
     role = plan.deployment.engine_roles[0].model_copy(update={"instances": tuple(workers)})
     deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
@@ -181,10 +181,8 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
         make_bucket(plan)
         weights.upload_models(plan.directory, plan.deployment)
         _break_weights(plan, "cut", "demo-denied")
-        engine_env.copy_model_infos(
-            plan.directory.get_cache_path(process.name) for process in plan.deployment.engine_processes
-        )
-        failures = {worker.name: _get_failure(supervisord, worker) for worker in plan.deployment.engine_processes}
+        engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in plan.deployment.workers)
+        failures = {worker.name: _get_failure(supervisord, worker) for worker in plan.deployment.workers}
         assert supervisord.read_state("aws").pid
     assert failures["worker-0"].startswith(
         "worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError"
@@ -219,7 +217,7 @@ def _break_weights(plan: DeploymentPlan, prefix: str, denied: str) -> None:
     client.put_bucket_policy(Bucket=denied, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
 
 
-def _get_failure(supervisord: Supervisor, worker: Process) -> str:
+def _get_failure(supervisord: Supervisor, worker: Service) -> str:
     """Start a worker that fails, stop it before it restarts, and return the error."""
     supervisord.start(worker.name)
     with pytest.raises(RoleFailed) as failed:

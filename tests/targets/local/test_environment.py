@@ -21,7 +21,7 @@ def test_a_deployment_names_what_differs_from_production(
     assert emulator.EMULATION_NOTE in deployment.emulated
     for word in ("fork", "garbage collection", "NIXL", f"{SHORTCUTS_VARIABLE}=off"):
         assert word in SHORTCUTS_NOTE
-    assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.engine_processes)
+    assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.workers)
 
 
 def test_without_shortcuts_every_engine_process_runs_as_in_production(
@@ -30,5 +30,5 @@ def test_without_shortcuts_every_engine_process_runs_as_in_production(
     monkeypatch.setenv(SHORTCUTS_VARIABLE, "off")
     plan = make_plan()
     assert SHORTCUTS_NOTE not in plan.deployment.emulated
-    assert all(process.env[SHORTCUTS_VARIABLE] == "off" for process in plan.deployment.engine_processes)
+    assert all(process.env[SHORTCUTS_VARIABLE] == "off" for process in plan.deployment.workers)
     assert f'{SHORTCUTS_VARIABLE}="off"' in plan.text, "a changed switch restarts the engines"

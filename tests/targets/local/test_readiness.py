@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import processes
-from llm_serving.services.environment import Probe, Process
+from llm_serving.services.service import Probe, Service
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import readiness
 from llm_serving.targets.local.readiness import RoleFailed
@@ -42,9 +42,9 @@ def server() -> Iterator[int]:
         running.shutdown()
 
 
-def _build_process(port: int, path: str) -> Process:
+def _build_process(port: int, path: str) -> Service:
     probe = Probe(path=path, body={"model": "tiny"}, deadline_s=1)
-    return Process(name="worker-0", command=(), env={}, port=port, probe=probe)
+    return Service(name="worker-0", role="worker", command=(), env={}, port=port, probe=probe)
 
 
 @pytest.mark.parametrize("path", list(RESPONSES))

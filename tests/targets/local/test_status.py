@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
-from llm_serving.services.environment import Probe, Process
+from llm_serving.services.service import Probe, Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, readiness, status, supervisor
@@ -46,7 +46,7 @@ def test_every_process_is_ready_after_deploy(plan: DeploymentPlan) -> None:
 
 def test_a_killed_worker_is_not_ready_until_it_answers_again(plan: DeploymentPlan) -> None:
     _get_process(plan, "worker-0").children()[0].kill()
-    processes.wait_until(lambda: not readiness.is_answering(plan.deployment.engine_processes[0]), "its end", 90)
+    processes.wait_until(lambda: not readiness.is_answering(plan.deployment.workers[0]), "its end", 90)
     states = _list_states(plan)
     assert states.pop("worker-0") in ("starting", "failed")
     assert set(states.values()) == {"ready"}
@@ -74,7 +74,7 @@ def test_a_stopped_process_is_stopped(plan: DeploymentPlan) -> None:
 def test_a_process_without_an_answer_by_its_deadline_has_failed(uptime_s: float, state: str) -> None:
     probe = Probe(path="/v1/completions", body={}, deadline_s=10)
     (port,) = processes.claim_free_ports(1)
-    process = Process(name="worker-0", command=(), env={}, port=port, probe=probe)
+    process = Service(name="worker-0", role="worker", command=(), env={}, port=port, probe=probe)
     supervised = ProcessState("worker-0", "RUNNING", 1, uptime_s, 0, "")
     assert status._decide_state(supervised, process) == state
 

@@ -14,8 +14,8 @@ from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.kinds.batch import secrets, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
 from llm_serving.kinds.serving.processes import ENGINE_PORT
-from llm_serving.services.environment import Environment, ResolvedData
-from llm_serving.services.service import Secret, Toleration
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import ResolvedData, Secret, Toleration
 from llm_serving.settings.document import Conflict
 
 MAX_QUEUE_NAME = 80

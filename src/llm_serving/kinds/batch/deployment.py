@@ -8,7 +8,11 @@ from llm_serving.kinds.batch.blueprint import BatchSlo, Limits, Sample, Team
 from llm_serving.kinds.batch.cloud import CloudParts
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
+
+API = "batch-api"
+WORKER = "batch-worker"
+"""Names of the services, and of the programs in images/batch-worker."""
 
 
 class BatchDeployment(Deployment):
@@ -39,29 +43,30 @@ class BatchDeployment(Deployment):
     limits: Limits
     sample: Sample
     slo: BatchSlo
-    workers: tuple[Process, ...]
-    api: Process
-    """The Batch API, which also starts the executions."""
-
     cloud: CloudParts | None = None
     """Its resources on AWS besides its processes; None on this machine."""
 
     @property
-    def worker_processes(self) -> tuple[Process, ...]:
-        """Engines of its own replicas, and the workers, which wait for the endpoint."""
-        return (*(self.serving.worker_processes if self.serving else ()), *self.workers)
+    def batch_workers(self) -> tuple[Service, ...]:
+        """The services that send rows."""
+        return tuple(service for service in self.services if service.role == WORKER)
 
     @property
-    def endpoint_processes(self) -> tuple[Process, ...]:
-        """The router of its own replicas, and the Batch API."""
-        return (*(self.serving.endpoint_processes if self.serving else ()), self.api)
+    def engines(self) -> tuple[Service, ...]:
+        """The engines of its own replicas."""
+        return self.serving.workers if self.serving else ()
+
+    @property
+    def worker_count(self) -> int:
+        """How many of them run."""
+        return sum(worker.replicas.max for worker in self.batch_workers)
+
+    @property
+    def api(self) -> Service:
+        """The Batch API, which also starts the executions."""
+        return self.services[-1]
 
     @property
     def loaded_models(self) -> tuple[Any, ...]:
         """The models that its own replicas load."""
         return self.serving.loaded_models if self.serving else ()
-
-    @property
-    def engine_processes(self) -> tuple[Process, ...]:
-        """The engines of its own replicas."""
-        return self.serving.engine_processes if self.serving else ()

@@ -13,7 +13,7 @@ from llm_serving.kinds.batch import cloud as cloud_parts
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
 from llm_serving.kinds.batch.cloud import CloudParts
-from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.batch.deployment import API, WORKER, BatchDeployment
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
@@ -23,21 +23,16 @@ from llm_serving.kinds.serving.processes import ENGINE_PORT, ROUTER_PORT
 from llm_serving.kinds.serving.roles import EngineRole, Roles
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
-from llm_serving.services.environment import Environment, Probe, Process
-from llm_serving.services.service import Placement, Replicas, Resources, Secret, Service, Stop
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Placement, Probe, Replicas, Resources, Service, Stop
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 
-API = "batch-api"
-WORKER = "batch-worker"
-"""Names of the processes, and of the programs in images/batch-worker."""
+LOCAL_RESOURCES = {WORKER: Resources(memory_bytes=400_000_000), API: Resources(memory_bytes=200_000_000)}
+"""On this machine. A worker holds two chunks of 16 MiB with their results for each team that has rows, and Python."""
 
-WORKER_BYTES = 400_000_000
-"""Memory of a worker: two chunks of 16 MiB with their results for each team that has rows, and Python."""
-
-API_BYTES = 200_000_000
 API_DEADLINE_S = 120.0
 RESTART_S = 1
 """Seconds after which a worker counts as started: it may be killed at any time, and restarts."""
@@ -83,10 +78,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         has_secrets=in_containers,
     )
     port = environment.ports.get(API, cloud_parts.API_PORT)
-    workers = tuple(
-        _build_worker(environment, document, None if cloud else index) for index in range(settings.workers.count)
-    )
-    api = _build_api(environment, document, port, cloud)
+    own_services = own_serving.services if own_serving else ()
     return BatchDeployment(
         name=name,
         pattern=settings.pattern,
@@ -105,61 +97,74 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         limits=settings.limits,
         sample=settings.sample,
         slo=settings.slo,
-        workers=workers,
-        api=api,
-        services=_build_services(own_serving, workers, api, cloud),
+        services=(
+            *(service for service in own_services if not service.is_entry),
+            *_build_workers(settings, environment, document, cloud),
+            *(service for service in own_services if service.is_entry),
+            _build_api(environment, document, port, cloud),
+        ),
         cloud=cloud,
         notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, price)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
 
-def _build_services(
-    own_serving: ServingDeployment | None, workers: Sequence[Process], api: Process, cloud: CloudParts | None
-) -> tuple[Service, ...]:
-    """Build what runs: replicas of its own, workers, the router before the replicas, and the Batch API."""
-    own_services = own_serving.services if own_serving else ()
-    if cloud:
-        worker = _build_service(workers[0], cloud, cloud.worker_secrets).model_copy(
-            update={
-                "replicas": Replicas(min=len(workers), max=len(workers)),
-                "ready_file": cloud_parts.READY_FILE,
-                "placement": Placement(
-                    labels=cloud.nodes.labels,
-                    tolerations=cloud.nodes.tolerations,
-                    queue=cloud.nodes.queue,
-                    spot=cloud.spot,
-                ),
-            }
-        )
-        worker_services: tuple[Service, ...] = (worker,)
-    else:
-        worker_services = tuple(_build_service(worker, None, ()) for worker in workers)
-    return (
-        *(service for service in own_services if not service.is_entry),
-        *worker_services,
-        *(service for service in own_services if service.is_entry),
-        _build_service(api, cloud, cloud.api_secrets if cloud else ()).model_copy(
-            update={"is_entry": True, "role": API}
+def _build_workers(
+    settings: Blueprint, environment: Environment, document: dict[str, JsonValue], cloud: CloudParts | None
+) -> list[Service]:
+    """Build the workers: processes on this machine, else one service of like containers, named after their hosts."""
+    count, worker = settings.workers.count, _build_service(environment, WORKER, document, cloud)
+    if cloud is None:
+        return [
+            worker.model_copy(update={"name": name, "env": {**worker.env, "BATCH_WORKER": name}})
+            for name in (f"{WORKER}-{index}" for index in range(count))
+        ]
+    update = {
+        "env": {**worker.env, "BATCH_READY_FILE": cloud_parts.READY_FILE},
+        "ready_file": cloud_parts.READY_FILE,
+        "secrets": cloud.worker_secrets,
+        "replicas": Replicas(min=count, max=count),
+        "placement": Placement(
+            labels=cloud.nodes.labels, tolerations=cloud.nodes.tolerations, queue=cloud.nodes.queue, spot=cloud.spot
         ),
+    }
+    return [worker.model_copy(update=update)]
+
+
+def _build_api(
+    environment: Environment, document: dict[str, JsonValue], port: int, cloud: CloudParts | None
+) -> Service:
+    """Build the Batch API; it uses no cache."""
+    api = _build_service(environment, API, {**document, "cache": None}, cloud)
+    state_machine = (
+        {"BATCH_STATE_MACHINE": cloud.state_machine} if cloud else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
+    )
+    address = {"BATCH_API_HOST": environment.conventions.bind_host, "BATCH_API_PORT": str(port)}
+    return api.model_copy(
+        update={
+            "is_entry": True,
+            "env": {**api.env, **address, **state_machine},
+            "port": port,
+            "probe": Probe(path="/health", body={}, health="/health", deadline_s=API_DEADLINE_S),
+            "secrets": cloud.api_secrets if cloud else (),
+        }
     )
 
 
-def _build_service(process: Process, cloud: CloudParts | None, secrets_read: Sequence[Secret]) -> Service:
+def _build_service(
+    environment: Environment, program: str, document: dict[str, JsonValue], cloud: CloudParts | None
+) -> Service:
+    """Build what workers and Batch API have in common."""
+    resources = Resources(cpus=cloud.cpus, memory_bytes=cloud.memory_bytes) if cloud else LOCAL_RESOURCES[program]
     return Service(
-        name=process.name,
-        role=WORKER,
+        name=program,
+        role=program,
         image=cloud.image if cloud else "",
-        command=process.command,
-        env=process.env,
-        secrets=tuple(secrets_read),
-        port=process.port,
-        probe=process.probe,
-        resources=Resources(
-            cpus=cloud.cpus if cloud else 1, memory_bytes=cloud.memory_bytes if cloud else process.memory_bytes
-        ),
+        command=environment.image_programs.get(program, (program,)),
+        env={**environment.env, **worker_settings.format_variables(document)},
+        resources=resources,
         stop=Stop(stop_s=cloud.stop_s) if cloud else Stop(),
-        start_s=process.start_s,
+        start_s=RESTART_S,
     )
 
 
@@ -169,31 +174,6 @@ def _choose_bucket(environment: Environment) -> str:
 
 def _build_prefix(name: str) -> str:
     return f"batch/{name}"
-
-
-def _build_api(
-    environment: Environment, document: dict[str, JsonValue], port: int, cloud: CloudParts | None
-) -> Process:
-    """Build the Batch API; it uses no cache."""
-    if cloud:
-        state_machine = {"BATCH_STATE_MACHINE": cloud.state_machine}
-    else:
-        state_machine = {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
-    return Process(
-        name=API,
-        command=_build_command(environment, API),
-        env={
-            **environment.env,
-            **worker_settings.format_variables({**document, "cache": None}),
-            "BATCH_API_HOST": environment.conventions.bind_host,
-            "BATCH_API_PORT": str(port),
-            **state_machine,
-        },
-        port=port,
-        probe=Probe(path="/health", body={}, health="/health", deadline_s=API_DEADLINE_S),
-        start_s=RESTART_S,
-        memory_bytes=API_BYTES,
-    )
 
 
 def _format_url(environment: Environment, name: str, port: int) -> str:
@@ -256,25 +236,6 @@ def _describe_back_off(fed: str, environment: Environment, answering: Answering)
         yield f"Rows give way where {fed} misses {limits}."
     elif answering.metrics_urls:
         yield f"Rows give way to a queue at {fed} alone: its metrics show no percentile of its SLO."
-
-
-def _build_worker(environment: Environment, document: dict[str, JsonValue], index: int | None) -> Process:
-    """Build a worker; without an index, one of several equal containers, which are named after their hosts."""
-    name = WORKER if index is None else f"{WORKER}-{index}"
-    own = {"BATCH_READY_FILE": cloud_parts.READY_FILE} if index is None else {"BATCH_WORKER": name}
-    return Process(
-        name=name,
-        command=_build_command(environment, WORKER),
-        env={**environment.env, **worker_settings.format_variables(document), **own},
-        port=0,
-        replica=index or 0,
-        start_s=RESTART_S,
-        memory_bytes=WORKER_BYTES,
-    )
-
-
-def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
-    return environment.image_programs.get(program, (program,))
 
 
 def _find_endpoint(

@@ -16,7 +16,7 @@ def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
         quota = f", at most {team.tokens_per_day:,} tokens a day" if team.tokens_per_day else ""
         deadline = f", deadline {team.deadline:g} s" if team.deadline else ""
         yield "team", f"{name}: weight {team.weight}, priority {team.priority}{deadline}{quota}"
-    yield "workers", f"{len(deployment.workers)}, rows in s3://{deployment.bucket}/{deployment.prefix}/"
+    yield "workers", f"{deployment.worker_count}, rows in s3://{deployment.bucket}/{deployment.prefix}/"
 
 
 def build_payload(deployment: BatchDeployment) -> dict[str, Any]:
@@ -25,6 +25,6 @@ def build_payload(deployment: BatchDeployment) -> dict[str, Any]:
         "endpoint": deployment.endpoint_url,
         "model": deployment.model,
         "teams": {name: team.model_dump() for name, team in deployment.teams.items()},
-        "workers": len(deployment.workers),
+        "workers": deployment.worker_count,
         "results": f"s3://{deployment.bucket}/{deployment.prefix}/",
     }

@@ -14,8 +14,8 @@ from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.roles import Scale
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import LOOPBACK, Process, ResolvedData
-from llm_serving.services.service import Prefetch, Toleration
+from llm_serving.services.environment import LOOPBACK
+from llm_serving.services.service import Prefetch, ResolvedData, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -221,13 +221,6 @@ class Role(ResolvedData):
     metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of its processes' metrics, by the catalog's names."""
 
-    processes: tuple[Process, ...]
-    """Of one replica, by rank. Where the target numbers the nodes itself, the second describes every further rank."""
-
-    instances: tuple[Process, ...]
-    """All that the target is asked to run, each with a unique name: `processes` of every replica where the target
-    makes no copies itself, else `processes`."""
-
 
 class ServingDeployment(Deployment):
     """What serves models: all that a renderer needs."""
@@ -275,10 +268,9 @@ class ServingDeployment(Deployment):
         """The one endpoint."""
         return self.roles[-1]
 
-    @property
-    def engine_processes(self) -> tuple[Process, ...]:
-        """The processes of all engines."""
-        return tuple(process for role in self.engine_roles for process in role.instances)
+    def list_services(self, role: Role) -> tuple[Service, ...]:
+        """Return what the target runs of a role."""
+        return tuple(service for service in self.services if service.role == role.name)
 
     @property
     def metrics_urls(self) -> dict[str, str]:
@@ -286,7 +278,7 @@ class ServingDeployment(Deployment):
         if not self.environment.conventions.shared_host:
             return {}
         path = engines.load_engines()[self.engine].metrics_path
-        return {process.name: f"http://{LOOPBACK}:{process.port}{path}" for process in self.engine_processes}
+        return {engine.name: f"http://{LOOPBACK}:{engine.port}{path}" for engine in self.workers}
 
     @property
     def answering_roles(self) -> tuple[Role, ...]:
@@ -315,13 +307,3 @@ class ServingDeployment(Deployment):
     def model_names(self) -> tuple[str, ...]:
         """All that clients can put in `model`: models and their adapters."""
         return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
-
-    @property
-    def worker_processes(self) -> tuple[Process, ...]:
-        """The processes of all engines."""
-        return self.engine_processes
-
-    @property
-    def endpoint_processes(self) -> tuple[Process, ...]:
-        """The router's processes."""
-        return self.router.instances

@@ -14,11 +14,12 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServedModel, Weights
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL, ServedModel, Weights
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import tasks
-from llm_serving.services.environment import Conventions, Discovery, Environment, Probe, Process
+from llm_serving.services.environment import Conventions, Discovery, Environment
+from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
 
 ENGINE_PORT, ROUTER_PORT, ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 8081, 9090, 9091
@@ -223,7 +224,7 @@ def list_instance_keys(context: Context, role: EngineRole, role_placement: Place
     return [(0, rank) for rank in range(min(2, nodes))]
 
 
-def build_engine_process(
+def build_engine_service(
     context: Context,
     name: str,
     role: EngineRole,
@@ -231,8 +232,8 @@ def build_engine_process(
     served_model: ServedModel,
     replica: int,
     rank: int,
-) -> Process:
-    """One process of a role: the engine on one node of a replica."""
+) -> Service:
+    """The engine on one node of a replica: what its command line decides."""
     environment, platform = context.environment, context.select_platform(role_placement)
     process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
     parts = list_command_parts(context, role, role_placement, rank)
@@ -250,8 +251,9 @@ def build_engine_process(
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
     own_address = context.conventions.own_address
     env |= dict.fromkeys(address_variables, own_address) if own_address else {}
-    return Process(
+    return Service(
         name=process_name,
+        role=name,
         command=(
             *(environment.fetcher if fetches else ()),
             *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
@@ -264,10 +266,8 @@ def build_engine_process(
         probe=None
         if rank
         else _build_probe(context, served_model, _compute_start_limit_s(platform, served_model), context.engine.health),
-        replica=replica,
-        rank=rank,
         address_variables=() if own_address else address_variables,
-        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement),
+        resources=Resources(memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)),
     )
 
 
@@ -481,14 +481,16 @@ def count_concurrent_requests(traffic: Traffic) -> int:
     return traffic.users or min(OPEN_LOOP_REQUESTS, traffic.max_concurrency or OPEN_LOOP_REQUESTS)
 
 
-def build_router_process(context: Context, engine_roles: Sequence[Role], served_model: ServedModel) -> Process:
-    """The router before the engines of `engine_roles`."""
+def build_router_service(context: Context, engine_services: Sequence[Service], served_model: ServedModel) -> Service:
+    """The router before the engines: what its command line decides."""
     router, environment = context.router, context.environment
-    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_roles)
+    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
     rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
     command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
-    return Process(
+    return Service(
         name="router",
+        role="router",
+        is_entry=True,
         command=(
             *_build_image_command(environment, engines.fill_arguments(router.front, values)),
             *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
@@ -500,9 +502,9 @@ def build_router_process(context: Context, engine_roles: Sequence[Role], served_
         probe=_build_probe(
             context,
             served_model,
-            max(process.probe.deadline_s for role in engine_roles for process in role.instances if process.probe),
+            max(engine.probe.deadline_s for engine in engine_services if engine.probe),
         ),
-        memory_bytes=router.base_bytes,
+        resources=Resources(memory_bytes=router.base_bytes),
     )
 
 
@@ -514,8 +516,11 @@ def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
     return (discovery.engine_details if needs_engine_details(context) else None) or discovery.aggregated
 
 
-def _build_router_values(context: Context, engine_roles: Sequence[Role]) -> Values:
-    endpoints = {role.name: _list_endpoints(context, role) for role in engine_roles}
+def _build_router_values(context: Context, engine_services: Sequence[Service]) -> Values:
+    roles = dict.fromkeys(engine.role for engine in engine_services)
+    endpoints = {
+        role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
+    }
     split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
     return {
         "host": context.conventions.bind_host,
@@ -523,8 +528,8 @@ def _build_router_values(context: Context, engine_roles: Sequence[Role]) -> Valu
         "router_host": context.environment.router_host,
         "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
         "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
-        "policy": context.router.policies[_select_policy(context, engine_roles)],
-        "decode_policy": context.router.policies[_select_decode_policy(context, engine_roles)],
+        "policy": context.router.policies[_select_policy(context, engine_services)],
+        "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
@@ -541,16 +546,16 @@ def compute_request_timeout_s(blueprint: Blueprint) -> int:
     return math.ceil(blueprint.roles.router.request_timeout)
 
 
-def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
+def _select_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
     """The policy. With one replica at a known address there is no choice, and load-aware needs two."""
-    is_single = select_discovery(context) == "addresses" and sum(len(role.instances) for role in engine_roles) == 1
+    is_single = select_discovery(context) == "addresses" and len(engine_services) == 1
     return "round-robin" if is_single and context.policy == "load-aware" else context.policy
 
 
-def _select_decode_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
+def _select_decode_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
     """The policy of decode: it computes no prompt, so that a cached prefix saves it nothing; load-aware needs two."""
     policy = "load-aware" if context.policy == "cache-aware" else context.policy
-    decode_count = sum(len(role.instances) for role in engine_roles if role.name == DECODE)
+    decode_count = sum(engine.role == DECODE for engine in engine_services)
     is_single = select_discovery(context) == "addresses" and decode_count < 2
     return "round-robin" if is_single and policy == "load-aware" else policy
 
@@ -585,15 +590,15 @@ def _build_image_command(environment: Environment, words: Sequence[str]) -> tupl
     return (*environment.image_programs.get(words[0], words[:1]), *words[1:]) if words else ()
 
 
-def _list_endpoints(context: Context, role: Role) -> tuple[str, ...]:
+def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tuple[str, ...]:
     """How the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
     conventions, discovery = context.conventions, select_discovery(context)
     if discovery == "labels":
-        templates = {**conventions.selector_labels, **(conventions.leader_labels if role.nodes > 1 else {})}
-        return tuple(
-            f"{key}={value.format(deployment=context.name, role=role.name)}" for key, value in templates.items()
-        )
-    leaders = [process for process in role.instances if process.rank == 0]
+        engine = engines_of_role[0]
+        templates = {**conventions.selector_labels, **(conventions.leader_labels if engine.nodes > 1 else {})}
+        labels = {key: value.format(deployment=context.name, role=engine.role) for key, value in templates.items()}
+        return tuple(f"{key}={value}" for key, value in labels.items())
+    leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
     if conventions.shared_host:
         scheme = "http://" if discovery == "addresses" else ""
         return tuple(f"{scheme}{conventions.own_address}:{process.port}" for process in leaders)

@@ -81,7 +81,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         _build_role(context, blueprint, key_path[-1], role, role_placement)
         for key_path, role, role_placement in placed_roles
     ]
-    router = _build_router(context, engine_roles)
+    engine_services = []
+    for (_, role, role_placement), resolved_role in zip(placed_roles, engine_roles, strict=True):
+        engine_services += services.build_engine_services(context, role, role_placement, resolved_role)
+    router = _build_router(context)
+    router_service = services.build_router_service(context, router, engine_roles, engine_services)
     deployment = ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
@@ -92,11 +96,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         framework=settings.framework,
         tuning=settings.tuning,
         roles=(*engine_roles, router),
-        services=(
-            *(service for role in engine_roles for service in services.build_engine_services(context, role)),
-            services.build_router_service(context, router, engine_roles),
-        ),
-        url=_build_url(context, router.processes[0].port),
+        services=(*engine_services, router_service),
+        url=_build_url(context, router_service.port),
         request_timeout_s=processes.compute_request_timeout_s(settings),
         load_balancer=_build_load_balancer(settings, fleet.value) if context.conventions.containers else None,
         disruption=settings.disruption,
@@ -217,10 +218,6 @@ def _build_role(
 ) -> Role:
     served_model = _build_served_model(context, blueprint, name, role, role_placement)
     conventions, resources = context.conventions, role_placement.resources
-    instances = tuple(
-        processes.build_engine_process(context, name, role, role_placement, served_model, replica, rank)
-        for replica, rank in processes.list_instance_keys(context, role, role_placement)
-    )
     # EFA joins a replica's nodes and carries KV caches; nothing else uses it.
     uses_efa = role_placement.resources.efa > 0 and (role_placement.nodes > 1 or context.transfer == "rdma")
     return Role(
@@ -244,8 +241,6 @@ def _build_role(
         ports=_build_ports(context, role_placement),
         kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
-        processes=tuple(process for process in instances if process.replica == 0),
-        instances=instances,
     )
 
 
@@ -366,11 +361,9 @@ def _select_loader(context: Context, role_placement: Placement) -> str:
     return context.engine.streaming.loader if context.engine.streaming and context.streams(role_placement) else "auto"
 
 
-def _build_router(context: Context, engine_roles: Sequence[Role]) -> Role:
-    served_model = next(role.served_model for role in engine_roles if role.served_model)
+def _build_router(context: Context) -> Role:
     conventions = context.conventions
     replicas = 1 if conventions.shared_host else context.blueprint.roles.router.replicas
-    process = processes.build_router_process(context, engine_roles, served_model)
     return Role(
         name="router",
         kind="router",
@@ -381,8 +374,6 @@ def _build_router(context: Context, engine_roles: Sequence[Role]) -> Role:
         metrics=dict(
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})
         ),
-        processes=(process,),
-        instances=(process,),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from llm_serving.catalog.instances import DEVICES
+from llm_serving.kinds.serving import placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import CompileCache, Role
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.services.environment import Probe, Process
-from llm_serving.services.service import Mount, Placement, ReplicaNode, Replicas, Resources, Scale, Service, Stop
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services.service import Mount, Placement, Probe, ReplicaNode, Replicas, Resources, Scale, Service, Stop
 
 SIGNALS = ("queue", "running", "kv-usage", "preemptions", "failed-transfers", "requests", "errors")
 """Metrics that scaling and alerts of a target read."""
@@ -33,65 +35,71 @@ ROUTER_START_S = 300.0
 """Longest start of a router that waits for no engine."""
 
 
-def build_engine_services(context: Context, role: Role) -> tuple[Service, ...]:
+def build_engine_services(
+    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role
+) -> list[Service]:
     """Build the services of a role that runs the engine.
 
     One for each process on a target that makes no copies, one for each node of a replica where the nodes are separate
     services, else one for the role.
     """
-    if context.conventions.starts_groups:
-        leader, *followers = role.instances
-        service_ = _build_engine_service(context, role, leader)
-        return (service_.model_copy(update={"worker_command": followers[0].command if followers else ()}),)
-    return tuple(_build_engine_service(context, role, process) for process in role.instances)
+    services: list[Service] = []
+    for replica, rank in processes.list_instance_keys(context, role, role_placement):
+        built = _build_engine_service(context, role, role_placement, resolved, replica, rank)
+        if rank and context.conventions.starts_groups:
+            services[-1] = services[-1].model_copy(update={"worker_command": built.command})
+        else:
+            services.append(built)
+    return services
 
 
-def build_router_service(context: Context, router: Role, engine_roles: list[Role]) -> Service:
+def build_router_service(
+    context: Context, router: Role, engine_roles: Sequence[Role], engine_services: Sequence[Service]
+) -> Service:
     """Build the service of the router, which clients call."""
-    (process,) = router.instances
-    probe = process.probe
+    served_model = next(role.served_model for role in engine_roles if role.served_model)
+    built = processes.build_router_service(context, engine_services, served_model)
+    update: dict[str, object] = {}
     if context.conventions.starts_groups:
         # With no engine there is no answer, and the request that wakes one must find the router.
-        scales_to_zero = any(role.replicas.min == 0 for role in engine_roles)
-        path = ALIVE_PATH if scales_to_zero else READY_PATH
-        probe = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
-    return _build_service(context, router, process, ROUTER_METRICS_PATH).model_copy(
-        update={"is_entry": True, "probe": probe}
-    )
+        path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
+        update["probe"] = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
+    return _complete(context, built, router, ROUTER_METRICS_PATH, **update)
 
 
-def _build_engine_service(context: Context, role: Role, process: Process) -> Service:
+def _build_engine_service(
+    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role, replica: int, rank: int
+) -> Service:
     conventions = context.conventions
-    update: dict[str, object] = {"prefetch": role.prefetch, "mounts": _build_mounts(role.compile_cache)}
-    if conventions.containers:
-        update["placement"] = _build_placement(role)
-        update["is_root"] = _needs_root(role)
-    if role.nodes > 1 and not conventions.starts_groups:
-        update["node"] = ReplicaNode(replica=process.replica, rank=process.rank)
-    return _build_service(context, role, process, context.engine.metrics_path).model_copy(update=update)
-
-
-def _build_service(context: Context, role: Role, process: Process, metrics_path: str) -> Service:
-    """Build what engines and routers have in common."""
-    conventions, disruption = context.conventions, context.blueprint.disruption
-    return Service(
-        name=process.name,
-        role=role.name,
-        image=role.image,
-        command=process.command,
-        env=process.env,
-        address_variables=process.address_variables,
-        port=process.port,
-        ports=role.ports,
-        metrics={signal: role.metrics[signal] for signal in SIGNALS if signal in role.metrics},
-        metrics_path=metrics_path,
-        probe=process.probe,
-        replicas=_build_replicas(context, role, disruption),
-        nodes=role.nodes if conventions.starts_groups else 1,
-        resources=_build_resources(role) if conventions.containers else Resources(memory_bytes=process.memory_bytes),
-        stop=_build_stop(context, role, disruption),
-        start_s=process.start_s,
+    if resolved.served_model is None:
+        raise ValueError(f"the role {resolved.name} runs no engine")
+    built = processes.build_engine_service(
+        context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
+    update: dict[str, object] = {"prefetch": resolved.prefetch, "mounts": _build_mounts(resolved.compile_cache)}
+    if conventions.containers:
+        update["placement"] = _build_placement(resolved)
+        update["is_root"] = _needs_root(resolved)
+    if resolved.nodes > 1 and not conventions.starts_groups:
+        update["node"] = ReplicaNode(replica=replica, rank=rank)
+    return _complete(context, built, resolved, context.engine.metrics_path, **update)
+
+
+def _complete(context: Context, built: Service, role: Role, metrics_path: str, **update: object) -> Service:
+    """Complete what a command line decides of a service with what its role does; engines and routers alike."""
+    conventions, disruption = context.conventions, context.blueprint.disruption
+    values: dict[str, object] = {
+        "image": role.image,
+        "ports": role.ports,
+        "metrics": {signal: role.metrics[signal] for signal in SIGNALS if signal in role.metrics},
+        "metrics_path": metrics_path,
+        "replicas": _build_replicas(context, role, disruption),
+        "nodes": role.nodes if conventions.starts_groups else 1,
+        "stop": _build_stop(context, role, disruption),
+    }
+    if conventions.containers:
+        values["resources"] = _build_resources(role)
+    return built.model_copy(update={**values, **update})
 
 
 def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Replicas:

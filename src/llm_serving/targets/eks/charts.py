@@ -44,14 +44,14 @@ def _describe_serving(deployment: ServingDeployment) -> Installation:
     starts = [
         process.probe.deadline_s + (role.prefetch.timeout_s if role.prefetch else 0)
         for role in deployment.engine_roles
-        for process in role.processes
+        for process in deployment.list_services(role)
         if process.probe
     ]
     return Installation(
         chart=INFERENCE,
         images=tuple(role.image for role in deployment.roles),
         service=deployment.name,
-        port=deployment.router.processes[0].port,
+        port=deployment.entries[-1].port,
         start_s=int(max(starts)),
         drain_s=int(deployment.disruption.drain),
         has_groups=any(role.nodes > 1 for role in deployment.roles),

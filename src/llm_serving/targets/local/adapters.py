@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llm_serving.kinds.serving import adapters
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 
 _LOAD_TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
     )
     if mismatch:
         raise InputError(f"FOLDER: {quote_value(folder)}: {mismatch[0]}. Fix: {mismatch[1]}.")
-    for process in deployed_role.instances:
+    for process in deployment.list_services(deployed_role):
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
 
@@ -58,7 +58,7 @@ def unload(deployment: ServingDeployment, role: str, name: str) -> None:
         CheckFailed: an engine refuses.
         Unavailable: an engine does not answer.
     """
-    for process in _require_role(deployment, role).instances:
+    for process in deployment.list_services(_require_role(deployment, role)):
         _post(process, "unload_lora_adapter", {"lora_name": name})
 
 
@@ -74,7 +74,7 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
     return role
 
 
-def _post(process: Process, endpoint: str, body: dict[str, str]) -> None:
+def _post(process: Service, endpoint: str, body: dict[str, str]) -> None:
     request = urllib.request.Request(
         f"http://127.0.0.1:{process.port}/v1/{endpoint}",
         data=json.dumps(body).encode(),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from llm_serving import console, processes
 from llm_serving.rehearsal import emulator
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
@@ -39,14 +39,14 @@ def diff(plan: DeploymentPlan) -> str:
     return "\n".join(lines)
 
 
-def check_machine(plan: DeploymentPlan, starting: list[Process] | None = None) -> None:
+def check_machine(plan: DeploymentPlan, starting: list[Service] | None = None) -> None:
     """Check that this machine has the ports, memory and disk for `starting`, by default all processes.
 
     Raises:
         Unavailable: something is missing; in one line.
     """
     resource_check.check(
-        plan.directory, plan.deployment, list(plan.deployment.processes) if starting is None else starting
+        plan.directory, plan.deployment, list(plan.deployment.all_services) if starting is None else starting
     )
 
 
@@ -126,8 +126,8 @@ def start_roles(
         RoleFailed: one ended, or was not ready in time.
     """
     _start_workers(plan, supervisord)
-    all_processes = (*plan.deployment.worker_processes, *plan.deployment.endpoint_processes)
-    for process in plan.deployment.endpoint_processes:
+    all_processes = plan.deployment.services
+    for process in plan.deployment.entries:
         supervisord.start(process.name)
     readiness.wait(supervisord, all_processes, on_progress)
     plan.directory.save_deployment(plan.deployment)
@@ -139,7 +139,7 @@ def _find_setup(plan: DeploymentPlan) -> EngineSetup:
 
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Start those that do not run yet; the others already read the files that this would copy."""
-    starting = [process for process in plan.deployment.worker_processes if not supervisord.read_state(process.name).pid]
+    starting = [process for process in plan.deployment.workers if not supervisord.read_state(process.name).pid]
     if plan.deployment.loaded_models:
         _find_setup(plan).prepare(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
@@ -221,7 +221,7 @@ def _upload_with_progress(plan: DeploymentPlan) -> None:
 
 
 def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    with console.step(f"Start the workers{' and the router' if plan.deployment.endpoint_processes else ''}") as step:
+    with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
         start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
         step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))
 
@@ -317,15 +317,15 @@ def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
     )
 
 
-def _list_missing_processes(plan: DeploymentPlan) -> list[Process]:
+def _list_missing_processes(plan: DeploymentPlan) -> list[Service]:
     """List the processes of the plan that do not run yet."""
     supervisord = supervisor.find_running(plan.directory)
     running = {state.name for state in supervisord.list_states() if state.pid} if supervisord else set()
-    return [process for process in plan.deployment.processes if process.name not in running]
+    return [process for process in plan.deployment.all_services if process.name not in running]
 
 
 def _is_fully_ready(plan: DeploymentPlan) -> bool:
-    return all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
+    return all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
 
 
 def _delete_logs(directory: DeploymentDir) -> None:

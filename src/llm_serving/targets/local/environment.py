@@ -12,7 +12,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
 from llm_serving.services import kinds
-from llm_serving.services.environment import Environment, Process
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Resources, Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_setups, subreaper, vision
@@ -90,16 +91,18 @@ def resolve_environment(
     )
 
 
-def _build_emulator_process(directory: DeploymentDir, port: int) -> Process:
-    return Process(
+def _build_emulator_process(directory: DeploymentDir, port: int) -> Service:
+    return Service(
         name=AWS,
+        role=AWS,
         command=tuple(emulator.build_command(port)),
         # No stack applied here needs AWS's managed policies or machine images. TMPDIR has what moto does not hold in
         # memory.
         env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
         port=port,
-        stateful=True,
-        memory_bytes=EMULATOR_BYTES,
+        is_stateful=True,
+        start_retries=0,
+        resources=Resources(memory_bytes=EMULATOR_BYTES),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from llm_serving import console
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import probe
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -39,7 +39,7 @@ class RoleFailed(Unavailable):
 
 
 def wait(
-    supervisor: Supervisor, processes: Sequence[Process], on_progress: Callable[[str], None] = lambda _: None
+    supervisor: Supervisor, processes: Sequence[Service], on_progress: Callable[[str], None] = lambda _: None
 ) -> None:
     """Wait until each of `processes` has answered its probe.
 
@@ -65,7 +65,7 @@ def wait(
             time.sleep(_POLL_INTERVAL_S)
 
 
-def is_answering(process: Process, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
+def is_answering(process: Service, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
     """Whether a process answers a completion within `timeout_s` seconds."""
     if process.probe is None or not is_listening(process.port):
         return False
@@ -95,7 +95,7 @@ def is_listening(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _describe_progress(directory: DeploymentDir, processes: Sequence[Process], pending: dict[str, Process]) -> str:
+def _describe_progress(directory: DeploymentDir, processes: Sequence[Service], pending: dict[str, Service]) -> str:
     parts = [f"{process.name} {'starting' if process.name in pending else 'ready'}" for process in processes]
     path = directory.get_log_path(next(iter(pending))) if pending else None
     if path is None or not path.exists():

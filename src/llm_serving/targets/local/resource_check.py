@@ -9,7 +9,7 @@ import psutil
 
 from llm_serving import processes
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -21,7 +21,7 @@ EMULATOR_MEMORY_FACTOR = 1.3
 """Bytes of memory that the embedded AWS takes for each byte of weights; measured 1.2 with `mid`, moto 5.2.5."""
 
 
-def check(directory: DeploymentDir, deployment: ServingDeployment, starting: Sequence[Process]) -> None:
+def check(directory: DeploymentDir, deployment: ServingDeployment, starting: Sequence[Service]) -> None:
     """Check ports, memory and disk for the processes that are about to start.
 
     Raises:
@@ -32,7 +32,7 @@ def check(directory: DeploymentDir, deployment: ServingDeployment, starting: Seq
     _check_disk(directory, deployment)
 
 
-def _check_ports(starting: Sequence[Process]) -> None:
+def _check_ports(starting: Sequence[Service]) -> None:
     occupied = [process for process in starting if not processes.is_free(process.port)]
     if occupied:
         ports = ", ".join(f"{process.port} of {process.name}" for process in occupied)
@@ -41,10 +41,11 @@ def _check_ports(starting: Sequence[Process]) -> None:
         )
 
 
-def _check_memory(deployment: ServingDeployment, starting: Sequence[Process]) -> None:
+def _check_memory(deployment: ServingDeployment, starting: Sequence[Service]) -> None:
     emulator_copy_bytes = int(EMULATOR_MEMORY_FACTOR * _sum_weight_bytes(deployment))
     required_by_process = {
-        process.name: process.memory_bytes + (emulator_copy_bytes if process.stateful else 0) for process in starting
+        process.name: process.resources.memory_bytes + (emulator_copy_bytes if process.is_stateful else 0)
+        for process in starting
     }
     required, available = sum(required_by_process.values()), psutil.virtual_memory().available
     if required > available:

@@ -10,7 +10,7 @@ import psutil
 
 from llm_serving import console
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.services.environment import Process
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -55,7 +55,7 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
     if supervisord is None:
         return []
     deployment = directory.load_deployment()
-    expected = {process.name: process for process in deployment.processes} if deployment else {}
+    expected = {process.name: process for process in deployment.all_services} if deployment else {}
     states = supervisord.list_states()
     with ThreadPoolExecutor(len(states) or 1) as pool:
         return list(pool.map(lambda state: _build_status(state, expected.get(state.name)), states))
@@ -97,13 +97,13 @@ def require_services(directory: DeploymentDir, deployment: ServingDeployment) ->
         )
 
 
-def _build_status(state: ProcessState, process: Process | None) -> ProcessStatus:
+def _build_status(state: ProcessState, process: Service | None) -> ProcessStatus:
     return ProcessStatus(
         state.name, _decide_state(state, process), state.pid, state.uptime_s, state.restarts, state.ended
     )
 
 
-def _decide_state(state: ProcessState, process: Process | None) -> State:
+def _decide_state(state: ProcessState, process: Service | None) -> State:
     if state.failed:
         return "failed"
     if state.state not in ("STARTING", "RUNNING"):

@@ -22,7 +22,7 @@ def build(deployment: ServingDeployment, replicas: Iterable[tuple[str, str, str]
     pages = []
     for name, role_name, address in sorted(replicas):
         role = roles[role_name]
-        port = role.ports.get("metrics", role.processes[0].port)
+        port = role.ports.get("metrics", deployment.list_services(role)[0].port)
         host = f"[{address}]" if ":" in address else address
         path = engine_path if role.kind == "engine" else _ROUTER_PATH
         pages.append(MetricsPage(name, role_name, f"http://{host}:{port}{path}"))

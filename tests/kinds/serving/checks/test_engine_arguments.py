@@ -35,7 +35,7 @@ def _resolve(
 
 
 def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
-    return deployment.engine_processes[0].command
+    return deployment.workers[0].command
 
 
 REFUSALS = {
@@ -96,7 +96,7 @@ def test_arguments_stand_at_the_end_of_the_command_and_a_roles_own_win(tmp_path:
     extra = "engine_arguments: {stream_interval: 1, enable_prompt_tokens_details: true}\n"
     deployment = _resolve(tmp_path, f"{extra}environment: {{NCCL_DEBUG: WARN, MINE: x}}\n", target, worker, "tiny")
     assert _list_words(deployment)[-3:] == ("--stream-interval", "2", "--enable-prompt-tokens-details")
-    env = deployment.engine_processes[0].env
+    env = deployment.workers[0].env
     assert (env["NCCL_DEBUG"], env["MINE"]) == ("INFO", "x")
 
 
@@ -128,7 +128,7 @@ def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Pa
     ):
         _resolve(tmp_path, "environment: {VLLM_LOGING_LEVEL: DEBUG}\n")
     variables = 'VLLM_LOGGING_LEVEL: DEBUG, ANY_OTHER: x, VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD: "8"'
-    env = _resolve(tmp_path, f"environment: {{{variables}}}\n").engine_processes[0].env
+    env = _resolve(tmp_path, f"environment: {{{variables}}}\n").workers[0].env
     assert (env["VLLM_LOGGING_LEVEL"], env["ANY_OTHER"]) == ("DEBUG", "x")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_serving.catalog import engines, models
-from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
 
@@ -52,8 +53,8 @@ def list_errors(folder: Path, text: str, target: str = "eks") -> list[str]:
     return str(error.value).replace(f"{folder}/", "").splitlines()
 
 
-def get_flag(role: Role, name: str) -> str:
-    command = role.processes[0].command
+def get_flag(service: Service, name: str) -> str:
+    command = service.command
     return command[command.index(name) + 1]
 
 
@@ -202,8 +203,8 @@ def test_a_setting_shared_by_roles_is_reported_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pool", ["old", "spare", "trainium"])
 def test_the_local_target_replaces_any_accelerator_with_the_cpu(tmp_path: Path, pool: str) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
-    command = deployment.engine_processes[0].command
-    assert ("--additional-config" in command, get_flag(deployment.roles[0], "--load-format")) == (
+    command = deployment.workers[0].command
+    assert ("--additional-config" in command, get_flag(deployment.workers[0], "--load-format")) == (
         False,
         "runai_streamer",
     )
@@ -223,28 +224,29 @@ def test_every_reason_in_the_catalogue_has_a_test() -> None:
 def test_a_gpu_replica_of_the_same_fleet_is_unchanged(tmp_path: Path) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
     assert deployment.roles[0].image == engines.load_engines()["vllm"].image
-    assert get_flag(deployment.roles[0], "--load-format") == "runai_streamer"
+    assert get_flag(deployment.workers[0], "--load-format") == "runai_streamer"
     assert deployment.roles[0].prefetch is None
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
 def test_a_replica_requests_all_devices_and_copies_its_weights(tmp_path: Path, target: str, pool: str) -> None:
-    worker = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target).roles[0]
+    deployment = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target)
+    worker, weights = deployment.workers[0], deployment.served_models[0].weights
     assert (worker.resources.device, worker.resources.accelerators) == ("aws.amazon.com/neuron", 16)
     assert (worker.resources.efa, worker.nodes) == (0, 1)
     assert worker.image == engines.load_engines()["vllm"].platforms["neuron"].image
-    assert worker.prefetch and worker.served_model
-    assert worker.prefetch.uris == {"weights": worker.served_model.weights.uri}
-    assert worker.served_model.weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
-    assert worker.processes[0].command[:3] == ("vllm", "serve", "/scratch/fetched/weights")
-    assert "--load-format" not in worker.processes[0].command
+    assert worker.prefetch
+    assert worker.prefetch.uris == {"weights": weights.uri}
+    assert weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
+    assert worker.command[:3] == ("vllm", "serve", "/scratch/fetched/weights")
+    assert "--load-format" not in worker.command
     # The weights and as much again as any other engine has; copied at 100 MB/s within the limit.
-    assert worker.prefetch.disk_bytes > worker.served_model.weights.bytes + 20 * 2**30
-    assert worker.prefetch.timeout_s > worker.served_model.weights.bytes / 100e6
+    assert worker.prefetch.disk_bytes > weights.bytes + 20 * 2**30
+    assert worker.prefetch.timeout_s > weights.bytes / 100e6
 
 
 def test_cores_are_divided_among_data_parallel_engines(tmp_path: Path) -> None:
-    worker = resolve_blueprint(tmp_path, format_blueprint()).roles[0]
+    worker = resolve_blueprint(tmp_path, format_blueprint()).workers[0]
     assert (get_flag(worker, "--tensor-parallel-size"), get_flag(worker, "--data-parallel-size")) == ("16", "4")
 
 
@@ -255,33 +257,29 @@ def test_cores_are_divided_among_data_parallel_engines(tmp_path: Path) -> None:
 def test_compiled_programs_match_the_engines_batch_settings(
     tmp_path: Path, rest: str, tokens: int, sequences: int
 ) -> None:
-    worker = resolve_blueprint(tmp_path, format_blueprint(extra=rest)).roles[0]
+    worker = resolve_blueprint(tmp_path, format_blueprint(extra=rest)).workers[0]
     compiled = json.loads(get_flag(worker, "--additional-config"))["neuron_config"]
     assert compiled["num_batched_tokens_buckets"] == compiled["kv_segment_size_buckets"] == [tokens]
     assert compiled["num_seqs_buckets"] == [sequences]
     assert get_flag(worker, "--max-num-batched-tokens") == str(tokens)
     assert get_flag(worker, "--max-num-seqs") == str(sequences)
-    assert worker.processes[0].command.count("--max-num-seqs") == 1
+    assert worker.command.count("--max-num-seqs") == 1
 
 
 def test_a_segment_stays_below_a_short_context(tmp_path: Path) -> None:
-    worker = resolve_blueprint(tmp_path, format_blueprint().replace("16384", "2048")).roles[0]
+    worker = resolve_blueprint(tmp_path, format_blueprint().replace("16384", "2048")).workers[0]
     assert get_flag(worker, "--max-num-batched-tokens") == "1024"
 
 
 def test_the_startup_deadline_allows_for_compilation(tmp_path: Path) -> None:
-    on_neuron = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].probe
-    on_gpus = (
-        resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
-        .engine_processes[0]
-        .probe
-    )
+    on_neuron = resolve_blueprint(tmp_path, format_blueprint()).workers[0].probe
+    on_gpus = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN)).workers[0].probe
     assert on_neuron and on_gpus
     assert on_neuron.deadline_s > 40 * 60 > on_gpus.deadline_s
 
 
 def test_compilation_caches_are_in_the_replicas_scratch_directory(tmp_path: Path) -> None:
-    environment = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].env
+    environment = resolve_blueprint(tmp_path, format_blueprint()).workers[0].env
     cache_folders = {
         environment[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")
     }

@@ -276,23 +276,22 @@ def test_prefill_on_a_single_gpu_fits_a_235b_model_on_b300_and_not_on_h200(
 
 
 def test_with_rdma_over_efa_nixl_uses_libfabric_and_the_pods_address(tmp_path: Path) -> None:
-    for role in resolve_blueprint(tmp_path, format_disaggregated(P5EN, P5EN)).engine_roles:
-        (process,) = role.processes
+    for process in resolve_blueprint(tmp_path, format_disaggregated(P5EN, P5EN)).workers:
         assert '"backends": ["LIBFABRIC"]' in get_flag(process.command, "--kv-transfer-config")
         assert '"kv_load_failure_policy": "fail"' in get_flag(process.command, "--kv-transfer-config")
         assert process.env["FI_PROVIDER"] == "efa"
         assert process.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
         assert process.env["FI_EFA_ENABLE_SHM_TRANSFER"] == "0"
         assert process.address_variables == ("VLLM_NIXL_SIDE_CHANNEL_HOST",)
-        assert role.resources.efa == 2
+        assert process.resources.efa == 2
 
 
 def test_without_rdma_caches_go_through_host_memory_with_a_note(tmp_path: Path) -> None:
     deployment = resolve_blueprint(tmp_path, format_disaggregated(GENERAL, GENERAL))
-    for role in deployment.engine_roles:
-        assert '"kv_buffer_device": "cpu"' in get_flag(role.processes[0].command, "--kv-transfer-config")
-        assert "FI_PROVIDER" not in role.processes[0].env
-        assert role.resources.efa == 0
+    for engine in deployment.workers:
+        assert '"kv_buffer_device": "cpu"' in get_flag(engine.command, "--kv-transfer-config")
+        assert "FI_PROVIDER" not in engine.env
+        assert engine.resources.efa == 0
     assert any("no EFA with GPUDirect RDMA" in note for note in deployment.notes)
     host_deployment = resolve_blueprint(
         tmp_path, format_disaggregated(P5EN, P5EN, extra="tuning: {kv_transfer: host}\n")
@@ -302,18 +301,18 @@ def test_without_rdma_caches_go_through_host_memory_with_a_note(tmp_path: Path) 
 
 def test_a_multi_node_replica_has_one_type_one_zone_and_a_leader(tmp_path: Path) -> None:
     text = format_distributed(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
-    worker = resolve_blueprint(tmp_path, text).engine_roles[0]
-    leader, follower = worker.processes
-    assert (worker.nodes, worker.instance_types, worker.zones) == (2, ("p5en.48xlarge",), ("us-west-2c",))
+    worker = resolve_blueprint(tmp_path, text).workers[0]
+    place = worker.placement
+    assert (worker.nodes, place.instance_types, place.zones) == (2, ("p5en.48xlarge",), ("us-west-2c",))
     assert (worker.resources.accelerators, worker.resources.efa) == (8, 16)
-    assert (get_flag(leader.command, "--node-rank"), get_flag(follower.command, "--node-rank")) == (
+    assert (get_flag(worker.command, "--node-rank"), get_flag(worker.worker_command, "--node-rank")) == (
         "0",
         "$(LWS_WORKER_INDEX)",
     )
-    assert get_flag(leader.command, "--nnodes") == "2"
-    assert get_flag(follower.command, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
-    assert "--headless" in follower.command and "--headless" not in leader.command
-    assert (leader.probe is not None, follower.probe) == (True, None), "followers answer nobody"
+    assert get_flag(worker.command, "--nnodes") == "2"
+    assert get_flag(worker.worker_command, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
+    assert "--headless" in worker.worker_command and "--headless" not in worker.command
+    assert worker.probe is not None
 
 
 def test_the_engines_own_processes_connect_the_nodes_where_an_older_blueprint_names_them(tmp_path: Path) -> None:
@@ -321,7 +320,7 @@ def test_the_engines_own_processes_connect_the_nodes_where_an_older_blueprint_na
     named = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on", executor="mp")
     deployment = resolve_blueprint(tmp_path, text)
     assert deployment == resolve_blueprint(tmp_path, named)
-    assert all("ray" not in process.command for process in deployment.engine_processes)
+    assert all("ray" not in process.command for process in deployment.workers)
 
 
 @pytest.mark.parametrize(
@@ -365,18 +364,17 @@ def test_offloaded_caches_have_room_in_shared_memory_within_the_replicas(
     tmp_path: Path, worker: dict[str, Any], offload: str, shared_gib: float, flag: str
 ) -> None:
     text = format_aggregated(**worker, extra=f"tuning: {{kv_offload: {offload}}}\n")
-    role = resolve_blueprint(tmp_path, text).engine_roles[0]
+    role = resolve_blueprint(tmp_path, text).workers[0]
     assert role.resources.shared_memory_bytes == pytest.approx(shared_gib * GIB, abs=1)
     assert role.resources.shared_memory_bytes <= role.resources.memory_bytes / 2
-    assert get_flag(role.processes[0].command, "--kv-offloading-size") == flag, "of each data-parallel rank"
+    assert get_flag(role.command, "--kv-offloading-size") == flag, "of each data-parallel rank"
 
 
 def test_api_servers_wait_as_long_for_their_ranks_as_the_probe_does(tmp_path: Path) -> None:
     text = format_distributed(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
-    leader, follower = resolve_blueprint(tmp_path, text).engine_roles[0].processes
+    [leader] = resolve_blueprint(tmp_path, text).workers
     assert leader.probe and leader.probe.deadline_s > 3600, "it loads 689 GB"
     assert int(leader.env["VLLM_ENGINE_READY_TIMEOUT_S"]) >= leader.probe.deadline_s
-    assert follower.env["VLLM_ENGINE_READY_TIMEOUT_S"] == leader.env["VLLM_ENGINE_READY_TIMEOUT_S"]
 
 
 def test_data_parallel_ranks_with_adapters_share_one_api_server(tmp_path: Path) -> None:
@@ -387,19 +385,11 @@ def test_data_parallel_ranks_with_adapters_share_one_api_server(tmp_path: Path) 
         "expert": "on",
         "adapters": "{sql: 's3://demo-models-123456789012-us-west-2/sql'}",
     }
-    leader, follower = (
-        resolve_blueprint(tmp_path, format_distributed(model="deepseek-ai/DeepSeek-R1", **worker))
-        .engine_roles[0]
-        .processes
-    )
+    [leader] = resolve_blueprint(tmp_path, format_distributed(model="deepseek-ai/DeepSeek-R1", **worker)).workers
     assert get_flag(leader.command, "--api-server-count") == "1"
-    assert "--api-server-count" not in follower.command, "--headless refuses it"
+    assert "--api-server-count" not in leader.worker_command, "--headless refuses it"
     del worker["adapters"]
-    [plain, _] = (
-        resolve_blueprint(tmp_path, format_distributed(model="deepseek-ai/DeepSeek-R1", **worker))
-        .engine_roles[0]
-        .processes
-    )
+    [plain] = resolve_blueprint(tmp_path, format_distributed(model="deepseek-ai/DeepSeek-R1", **worker)).workers
     assert "--api-server-count" not in plain.command
 
 
@@ -418,8 +408,8 @@ LOADING = [
 def test_ranks_read_the_checkpoint_together_where_the_engine_joins_them(
     tmp_path: Path, worker: dict[str, Any], model: str, is_shared: bool
 ) -> None:
-    role = resolve_blueprint(tmp_path, format_aggregated(model, **worker)).engine_roles[0]
-    config = json.loads(get_flag(role.processes[0].command, "--model-loader-extra-config"))
+    role = resolve_blueprint(tmp_path, format_aggregated(model, **worker)).workers[0]
+    config = json.loads(get_flag(role.command, "--model-loader-extra-config"))
     assert config.get("distributed", False) is is_shared
     readers = 1 if is_shared else worker.get("data", 1)
     streaming_bytes = readers * config["memory_limit"]
@@ -430,8 +420,8 @@ def test_ranks_read_the_checkpoint_together_where_the_engine_joins_them(
 def test_streaming_takes_less_of_a_small_replicas_memory_beside_offloaded_caches(tmp_path: Path) -> None:
     limits = []
     for extra in ("", "tuning: {kv_offload: 30Gi}\n"):
-        role = resolve_blueprint(tmp_path, format_aggregated(pool="general", extra=extra)).engine_roles[0]
-        config = json.loads(get_flag(role.processes[0].command, "--model-loader-extra-config"))
+        role = resolve_blueprint(tmp_path, format_aggregated(pool="general", extra=extra)).workers[0]
+        config = json.loads(get_flag(role.command, "--model-loader-extra-config"))
         limits.append(config["memory_limit"])
         assert limits[-1] == int((role.resources.memory_bytes - role.resources.shared_memory_bytes) * 0.25)
     assert limits[1] < limits[0]
@@ -441,19 +431,19 @@ def test_streaming_takes_less_of_a_small_replicas_memory_beside_offloaded_caches
     ("api", "path", "key"), [("chat", "/v1/chat/completions", "messages"), ("completions", "/v1/completions", "prompt")]
 )
 def test_probes_ask_the_api_that_the_traffic_uses(tmp_path: Path, api: str, path: str, key: str) -> None:
-    text = format_aggregated(pool="general").replace("{users: 2,", f"{{users: 2, api: {api},")
-    deployment = resolve_blueprint(tmp_path, text)
-    for process in (*deployment.engine_processes, *deployment.router.processes):
+    text = format_aggregated(pool="on-ecs").replace("{users: 2,", f"{{users: 2, api: {api},")
+    deployment = resolve_blueprint(tmp_path, text, "ecs")
+    for process in (*deployment.workers, *deployment.entries):
         assert process.probe and process.probe.path == path
         assert process.probe.body["model"] == SMALL and process.probe.body[key]
 
 
 def test_nccls_plugin_for_efa_is_named_only_where_nodes_communicate(tmp_path: Path) -> None:
     spanning = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on")
-    for process in resolve_blueprint(tmp_path, spanning).engine_processes:
+    for process in resolve_blueprint(tmp_path, spanning).workers:
         assert process.env["NCCL_NET_PLUGIN"] == "ofi"
     single = format_aggregated(pool="p5en", accelerators=8).replace("}\n", "}\n  router: {policy: kv-aware}\n", 1)
-    [process] = resolve_blueprint(tmp_path, single).engine_processes
+    [process] = resolve_blueprint(tmp_path, single).workers
     assert "NCCL_NET_PLUGIN" not in process.env
 
 
@@ -467,7 +457,7 @@ def test_the_model_that_guesses_comes_from_the_fleets_bucket_as_the_other_does(
     bucket = deployment.environment.bucket
     uris = [f"s3://{bucket}/models/tiny/", f"s3://{bucket}/models/ORG/draft/"]
     assert [loaded_model.weights.uri for loaded_model in deployment.loaded_models] == uris
-    command = deployment.engine_processes[0].command
+    command = deployment.workers[0].command
     config = json.loads(get_flag(command, "--speculative-config"))
     assert (command[2], config["model"]) == tuple(uris), "no hub is asked: HF_HUB_OFFLINE is set"
 
@@ -476,7 +466,7 @@ def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
     extra = "tuning: {speculative: {method: ngram}}\n"
     deployment = resolve_blueprint(tmp_path, format_aggregated("tiny", pool="general", extra=extra))
     assert [loaded_model.model for loaded_model in deployment.loaded_models] == ["tiny"]
-    assert "model" not in json.loads(get_flag(deployment.engine_processes[0].command, "--speculative-config"))
+    assert "model" not in json.loads(get_flag(deployment.workers[0].command, "--speculative-config"))
 
 
 @pytest.mark.parametrize(
@@ -514,13 +504,14 @@ def test_an_ami_whose_driver_is_too_old_for_the_engines_image_is_refused(
 def test_experts_over_several_nodes_communicate_by_nccl_and_are_balanced(tmp_path: Path) -> None:
     worker = {"pool": "p5en", "accelerators": 16, "data": 16, "expert": "on"}
     text = format_distributed(model="deepseek-ai/DeepSeek-R1", **worker)
-    for process in resolve_blueprint(tmp_path, text).engine_roles[0].processes:
-        assert get_flag(process.command, "--all2all-backend") == "allgather_reducescatter"
-        assert get_flag(process.command, "--gpu-memory-utilization") == "0.8"
-        balancing = json.loads(get_flag(process.command, "--eplb-config"))
+    [worker_service] = resolve_blueprint(tmp_path, text).workers
+    for command in (worker_service.command, worker_service.worker_command):
+        assert get_flag(command, "--all2all-backend") == "allgather_reducescatter"
+        assert get_flag(command, "--gpu-memory-utilization") == "0.8"
+        balancing = json.loads(get_flag(command, "--eplb-config"))
         assert balancing == {"num_redundant_experts": 16, "communicator": "torch_gloo"}
-        assert "--enable-eplb" in process.command and "--enable-dbo" not in process.command
-        assert process.env["NCCL_NET_PLUGIN"] == "ofi", "over EFA, not TCP"
+        assert "--enable-eplb" in command and "--enable-dbo" not in command
+    assert worker_service.env["NCCL_NET_PLUGIN"] == "ofi", "over EFA, not TCP"
 
 
 def test_every_accelerator_holds_as_many_experts_and_copies(tmp_path: Path) -> None:
@@ -528,8 +519,8 @@ def test_every_accelerator_holds_as_many_experts_and_copies(tmp_path: Path) -> N
     for accelerators, spare in ((16, 16), (24, 8), (48, 32)):
         worker = {"pool": "p5en", "accelerators": accelerators, "data": accelerators, "expert": "on"}
         text = format_distributed(model="deepseek-ai/DeepSeek-R1", **worker) + "name: mine\n"
-        role = resolving.resolve_files(tmp_path, text, fleet, "eks").engine_roles[0]
-        count = json.loads(get_flag(role.processes[0].command, "--eplb-config"))["num_redundant_experts"]
+        role = resolving.resolve_files(tmp_path, text, fleet, "eks").workers[0]
+        count = json.loads(get_flag(role.command, "--eplb-config"))["num_redundant_experts"]
         assert count == spare and (256 + count) % accelerators == 0
 
 
@@ -544,7 +535,7 @@ def test_every_accelerator_holds_as_many_experts_and_copies(tmp_path: Path) -> N
 def test_experts_that_the_engine_cannot_balance_or_that_stay_on_one_node_are_not_copied(
     tmp_path: Path, model: str, worker: dict[str, Any]
 ) -> None:
-    command = resolve_blueprint(tmp_path, format_distributed(model=model, **worker)).engine_processes[0].command
+    command = resolve_blueprint(tmp_path, format_distributed(model=model, **worker)).workers[0].command
     assert "--enable-eplb" not in command
     assert ("--all2all-backend" in command) == (worker["data"] == 16 if "data" in worker else False)
 
@@ -582,17 +573,14 @@ def test_the_router_chooses_a_rank_where_its_policy_follows_the_ranks_caches(
 ) -> None:
     text = format_aggregated("tiny", pool=pool, accelerators=2, data=2)
     text = text.replace("data: 2}\n", f"data: 2}}\n  router: {{policy: {policy}}}\n")
-    command = resolve_blueprint(tmp_path, text, target).router.processes[0].command
+    command = resolve_blueprint(tmp_path, text, target).entries[0].command
     if ranks is None:
         assert "--intra-node-data-parallel-size" not in command, "the engine knows its ranks' queues"
     else:
         assert get_flag(command, "--intra-node-data-parallel-size") == ranks
         assert "--enable-igw" not in command, "with it vllm-router makes no entry for a rank"
     one_rank = text.replace("accelerators: 2, data: 2", "accelerators: 1")
-    assert (
-        "--intra-node-data-parallel-size"
-        not in resolve_blueprint(tmp_path, one_rank, target).router.processes[0].command
-    )
+    assert "--intra-node-data-parallel-size" not in resolve_blueprint(tmp_path, one_rank, target).entries[0].command
 
 
 def test_prefill_follows_cached_prefixes_and_decode_the_load(tmp_path: Path) -> None:
@@ -606,14 +594,14 @@ def test_prefill_follows_cached_prefixes_and_decode_the_load(tmp_path: Path) -> 
         "round-robin": ("round_robin", "round_robin"),
         "load-aware": ("power_of_two", "power_of_two"),
     }.items():
-        command = resolve_blueprint(tmp_path, text.replace("POLICY", policy)).router.processes[0].command
+        command = resolve_blueprint(tmp_path, text.replace("POLICY", policy)).entries[0].command
         assert (get_flag(command, "--policy"), get_flag(command, "--decode-policy")) == words
 
 
 def test_a_single_decode_engine_at_a_known_address_leaves_no_choice(tmp_path: Path) -> None:
     """vllm-router refuses to start with power_of_two and fewer than two decode engines."""
     text = format_disaggregated(GENERAL, GENERAL)
-    command = resolve_blueprint(tmp_path, text, "local").router.processes[0].command
+    command = resolve_blueprint(tmp_path, text, "local").entries[0].command
     assert (get_flag(command, "--policy"), get_flag(command, "--decode-policy")) == ("power_of_two", "round_robin")
 
 
@@ -644,9 +632,9 @@ def test_clients_of_s3_fill_an_accelerators_share_of_network_and_cores(name: str
 
 
 def test_the_engine_streams_with_as_many_clients_of_s3_as_its_instance_fills(tmp_path: Path) -> None:
-    local = resolve_blueprint(tmp_path, format_aggregated("tiny", pool="general"), "local").engine_roles[0]
-    assert local.processes[0].env["RUNAI_STREAMER_CONCURRENCY"] == "1"
+    local = resolve_blueprint(tmp_path, format_aggregated("tiny", pool="general"), "local").workers[0]
+    assert local.env["RUNAI_STREAMER_CONCURRENCY"] == "1"
     for worker, clients in (({"pool": "general"}, 3), ({"pool": "p5en", "accelerators": 8}, 3)):
-        role = resolve_blueprint(tmp_path, format_aggregated(**worker)).engine_roles[0]
-        config = json.loads(get_flag(role.processes[0].command, "--model-loader-extra-config"))
+        role = resolve_blueprint(tmp_path, format_aggregated(**worker)).workers[0]
+        config = json.loads(get_flag(role.command, "--model-loader-extra-config"))
         assert config["concurrency"] == clients

@@ -281,7 +281,7 @@ def _build_settings(deployment: BatchDeployment) -> dict[str, Any]:
     return {
         "endpoint": deployment.endpoint_url,
         "model": deployment.sample.model or deployment.model,
-        "workers": len(deployment.workers),
+        "workers": deployment.worker_count,
         "target": deployment.target,
         "sample": deployment.sample.model_dump(mode="json"),
         "slo": deployment.slo.model_dump(mode="json"),
