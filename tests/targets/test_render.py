@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from supervisor.datatypes import dict_of_key_value_pairs
 from supervisor.options import ServerOptions
 
 from llm_serving.fleet.model import Fleet
@@ -209,6 +210,17 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
         render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), out)
 
 
-def test_a_quote_in_an_environment_is_refused() -> None:
-    with pytest.raises(ValueError, match="no quote or backslash"):
-        render.format_ini_env({"A": 'say "x"'})
+@pytest.mark.parametrize("value", ["""it's "x\"""", "back\\slash", '"x"'])
+def test_a_value_that_supervisord_would_read_differently_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="neither both quotes nor a backslash"):
+        render.format_ini_env({"A": value})
+
+
+def test_supervisord_reads_json_in_an_environment_as_it_is_written() -> None:
+    variables = {
+        "A": "o'clock, 5%",
+        "SETTINGS": '{"url":"http://127.0.0.1:1/x?a=b","names":["a:b"],"share":0.5}',
+        "B": "",
+    }
+    text = render.format_ini_env(variables).replace("%%", "%")
+    assert dict_of_key_value_pairs(text) == variables

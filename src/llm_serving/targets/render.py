@@ -189,8 +189,9 @@ def format_ini_command(words: Sequence[str]) -> str:
 
 
 def format_ini_env(variables: Mapping[str, str]) -> str:
-    """NAME="VALUE" pairs, one a line, quoted for supervisord."""
+    """Format NAME="VALUE" pairs for supervisord, one a line; a value with such quotes, as of JSON, gets single ones."""
     for name, value in variables.items():
-        if '"' in value or "\\" in value:
-            raise ValueError(f"{name}={value}: supervisord's configuration takes no quote or backslash in a value")
-    return ",".join(f'\n    {name}="{format_ini_value(value)}"' for name, value in variables.items())
+        if "\\" in value or ("'" in value and '"' in value) or value.strip("'\"") != value:
+            raise ValueError(f"{name}={value}: supervisord's configuration takes neither both quotes nor a backslash")
+    quoted = {name: f"'{value}'" if '"' in value else f'"{value}"' for name, value in variables.items()}
+    return ",".join(f"\n    {name}={format_ini_value(value)}" for name, value in quoted.items())
