@@ -27,6 +27,26 @@ def test_values_are_written_with_comments_order_and_layout_as_they_were() -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "key", "value", "after"),
+    [
+        ("a: {b: 1} # c\nd: 2\n", "a.e.f", "{g: 1}", "a: {b: 1, e: {f: {g: 1}}} # c\nd: 2\n"),
+        ("a: {} # c\n", "a.b", "1", "a: {b: 1} # c\n"),
+        ("a: text\n", "a.b", "1", "a: {b: 1}\n"),
+        ("a:\n  b: 1 # c\n\n# d\ne: 2\n", "a.f", "3", "a:\n  b: 1 # c\n  f: 3\n\n# d\ne: 2\n"),
+        ("a:\n  b:\n    - 1\n    - 2 # c\n# d\ne: 2\n", "a.b", "[3]", "a:\n  b: [3] # c\n# d\ne: 2\n"),
+        ("a: 'x'\r\nb: 2", "c.d", "3", "a: 'x'\r\nb: 2\nc:\n  d: 3"),
+    ],
+)
+def test_a_value_is_written_in_the_layout_of_its_file(before: str, key: str, value: str, after: str) -> None:
+    assert overrides.apply(before, {key: value}) == after
+
+
+def test_a_value_that_an_anchor_shares_is_refused() -> None:
+    with pytest.raises(InputError, match=r"b: its value is shared by an anchor\. Fix: write b without an anchor"):
+        overrides.apply("a: &x 1\nb: *x\n", {"b": "2"})
+
+
 @pytest.mark.parametrize("file", sorted(paths.PATTERNS.glob("*/**/*.yaml")), ids=lambda file: "/".join(file.parts[-3:]))
 def test_every_blueprint_of_this_repository_comes_back_as_it_is(file: Path) -> None:
     text = file.read_text()

@@ -6,14 +6,11 @@ Comments, order and layout of the file stay as they are.
 from __future__ import annotations
 
 import difflib
-import io
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import yaml
 from pydantic import BaseModel
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
 
 from llm_serving.settings import diagnostics
 from llm_serving.settings.errors import InputError, quote_value
@@ -43,8 +40,8 @@ def parse(option: str, text: str) -> Override:
         raise InputError(f"{option}: {quote_value(text)}: a value is there twice. Fix: each value once.")
     for value in values:
         try:
-            _create_yaml().load(value)
-        except YAMLError:
+            yaml.safe_load(value)
+        except yaml.YAMLError:
             raise InputError(
                 f"{option}: {quote_value(text)}: {value} is no YAML. Fix: a value as in blueprint.yaml."
             ) from None
@@ -98,22 +95,69 @@ def _suggest(parent: str, step: str, names: list[str]) -> str:
 
 
 def apply(text: str, changes: Mapping[str, str]) -> str:
-    """Return a file's text with other values at some keys; keys that it has not are added."""
-    yaml = _create_yaml()
-    document = yaml.load(text)
+    """Return a file's text with other values at some keys; keys that it does not have are added.
+
+    Raises:
+        InputError: a key's value is shared by an anchor.
+    """
     for key, value in changes.items():
-        *parents, last = key.split(".")
-        mapping = document
-        for parent in parents:
-            mapping = mapping.setdefault(parent, CommentedMap())
-        mapping[last] = yaml.load(value)
-    stream = io.StringIO()
-    yaml.dump(document, stream)
-    return stream.getvalue()
+        steps = key.split(".")
+        expected = _set_value(yaml.safe_load(text), steps, yaml.safe_load(value))
+        text = _write_value(text, steps, value)
+        if yaml.safe_load(text) != expected:
+            raise InputError(f"{key}: its value is shared by an anchor. Fix: write {key} without an anchor.")
+    return text
 
 
-def _create_yaml() -> YAML:
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 10**6  # no line is folded
-    return yaml
+def _set_value(data: Any, steps: list[str], value: Any) -> Any:
+    """Return a copy of nested mappings with another value at the end of `steps`."""
+    if not steps:
+        return value
+    mapping = data if isinstance(data, dict) else {}
+    return {**mapping, steps[0]: _set_value(mapping.get(steps[0]), steps[1:], value)}
+
+
+def _write_value(text: str, steps: list[str], value: str) -> str:
+    """Return a text with a value at the end of `steps`, in place of the one there or below its nearest parent."""
+    node, key = yaml.compose(text, Loader=yaml.SafeLoader), None
+    for index, step in enumerate(steps):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next((pair for pair in pairs if pair[0].value == step), None)
+        if found is None and pairs and not node.flow_style:
+            return _add_lines(text, node, steps[index:], value)
+        if found is None:
+            added = _format_flow(steps[index:], value)
+            if pairs:
+                end = _find_end(node.value[-1][1])
+                return f"{text[:end]}, {added}{text[end:]}"
+            value = f"{{{added}}}"
+            break
+        key, node = found
+    start = node.start_mark.index
+    if key and key.start_mark.line != node.start_mark.line:
+        start, value = key.end_mark.index + 1, f" {value}"
+    return text[:start] + value + text[_find_end(node) :]
+
+
+def _format_flow(steps: list[str], value: str) -> str:
+    """Return `a: {b: value}`."""
+    for step in reversed(steps[1:]):
+        value = f"{{{step}: {value}}}"
+    return f"{steps[0]}: {value}"
+
+
+def _add_lines(text: str, mapping: yaml.MappingNode, steps: list[str], value: str) -> str:
+    """Return a text with lines for `steps` below the last line of a mapping."""
+    line_end = text.find("\n", _find_end(mapping))
+    before, after = (text, "") if line_end < 0 else (text[:line_end], text[line_end:])
+    column = mapping.start_mark.column
+    lines = [f"\n{' ' * (column + 2 * depth)}{step}:" for depth, step in enumerate(steps)]
+    return f"{before}{''.join(lines)} {value}{after}"
+
+
+def _find_end(node: yaml.Node) -> int:
+    """Return where the text of a node ends, without the comments below it."""
+    if isinstance(node, yaml.ScalarNode) or node.flow_style:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _find_end(last[1] if isinstance(node, yaml.MappingNode) else last)
