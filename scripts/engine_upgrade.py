@@ -114,7 +114,7 @@ def _get_recorded_version(recorded: EngineOptions) -> str:
 
 
 def read_pins(root: Path = ROOT) -> list[str]:
-    """The version that each pin has."""
+    """Return the version that each pin has."""
     return [_find_pin(each, root)["version"] for each in PINS]
 
 
@@ -201,7 +201,7 @@ def record(root: Path = ROOT) -> EngineOptions:
 
 
 def compare(old: EngineOptions, new: EngineOptions, row: Mapping[str, Any]) -> list[Change]:
-    """What differs between two records, those first that we use; `row` is the engine's, as its file has it."""
+    """Return what differs between two records, those first that we use; `row` is the engine's, as its file has it."""
     changes = [*_compare_options(old, new, row), *_compare_names(old, new, row)]
     return sorted(changes, key=lambda change: not change.uses)
 
@@ -234,7 +234,7 @@ def _describe(before: EngineOption | None, after: EngineOption | None) -> str:
 
 
 def _compare_names(old: EngineOptions, new: EngineOptions, row: Mapping[str, Any]) -> Iterator[Change]:
-    """Parsers of answers, environment variables and architectures that were dropped: names without a type."""
+    """Yield parsers of answers, environment variables and architectures that were dropped: names without a type."""
     kinds = {
         "parser of tools": (old.parsers["tools"], new.parsers["tools"]),
         "parser of reasoning": (old.parsers["reasoning"], new.parsers["reasoning"]),
@@ -248,7 +248,7 @@ def _compare_names(old: EngineOptions, new: EngineOptions, row: Mapping[str, Any
 
 
 def find_keys(row: Mapping[str, Any], option: str) -> Iterator[str]:
-    """What blueprint.yaml has for an option: the key that stands for it, or `engine_arguments` with a rule of ours."""
+    """Yield what blueprint.yaml has for an option: its key, or `engine_arguments` with a rule of ours."""
     if option in row.get("argument_keys", {}):
         yield str(row["argument_keys"][option])
     rules = [rule["names"] for rule in row.get("refused_arguments", ())]
@@ -257,7 +257,7 @@ def find_keys(row: Mapping[str, Any], option: str) -> Iterator[str]:
 
 
 def find_places(node: Any, word: str) -> tuple[str, ...]:
-    """Where a row has a word as a key or as an item: the names above it, joined by dots."""
+    """Return where a row has a word as a key or as an item: the names above it, joined by dots."""
     return tuple(dict.fromkeys(_walk(node, {word, word.replace("--", "--no-", 1)}, ())))
 
 

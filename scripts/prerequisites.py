@@ -121,7 +121,7 @@ def run_checks(folder: Path, *, engine: bool = True) -> Iterator[PrerequisiteRes
 
 
 def needs_engine(arguments: list[str]) -> bool:
-    """Whether install.sh with these arguments serves on this machine."""
+    """Return whether install.sh with these arguments serves on this machine."""
     words = [part for word in arguments for part in word.split("=", 1)]
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else []
     return "--destroy" not in words and target in ([], ["local"])

@@ -75,12 +75,12 @@ def find_type(convert: Any) -> str:
 
 
 def takes_mapping(convert: Callable[[str], Any]) -> bool:
-    """Whether a converter that takes any text reads a mapping from JSON."""
+    """Return whether a converter that takes any text reads a mapping from JSON."""
     return isinstance(convert('{"key": 1}'), dict)
 
 
 def accepts(convert: Callable[[str], Any], text: str) -> bool:
-    """Whether a converter of the parser takes a text."""
+    """Return whether a converter of the parser takes a text."""
     with contextlib.suppress(Exception):
         convert(text)
         return True

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(authority: str) -> bool:
-    """Whether a host, with or without a port, is this machine whoever resolves it: localhost (RFC 6761, 6.3) or a
+    """Return whether a host, with or without a port, is this machine: localhost (RFC 6761, 6.3) or a
     loopback address. Names below localhost are not: some resolvers ask DNS for them.
 
     Args:

@@ -140,7 +140,7 @@ def claim(port: int) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether `port` of the loopback interface is free to listen on."""
+    """Return whether `port` of the loopback interface is free to listen on."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -85,7 +85,7 @@ def wait_for_nodes(gathering: Gathering, count: int, deadline: float) -> None:
 
 
 def is_listening(address: str) -> bool:
-    """Whether the SSH server at an address answers."""
+    """Return whether the SSH server at an address answers."""
     try:
         with socket.create_connection((address, SSH_PORT), timeout=5):
             return True
@@ -94,7 +94,7 @@ def is_listening(address: str) -> bool:
 
 
 def build_command(addresses: list[str], gpus: int, key: Path) -> list[str]:
-    """The mpirun command over this node and the others, `gpus` processes each.
+    """Return the mpirun command over this node and the others, `gpus` processes each.
 
     NCCL's data goes over EFA, MPI's own over TCP: its start hangs where it tries libfabric too.
     """
@@ -171,7 +171,7 @@ def fetch(leader: str, path: str, deadline: float) -> str:
 
 
 def fetch_state(leader: str) -> str:
-    """The state of the run; done where rank 0 no longer answers."""
+    """Return the state of the run; done where rank 0 no longer answers."""
     try:
         return request(leader, "/state")
     except OSError:

@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 
 def build_manifests(group: Group, *, image: str, nodes: int, limit_s: int) -> list[Manifest]:
-    """The namespace, the service that names the pods, and the job.
+    """Return the namespace, the service that names the pods, and the job.
 
     Args:
         group: the instances to test; all of one type.
@@ -120,7 +120,7 @@ def format_log_group(fleet: Fleet) -> str:
 
 
 def build_task_container(group: Group, *, image: str, logs: dict[str, object]) -> dict[str, object]:
-    """The container of a task on ECS; rank, nodes, limit and leader come as overrides of one run.
+    """Return the container of a task on ECS; rank, nodes, limit and leader come as overrides of one run.
 
     Args:
         logs: the container definition's logConfiguration.
@@ -150,7 +150,7 @@ def build_task_container(group: Group, *, image: str, logs: dict[str, object]) -
 
 
 def list_task_groups(fleet_groups: Iterable[Group]) -> list[Group]:
-    """The first group of each pool on ECS that nccl-tests can run on: GPUs with EFA."""
+    """Return the first group of each pool on ECS that nccl-tests can run on: GPUs with EFA."""
     chosen: dict[str, Group] = {}
     for group in fleet_groups:
         if group.orchestrator == "ecs" and group.efa and group.variant == "nvidia":

@@ -14,7 +14,7 @@ SECRET = "HF_TOKEN_SECRET"
 
 
 def find() -> str | None:
-    """The token in the secret that the environment names; None where it names none: the client then finds its own.
+    """Return the token in the secret that the environment names; None if it names none.
 
     HF_TOKEN comes first.
 

@@ -134,7 +134,7 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
 
 
 def _list_quantizations(names: Iterable[str]) -> list[str]:
-    """Types of numbers that names of GGUF files end with."""
+    """List types of numbers that names of GGUF files end with."""
     pattern = re.compile(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", re.IGNORECASE)
     return sorted({match[1] for name in names if (match := pattern.search(name))})
 
@@ -166,7 +166,7 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
 
 
 def _find_second_checkpoint(names: Set[str]) -> set[str]:
-    """Mistral's own form of a checkpoint, where the same weights are there in the form of all other models too.
+    """Find Mistral's own form of a checkpoint, where the same weights are there in the form of all other models too.
 
     Its repositories have both; engines take one of them, and a weight streamer would read both. vLLM takes a repository
     with `consolidated*` for one in Mistral's form. Source: vLLM 0.32.0, vllm/transformers_utils/repo_utils.py.

@@ -67,7 +67,7 @@ def make(
 
 
 def make_default(size: make_tiny.Size, folder: Path, on_progress: OnProgress | None = None) -> Path:
-    """The same with the numbers of the safetensors."""
+    """Return the same with the numbers of the safetensors."""
     return make(size, folder, on_progress=on_progress)
 
 
@@ -132,7 +132,7 @@ def _add_tokenizer(writer: Any, source: Path) -> None:
 
 
 def _read_tensors(shard: Path) -> list[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
-    """The tensors of a safetensors file, whose 16-bit numbers are the upper halves of 32-bit ones."""
+    """Return the tensors of a safetensors file, whose 16-bit numbers are the upper halves of 32-bit ones."""
     import numpy as np
     from safetensors import deserialize
 
@@ -144,7 +144,7 @@ def _read_tensors(shard: Path) -> list[tuple[str, np.ndarray[Any, np.dtype[np.fl
 
 
 def _select_encoding(values: np.ndarray[Any, np.dtype[np.float32]], quantization: Quantization) -> Any:
-    """Vectors stay in 32 bits, as llama.cpp's own converter leaves them."""
+    """Keep vectors in 32 bits, as llama.cpp's own converter leaves them."""
     import gguf
 
     return gguf.GGMLQuantizationType.F32 if values.ndim == 1 else gguf.GGMLQuantizationType[quantization]

@@ -402,7 +402,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_complete(size: Size, folder: Path) -> bool:
-    """Whether `folder` has this model with all files complete."""
+    """Return whether `folder` has this model with all files complete."""
     marker = _read_marker(folder)
     if marker.get("recipe") != _build_recipe(size):
         return False

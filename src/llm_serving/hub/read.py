@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 100_000_000
 
 
 def fetch_record(name: str, revision: str = "main") -> ModelRecord:
-    """The record of a model on the hub: ORGANIZATION/MODEL, or with :QUANTIZATION one of its GGUF files.
+    """Return the record of a model on the hub: ORGANIZATION/MODEL, or with :QUANTIZATION one of its GGUF files.
 
     Raises:
         InputError: there is no such model or revision, or it has no safetensors or config.json; or the GGUF file is not
@@ -40,7 +40,7 @@ def fetch_record(name: str, revision: str = "main") -> ModelRecord:
 
 
 def fetch_gguf_record(snapshot: client.Snapshot, revision: str, name: str, file: client.RepoFile) -> ModelRecord:
-    """The record of one GGUF file of a repository, by its header alone, which is read a piece at a time.
+    """Return the record of one GGUF file of a repository, by its header alone, which is read a piece at a time.
 
     Raises:
         InputError: it is cut short, one of several parts, or of an architecture that llama.cpp does not run.
@@ -61,7 +61,7 @@ def fetch_gguf_record(snapshot: client.Snapshot, revision: str, name: str, file:
 
 
 def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
-    """The record of a model at a place in S3 that says nothing of where it came from: by what lies there.
+    """Return the record of a model at a place in S3 that says nothing of where it came from: by what lies there.
 
     Raises:
         InputError: no model lies there.
@@ -85,7 +85,7 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
 
 
 def read_s3_json(bucket: s3.Bucket, name: str) -> Mapping[str, Any]:
-    """A JSON file of a model in S3; nothing where it is no mapping.
+    """Return a JSON file of a model in S3; nothing where it is no mapping.
 
     Raises:
         InputError: it is not JSON.
@@ -104,7 +104,7 @@ def build_record(
     hashes: Mapping[str, str],
     read_json: ReadJson,
 ) -> ModelRecord:
-    """The record of a repository's files for serving.
+    """Return the record of a repository's files for serving.
 
     Args:
         hashes: SHA-256 of files that the hub has none of, by name.
@@ -132,6 +132,6 @@ def _read_config(recorded_files: Container[str], read_json: ReadJson) -> Mapping
 
 
 def _read_weight_bytes(recorded_files: Mapping[str, RecordedFile], read_json: ReadJson) -> int:
-    """By the index of the safetensors, else the sizes of the files, each of which has a header besides."""
+    """Read it from the index of the safetensors, else the sizes of the files, each of which has a header besides."""
     indexed = models.read_index_bytes(read_json(models.INDEX_FILE)) if models.INDEX_FILE in recorded_files else 0
     return indexed or sum(file.bytes for name, file in recorded_files.items() if name.endswith(".safetensors"))

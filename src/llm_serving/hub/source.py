@@ -37,7 +37,7 @@ def write(bucket: s3.Bucket, folder: Path, record: ModelRecord) -> None:
 
 
 def find(open_bucket: Callable[[], s3.Bucket]) -> ModelRecord | None:
-    """The record of the model at a place in S3; None if it has none, or S3 cannot be read from here.
+    """Return the record of the model at a place in S3; None if it has none, or S3 cannot be read from here.
 
     Args:
         open_bucket: opens the model's place in S3; it may raise, as for want of credentials.
@@ -49,7 +49,7 @@ def find(open_bucket: Callable[[], s3.Bucket]) -> ModelRecord | None:
 
 
 def read(bucket: s3.Bucket) -> ModelRecord:
-    """The record of the model at a place in S3.
+    """Return the record of the model at a place in S3.
 
     Raises:
         Unavailable: S3 is unreachable or denies access.

@@ -95,7 +95,7 @@ class _TransferCounter:
 
 
 def is_folder(source: str) -> bool:
-    """Whether `source` is a local folder; otherwise it is an id on the hub."""
+    """Return whether `source` is a local folder; otherwise it is an id on the hub."""
     return Path(source).expanduser().is_dir()
 
 
@@ -145,12 +145,12 @@ def upload(
 
 
 def is_gguf_folder(folder: Path) -> bool:
-    """Whether a folder holds a model as a GGUF file, and not as safetensors too."""
+    """Return whether a folder holds a model as a GGUF file, and not as safetensors too."""
     return any(folder.glob(f"*{gguf.SUFFIX}")) and not any(folder.glob("*.safetensors"))
 
 
 def find_gguf(folder: Path) -> Path:
-    """The one GGUF file of a folder.
+    """Return the one GGUF file of a folder.
 
     Raises:
         InputError: there are several, or the file is not all of a model that llama.cpp runs.

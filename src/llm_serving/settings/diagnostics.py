@@ -20,7 +20,7 @@ from llm_serving.settings.yaml_source import KeyPath, Position, format_key_path
 
 
 def convert_error(yaml_file: yaml_source.YamlFile, model_type: type[BaseModel], detail: ErrorDetails) -> Mistake:
-    """Pydantic's error in the project's words."""
+    """Return Pydantic's error in the project's words."""
     reason, fix = _describe_error(model_type, yaml_file.data, detail)
     key_path = resolve_key_path(yaml_file.data, detail["loc"])
     value = yaml_source.get_value(yaml_file.data, key_path)
@@ -48,7 +48,7 @@ def build_mistake(
 
 
 def find_intended_keys(model_type: type[BaseModel], data: Any, details: Sequence[ErrorDetails]) -> set[KeyPath]:
-    """The fields that misspelt keys were meant for: they are not missing."""
+    """Return the fields that misspelt keys were meant for: they are not missing."""
     return {
         (*detail["loc"][:-1], nearest_key)
         for detail in details
@@ -77,7 +77,7 @@ _EXPECTED_TYPES = {
 
 
 def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails) -> tuple[str, str]:
-    """Why the value cannot work, and what to write."""
+    """Return why the value cannot work, and what to write."""
     error_type, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if "why" in context:
         return str(context["why"]), str(context["write"])
@@ -104,27 +104,27 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
 
 
 def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
-    """What to write in place of a key that does not exist."""
+    """Return what to write in place of a key that does not exist."""
     nearest_key = find_nearest_key(model_type, data, loc)
     free_keys = _list_free_keys(model_type, data, loc)
     return f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "remove it"
 
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:
-    """The key that a misspelt one at `loc` was meant for, unless the file has it too."""
+    """Return the key that a misspelt one at `loc` was meant for, unless the file has it too."""
     matches = difflib.get_close_matches(str(loc[-1]), _list_free_keys(model_type, data, loc), n=1)
     return matches[0] if matches else None
 
 
 def _list_free_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> list[str]:
-    """The keys that could still be written beside the one at `loc`."""
+    """Return the keys that could still be written beside the one at `loc`."""
     *_, (_, model) = walk_models(model_type, loc)
     mapping = yaml_source.get_value(data, resolve_key_path(data, loc[:-1]))
     return [name for name in get_fields(model) if name not in mapping] if model and isinstance(mapping, dict) else []
 
 
 def _build_example(model_type: type[BaseModel], loc: KeyPath) -> str:
-    """An example line for a missing key."""
+    """Return an example line for a missing key."""
     *_, (step, model) = walk_models(model_type, loc)
     field = get_fields(model)[str(step)] if model else None
     if field is None:
@@ -149,7 +149,7 @@ def _find_example(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as a person would write it, cut to a line."""
+    """Return a value as a person would write it, cut to a line."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -158,7 +158,7 @@ def format_value(value: Any) -> str:
 
 
 def _format_yaml(value: Any) -> str:
-    """A value as one line of YAML."""
+    """Return a value as one line of YAML."""
     if isinstance(value, dict | list):
         return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
     return str(value)
@@ -169,7 +169,7 @@ def _truncate(text: str, limit: int = 60) -> str:
 
 
 def resolve_key_path(data: Any, loc: KeyPath) -> KeyPath:
-    """Pydantic's path as a path of the file: without names of branches, and without 0 for a single item."""
+    """Return Pydantic's path as a path of the file: without names of branches, and without 0 for a single item."""
     key_path: KeyPath = ()
     for step in loc:
         if not _is_schema_step(step) and not (
@@ -180,19 +180,19 @@ def resolve_key_path(data: Any, loc: KeyPath) -> KeyPath:
 
 
 def _is_schema_step(step: str | int) -> bool:
-    """Whether a step of Pydantic's path is neither key nor index, but the branch of a union or "[key]"."""
+    """Return whether a step of Pydantic's path is neither key nor index, but the branch of a union or "[key]"."""
     return isinstance(step, str) and (step.startswith("<") or step == "[key]")
 
 
 def walk_models(annotation: Any, loc: Sequence[str | int]) -> Iterator[tuple[str | int, type[BaseModel] | None]]:
-    """Each step of a path with the model that it is a key of, or None where it is none's."""
+    """Yield each step of a path with the model that it is a key of, or None where it is none's."""
     for step in loc:
         model, annotation = _find_child(annotation, step)
         yield step, model
 
 
 def _find_child(annotation: Any, step: str | int) -> tuple[type[BaseModel] | None, Any]:
-    """The model at `annotation` that may have the key `step`, and the type of that key."""
+    """Return the model at `annotation` that may have the key `step`, and the type of that key."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = get_fields(annotation).get(str(step))
         return (None, None) if _is_schema_step(step) else (annotation, field.annotation if field else None)
@@ -210,5 +210,5 @@ def _find_child(annotation: Any, step: str | int) -> tuple[type[BaseModel] | Non
 
 
 def get_fields(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's fields by their key in the file."""
+    """Return a model's fields by their key in the file."""
     return {field.alias or name: field for name, field in sorted(model.model_fields.items())}

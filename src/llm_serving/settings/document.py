@@ -119,7 +119,7 @@ class AllowSingleItem:
 
 
 def parse_default(text: str) -> Any:
-    """A field's default, in the words that a person would write."""
+    """Return a field's default, in the words that a person would write."""
     return Field(text)
 
 
@@ -158,7 +158,7 @@ def raise_mistakes(mistakes: Iterable[Mistake]) -> None:
 
 
 def load(path: Path, model_type: type[M]) -> Document[M]:
-    """Read `path` as `kind`.
+    """Read `path` as settings of `model_type`.
 
     Raises:
         InputError: with every mistake of the file at once.
@@ -185,7 +185,7 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
 
 
 def _is_reported(yaml_file: yaml_source.YamlFile, detail: ErrorDetails) -> bool:
-    """Whether other mistakes already cover the field: the YAML's own, or those of a list's items."""
+    """Return whether other mistakes already cover the field: the YAML's own, or those of a list's items."""
     if detail["type"] == "too_short" and detail["input"]:
         return True
     return any(detail["loc"][:length] in yaml_file.rejected for length in range(len(detail["loc"]) + 1))
@@ -213,7 +213,7 @@ def _validate(model_type: type[M], data: Any) -> tuple[M | None, list[ErrorDetai
 
 
 def _is_new(detail: ErrorDetails, known_details: Sequence[ErrorDetails]) -> bool:
-    """Whether a repeated validation found something new: a conflict, at a field without a mistake so far."""
+    """Return whether a repeated validation found something new: a conflict, at a field without a mistake so far."""
     return not known_details or (
         detail["type"] == "contradiction" and all(detail["loc"] != other["loc"] for other in known_details)
     )

@@ -57,7 +57,7 @@ class Mistake:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The mistake as `--json` shows it."""
+        """Return the mistake as `--json` shows it."""
         return {
             "file": str(self.file),
             "line": self.line,
@@ -76,7 +76,7 @@ def quote_value(value: object) -> str:
 
 
 def _escape_unprintable(text: str) -> str:
-    """The text with what cannot be printed spelled out: paths, keys and values may hold anything."""
+    """Return the text with what cannot be printed spelled out: paths, keys and values may hold anything."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
@@ -91,7 +91,7 @@ class InputError(BlueprintError):
         super().__init__("\n".join(map(str, self.parts)))
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
+        """Return the mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
         return [part.to_dict() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
 
 

@@ -119,7 +119,8 @@ def _set_value(data: Any, steps: list[str], value: Any) -> Any:
 
 def _write_value(text: str, steps: list[str], value: str) -> str:
     """Return a text with a value at the end of `steps`, in place of the one there or below its nearest parent."""
-    node, key = yaml.compose(text, Loader=yaml.SafeLoader), None
+    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    key = None
     for index, step in enumerate(steps):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = next((pair for pair in pairs if pair[0].value == step), None)
@@ -155,7 +156,7 @@ def _add_lines(text: str, mapping: yaml.MappingNode, steps: list[str], value: st
     return f"{before}{''.join(lines)} {value}{after}"
 
 
-def _find_end(node: yaml.Node) -> int:
+def _find_end(node: Any) -> int:
     """Return where the text of a node ends, without the comments below it."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style:
         return int(node.end_mark.index)

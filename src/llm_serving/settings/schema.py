@@ -13,17 +13,17 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 def render(model_type: type[Settings], title: str) -> str:
-    """The schema as the file that is published."""
+    """Return the schema as the file that is published."""
     return _format(build(model_type, title))
 
 
 def build(model_type: type[Settings], title: str) -> dict[str, Any]:
-    """The JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
+    """Return the JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
     return {"$schema": DRAFT, "title": title, **_build_tree(model_type)}
 
 
 def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
-    """The schema of a file whose key `kind` chooses among models, the first where it is left out."""
+    """Return the schema of a file whose key `kind` chooses among models, the first where it is left out."""
     default, *others = model_types
     tree = _build_tree(model_types[default])
     for kind in others:

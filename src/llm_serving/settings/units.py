@@ -26,7 +26,7 @@ def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> Pydantic
 
 
 def _build_format_error(reason: str, fix: str) -> PydanticCustomError:
-    """An error that the JSON Schema finds too, where `wrong` is beyond it."""
+    """Return an error that the JSON Schema finds too, where `wrong` is beyond it."""
     return build_error(reason, fix, error_type="form")
 
 
@@ -141,7 +141,7 @@ class Quantity:
         )
 
     def _format_bound(self, number: Decimal) -> str:
-        """A bound in the largest unit that gives a whole number."""
+        """Return a bound in the largest unit that gives a whole number."""
         exact_units = [(unit, size) for unit, size in self.units if number % size == 0] or self.units[:1]
         unit, size = max(exact_units, key=lambda item: item[1])
         return f"{number / size:f}{unit}"
@@ -152,7 +152,7 @@ _MULTIPLIERS = {"k": 1_000, "m": 1_000_000}
 
 
 def _parse_count(text: str) -> int:
-    """`8k` as 8000."""
+    """Return `8k` as 8000."""
     return int(text[:-1]) * _MULTIPLIERS[text[-1]] if text[-1] in _MULTIPLIERS else int(text)
 
 
@@ -346,7 +346,7 @@ Days = Annotated[
 
 
 def format_bytes(count: float) -> str:
-    """`886 MB`, `65.5 GB`: bytes in powers of ten, as disks and files are sold."""
+    """Return `886 MB`, `65.5 GB`: bytes in powers of ten, as disks and files are sold."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -357,5 +357,5 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number with its noun, as in `1 stack`, `2 stacks` and `1,000 objects`."""
+    """Return a number with its noun, as in `1 stack`, `2 stacks` and `1,000 objects`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -81,7 +81,7 @@ def parse(path: Path, text: str) -> YamlFile:
 
 
 def format_key_path(key_path: Sequence[str | int]) -> str:
-    """`pools.general.zones[0]`: the way to a value as messages name it."""
+    """Return `pools.general.zones[0]`: the way to a value as messages name it."""
     text = ""
     for step in key_path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -123,7 +123,7 @@ _UNPRINTABLE = re.compile(
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes; opened without waiting, for a pipe would wait for ever."""
+    """Return the file's bytes; opened without waiting, for a pipe would wait for ever."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -289,7 +289,7 @@ class _Builder:
     def _collect_pairs(
         self, node: yaml.MappingNode, key_path: KeyPath, parents: tuple[yaml.Node, ...]
     ) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The mapping's keys and values, and those merged into it (`<<: *other`) where it has not its own."""
+        """Return the mapping's keys and values, and those merged into it (`<<: *other`) where it has not its own."""
         own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
@@ -356,7 +356,7 @@ class _Builder:
 
 
 def _find_text_problem(text: str) -> tuple[str, str] | None:
-    """Why a text is not allowed in settings, which reach Terraform's files and command lines, and the fix."""
+    """Return why a text is not allowed in settings, which reach Terraform's files and command lines, and the fix."""
     if "${" in text or "%{" in text:
         return (
             "it holds ${ or %{, which Terraform would read as an expression; settings hold plain values",
@@ -407,7 +407,7 @@ def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
 
 
 def get_value(data: Any, key_path: Sequence[str | int]) -> Any:
-    """The value at `key_path`; None if there is none."""
+    """Return the value at `key_path`; None if there is none."""
     for step in key_path:
         if not isinstance(data, dict | list):
             return None

@@ -42,16 +42,16 @@ class EventLog:
     _rest: bytes = b""
 
     def remove_files(self) -> None:
-        """Removes both files of an earlier command."""
+        """Remove both files of an earlier command."""
         for file in (self.stream, self.text):
             file.unlink(missing_ok=True)
 
     def read_text(self) -> str:
-        """What is written for people so far."""
+        """Return what is written for people so far."""
         return self.text.read_text(encoding="utf-8") if self.text.is_file() else ""
 
     def update(self, *, final: bool = False) -> None:
-        """Reads the lines that were added; a last line without its end waits for the next call, unless `final`."""
+        """Read the lines that were added; a last line without its end waits for the next call, unless `final`."""
         if not self.stream.is_file():
             return
         with self.stream.open("rb") as stream:
@@ -70,7 +70,7 @@ class EventLog:
 
 
 def parse_line(line: str) -> Event:
-    """One message. What is no JSON (a warning about the user's configuration, a crash) becomes a message of text."""
+    """Return one message. What is not JSON (a warning about the configuration, a crash) becomes a message of text."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -79,13 +79,13 @@ def parse_line(line: str) -> Event:
 
 
 def format_event(event: Event) -> str:
-    """A message for people; a diagnostic with its detail."""
+    """Return a message for people; a diagnostic with its detail."""
     diagnostic = event.get("diagnostic")
     return format_diagnostic(diagnostic) if diagnostic else str(event.get("@message", ""))
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
-    """Severity, summary, location and detail, as in `Error: creating VPC (aws_vpc.vpc)`."""
+    """Return severity, summary, location and detail, as in `Error: creating VPC (aws_vpc.vpc)`."""
     location = diagnostic.get("address") or (diagnostic.get("snippet") or {}).get("context")
     if not location and (source := diagnostic.get("range")):
         location = f"{source['filename']}:{source['start']['line']}:{source['start']['column']}"
@@ -95,7 +95,7 @@ def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
 
 
 def list_errors(events: Sequence[Event]) -> list[str]:
-    """Each error once, in order."""
+    """Return each error once, in order."""
     errors = [
         format_diagnostic(event["diagnostic"])
         for event in events
@@ -105,7 +105,7 @@ def list_errors(events: Sequence[Event]) -> list[str]:
 
 
 def list_changes(events: Sequence[Event]) -> list[str]:
-    """The changes of a plan, as in `aws_vpc.vpc will be created`; outputs where nothing else changes."""
+    """Return the changes of a plan, as in `aws_vpc.vpc will be created`; outputs where nothing else changes."""
     changes = [
         f"{event['change']['resource']['addr']} {_VERBS.get(action, action)}"
         for event in events
@@ -115,7 +115,7 @@ def list_changes(events: Sequence[Event]) -> list[str]:
 
 
 def find_summary(events: Sequence[Event], operation: str) -> Mapping[str, int] | None:
-    """The counts `add`, `change` and `remove` of `plan`, `apply` or `destroy`; None where it has not come so far."""
+    """Return the counts `add`, `change` and `remove` of a command; None where it has not come so far."""
     for event in reversed(events):
         if event.get("type") == "change_summary" and event["changes"]["operation"] == operation:
             counts: Mapping[str, int] = event["changes"]
@@ -124,7 +124,7 @@ def find_summary(events: Sequence[Event], operation: str) -> Mapping[str, int] |
 
 
 def format_progress(events: Sequence[Event]) -> str:
-    """How far a stack is, as in `12/49 (aws_nat_gateway.a)`; "" before its first change."""
+    """Return how far a stack is, as in `12/49 (aws_nat_gateway.a)`; "" before its first change."""
     planned = sum(
         2 if event["change"]["action"] == "replace" else 1
         for event in events
@@ -140,7 +140,7 @@ def format_progress(events: Sequence[Event]) -> str:
 
 
 def _list_hooks(events: Sequence[Event], kind: str) -> list[tuple[str, str]]:
-    """Address and action of each message of a type, data sources left out."""
+    """Yield address and action of each message of a type, data sources left out."""
     return [
         (event["hook"]["resource"]["addr"], event["hook"]["action"])
         for event in events

@@ -90,7 +90,7 @@ class Plan:
 
 
 def parse_plan(text: str) -> Plan:
-    """Reads what `show -json PLANFILE` prints.
+    """Read what `show -json PLANFILE` prints.
 
     Raises:
         Unavailable: it is no plan, or of a later major version of the format.
@@ -113,7 +113,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """The JSON document that a command printed; a warning about the user's configuration may precede it.
+    """Return the JSON document that a command printed; a warning about the user's configuration may precede it.
 
     Raises:
         Unavailable: there is none.
@@ -128,7 +128,7 @@ def parse_document(text: str) -> dict[str, Any]:
 
 
 def find_unapproved(approved: Plan, new: Plan) -> dict[str, str]:
-    """Changes of `new` that `approved` does not have in the same form: the verb by address.
+    """Return changes of `new` that `approved` does not have in the same form: the verb by address.
 
     The order of the changes in the two files does not matter; the values before and after do.
     """
@@ -138,7 +138,7 @@ def find_unapproved(approved: Plan, new: Plan) -> dict[str, str]:
 
 
 def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
-    """In order of addresses: Terraform orders them otherwise from plan to plan."""
+    """Return them in order of addresses: Terraform's own order differs from plan to plan."""
     for entry in sorted(payload.get("resource_changes", []), key=lambda entry: str(entry["address"])):
         actions = tuple(entry["change"]["actions"])
         if entry["mode"] == "managed" and actions not in ((NO_OP,), (_READ,)):

@@ -76,7 +76,7 @@ class Terraform:
 
 
 def find_terraform(data: Path, provider_version: str) -> Terraform:
-    """Looks for the program, then for the AWS provider of that version.
+    """Look for the program, then for the AWS provider of that version.
 
     Args:
         data: folder for a configuration of our own and for the plugin cache, where they are needed.
@@ -110,7 +110,7 @@ def _find_program() -> str:
 
 
 def _read_version(program: str) -> tuple[str, str, str]:
-    """Kind, version and platform of a program."""
+    """Return kind, version and platform of a program."""
     try:
         result = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
         response = parse_document(result.stdout)
@@ -122,7 +122,7 @@ def _read_version(program: str) -> tuple[str, str, str]:
 
 
 def _build_neutral_env() -> dict[str, str]:
-    """Settings of the user's other projects that would change what a run does, emptied where they are set."""
+    """Return settings of the user's other projects that would change a run, emptied where they are set."""
     names = (
         "TF_WORKSPACE",
         "TF_DATA_DIR",
@@ -133,7 +133,7 @@ def _build_neutral_env() -> dict[str, str]:
 
 
 def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tuple[dict[str, str], str]:
-    """Environment that leads Terraform to the AWS provider, and where that is."""
+    """Return the environment that leads Terraform to the AWS provider, and where that is."""
     registry = _REGISTRIES[kind]
     user_config = _find_user_config(kind)
     configured = os.environ.get(MIRROR_VARIABLE)
@@ -164,7 +164,7 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
 
 
 def _find_user_config(kind: str) -> Path | None:
-    """The user's own command-line configuration, where there is one."""
+    """Return the user's own command-line configuration, where there is one."""
     configured = os.environ.get("TF_CLI_CONFIG_FILE")
     candidates = (
         [configured] if configured else ["~/.tofurc", "~/.terraformrc"] if kind == "tofu" else ["~/.terraformrc"]
@@ -173,7 +173,7 @@ def _find_user_config(kind: str) -> Path | None:
 
 
 def _find_mirrors(registry: str, version: str, platform: str) -> Iterator[Path]:
-    """Provider mirrors one or two folders below the prefixes that systems keep such things under."""
+    """Yield provider mirrors one or two folders below the prefixes that systems keep such things under."""
     for prefix in _PREFIXES:
         for pattern in (registry, f"*/{registry}", f"*/*/{registry}"):
             if pattern.startswith("*/*") and prefix == "~":
@@ -191,14 +191,14 @@ def _glob_paths(prefix: Path, pattern: str) -> list[Path]:
 
 
 def _has_provider(mirror: Path, registry: str, version: str, platform: str) -> bool:
-    """Whether a mirror has the AWS provider, unpacked or as the registry's own archive."""
+    """Return whether a mirror has the AWS provider, unpacked or as the registry's own archive."""
     folder = mirror / registry / "hashicorp" / "aws"
     archive = folder / f"terraform-provider-aws_{version}_{platform}.zip"
     return (folder / version / platform).is_dir() or archive.is_file()
 
 
 def _write_config(data: Path, mirror: Path, registry: str) -> Path:
-    """Writes a configuration that takes the AWS provider from the mirror and everything else from its registry."""
+    """Write a configuration that takes the AWS provider from the mirror and everything else from its registry."""
     source = json.dumps(f"{registry}/hashicorp/aws")
     path = data / "terraform.rc"
     data.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ def run(
     grace_s: float = 20.0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
-    """Runs one Terraform command on several stacks side by side, each with its log in the stack's folder.
+    """Run one Terraform command on several stacks side by side, each with its log in the stack's folder.
 
     Args:
         folders: each stack's working folder, by the stack's name.
@@ -273,7 +273,7 @@ def run(
 
 
 def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[str, Plan]:
-    """Plans several stacks, and saves each plan as `file` in the stack's folder, readable for its owner alone.
+    """Plan several stacks, and save each plan as `file` in the stack's folder, readable for its owner alone.
 
     Returns:
         the changes that each saved plan holds, by the stack's name.
@@ -297,7 +297,7 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
 def _open_environments(
     terraform: Terraform, folders: Mapping[str, Path], *, is_provider_shared: bool
 ) -> Iterator[dict[str, dict[str, str]]]:
-    """The environment of each folder's commands: a temporary directory, and one provider where it is shared.
+    """Yield the environment of each folder's commands: a temporary directory, and one provider where it is shared.
 
     Terraform and its providers leave sockets in the temporary directory; both end with the block.
     """
@@ -318,7 +318,7 @@ _MAX_TEMP_PATH = 80
 
 @contextlib.contextmanager
 def _make_temp_dir(folder: Path) -> Iterator[str]:
-    """A temporary directory in the stack's folder; in the system's where the path would be too long for a socket."""
+    """Yield a temporary directory: the stack's folder, or the system's if the path is too long for a socket."""
     own = folder.absolute() / "tmp"
     if len(str(own)) > _MAX_TEMP_PATH:
         with tempfile.TemporaryDirectory(prefix="blueprint-terraform-", ignore_cleanup_errors=True) as path:
@@ -380,7 +380,7 @@ def _run_commands(
     grace_s: float,
     on_progress: Callable[[str], None],
 ) -> list[console.CommandResult]:
-    """Runs the commands side by side, and writes what they stream as text while they run."""
+    """Run the commands side by side, and write what they stream as text while they run."""
 
     def update_logs() -> None:
         for log in logs.values():
@@ -410,7 +410,7 @@ def _run_commands(
 
 
 def _format_progress(logs: Mapping[str, EventLog]) -> str:
-    """How far each stack is, as in `network 12/49, storage 14/18 (aws_s3_bucket_lifecycle_configuration.models)`."""
+    """Return how far each stack is, as in `network 12/49, storage 14/18 (aws_s3_bucket.models)`."""
     return ", ".join(
         f"{name} {progress}" for name, log in logs.items() if (progress := events.format_progress(log.events))
     )

@@ -20,18 +20,18 @@ _ENDPOINT_VARIABLE = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_IGNORE_CONFIGURED_ENDP
 
 
 def read_stack(folder: Path) -> dict[str, Any]:
-    """The synthesized stack."""
+    """Return the synthesized stack."""
     stack: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return stack
 
 
 def count_resources(folder: Path) -> int:
-    """How many resources a synthesized stack has."""
+    """Return how many resources a synthesized stack has."""
     return sum(map(len, read_stack(folder).get("resource", {}).values()))
 
 
 def find_terraform(folders: Mapping[str, Path], data: Path, aws: AwsSession | None = None) -> runner.Terraform:
-    """The program, and the provider in the version that the stacks ask for; see `runner.find_terraform`.
+    """Return the program, and the provider in the version that the stacks ask for; see `runner.find_terraform`.
 
     Args:
         aws: None for the embedded AWS alone, where an override beside each stack has all settings. For an embedded AWS,
@@ -51,7 +51,7 @@ def find_terraform(folders: Mapping[str, Path], data: Path, aws: AwsSession | No
 
 
 def initialize(program: runner.Terraform, folders: Mapping[str, Path], *, backend: str = "") -> None:
-    """Runs `init` one stack after the other, for Terraform's plugin cache allows one at a time; once a folder.
+    """Run `init` one stack after the other, for Terraform's plugin cache allows one at a time; once a folder.
 
     Args:
         backend: where the state is kept. Another backend means another `init`, which moves no state.

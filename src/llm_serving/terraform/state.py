@@ -22,7 +22,7 @@ class StackState(NamedTuple):
 
 
 def parse_state(name: str, text: str) -> StackState:
-    """The state of the stack `name` as `state pull` prints it; empty where nothing was applied.
+    """Return the state of the stack `name` as `state pull` prints it; empty where nothing was applied.
 
     Raises:
         Unavailable: it cannot be read.
@@ -44,13 +44,13 @@ def parse_state(name: str, text: str) -> StackState:
 
 
 def read_outputs(folder: Path) -> dict[str, Any]:
-    """The outputs of a stack with a local state."""
+    """Return the outputs of a stack with a local state."""
     payload = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return {name: output["value"] for name, output in payload["outputs"].items()}
 
 
 def list_managed_ids(folder: Path) -> list[str]:
-    """The id of each resource in a local state; none where a killed Terraform left half a file."""
+    """Return the id of each resource in a local state; none where a killed Terraform left half a file."""
     try:
         resources = json.loads((folder / FILE).read_text(encoding="utf-8"))["resources"]
         return [
@@ -64,6 +64,6 @@ def list_managed_ids(folder: Path) -> list[str]:
 
 
 def delete(folder: Path) -> None:
-    """Removes a local state and its backups: the embedded AWS that held the resources has ended."""
+    """Remove a local state and its backups: the embedded AWS that held the resources has ended."""
     for file in folder.glob(f"{FILE}*"):
         file.unlink()

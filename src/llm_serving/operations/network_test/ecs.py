@@ -47,7 +47,7 @@ def run(aws: AwsSession, fleet: Fleet, group: Group, *, nodes: int, limit_s: int
 
 
 def _find_network(aws: AwsSession, fleet: Fleet, group: Group) -> dict[str, list[str]]:
-    """The subnet of the group's zone, and the security group of EFA's instances."""
+    """Return the subnet of the group's zone, and the security group of EFA's instances."""
     ec2 = aws.client("ec2")
     security_group = ecs_tasks.find_security_group(ec2, names.format_efa_group_name(fleet.name, "ecs"))
     if security_group is None:
@@ -80,7 +80,7 @@ def _describe(client: Any, fleet: Fleet, tasks: Sequence[str]) -> list[dict[str,
 
 
 def _wait_for_address(client: Any, fleet: Fleet, task: str, deadline: float, step: console.Step) -> str:
-    """The private address of a task, once its interface is attached and its container runs."""
+    """Return the private address of a task, once its interface is attached and its container runs."""
     while time.monotonic() < deadline:
         (state,) = _describe(client, fleet, [task])
         step.note = state["lastStatus"]
@@ -105,7 +105,7 @@ def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadlin
 
 
 def _read_log(aws: AwsSession, fleet: Fleet, task: str) -> str:
-    """Everything that a task's container printed."""
+    """Return everything that a task's container printed."""
     pages = (
         aws.client("logs")
         .get_paginator("filter_log_events")

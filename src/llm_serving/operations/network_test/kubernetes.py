@@ -58,7 +58,7 @@ def _wait_until_finished(cluster: ClusterContext, step: console.Step, limit_s: i
 
 
 def _describe_pods(cluster: ClusterContext) -> str:
-    """How far the pods are, for example `2 pods Pending`."""
+    """Return how far the pods are, for example `2 pods Pending`."""
     phases = cluster.run_kubectl(
         *("get", "pods", "--namespace", NAMESPACE, "--output=jsonpath={.items[*].status.phase}")
     ).split()
