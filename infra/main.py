@@ -81,7 +81,9 @@ def _lock_provider(folder: Path) -> None:
 def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) -> None:
     if unknown := sorted(set(stack_names) - set(existing_names)):
         names = ", ".join(unknown)
-        raise InputError(f"stacks: {names}: this fleet has no such stack. Fix: one of {', '.join(existing_names)}.")
+        raise InputError(
+            f"stacks: {names}: this fleet has no such stack. Fix: write one of {', '.join(existing_names)}."
+        )
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:

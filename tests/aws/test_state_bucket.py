@@ -167,7 +167,7 @@ def test_it_is_not_removed_while_something_is_in_it(aws: AwsSession, key: str, b
 def test_a_fleet_with_local_state_has_no_bucket() -> None:
     with pytest.raises(InputError) as error:
         state_bucket.resolve_state_bucket(_build_fleet("local"), ARN)
-    assert str(error.value) == "state: local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX."
+    assert str(error.value) == "state: local: the fleet's state is a local file. Fix: write state: s3://BUCKET/PREFIX."
 
 
 def test_without_credentials_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

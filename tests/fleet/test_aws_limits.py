@@ -26,7 +26,7 @@ def test_a_name_too_long_for_its_buckets_is_refused_with_the_length_that_fits(tm
     [text] = list_mistakes(tmp_path, name="a" * 32, region="ap-southeast-2")
     assert text == (
         f'1:7: name: "{"a" * 32}": in ap-southeast-2 the results bucket\'s name would have 68 characters, '
-        "and S3 takes 63. Fix: a name of at most 27 characters."
+        "and S3 takes 63. Fix: use a name of at most 27 characters."
     )
     assert list_mistakes(tmp_path, name="a" * 27, region="ap-southeast-2") == []
 
@@ -37,7 +37,7 @@ def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
     [mistake] = aws_limits.find_mistakes(load(file, Fleet))
     assert str(mistake).startswith(
         f'{file}:3:9: zones[0]: "us-west-2h": the address plan covers the zones a to g. '
-        "Fix: another zone of the region, or a network of your own"
+        "Fix: use another zone of the region, or a network of your own"
     )
 
 
@@ -50,7 +50,7 @@ def test_a_cluster_in_one_zone_is_refused(orchestrator: str, tmp_path: Path) -> 
     [text] = map(str, aws_limits.find_mistakes(load(file, Fleet)))
     assert text == (
         f"{file}:4:8: zones: [us-west-2a]: EKS takes subnets in 2 zones or more for a cluster; a pool may be in one "
-        "of them. Fix: zones: [us-west-2a, us-west-2b], and zones: us-west-2a in the pools that stay in it."
+        "of them. Fix: set zones: [us-west-2a, us-west-2b], and zones: us-west-2a in the pools that stay in it."
     )
 
 

@@ -122,7 +122,7 @@ def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_pat
     # 11 interface endpoints, 8 for a load balancer, 16 for the control plane, 65 for the system's node, 20 nodes of 33.
     assert _get_error(tmp_path, text) == (
         'fleet.yaml:4:17: network.cidr: "10.1.0.0/20": at full size the fleet takes 760 addresses in '
-        "us-west-2a, and its subnet, an eighth of the range, has 507. Fix: cidr: 10.1.0.0/19."
+        "us-west-2a, and its subnet, an eighth of the range, has 507. Fix: set cidr: 10.1.0.0/19."
     )
 
 
@@ -130,7 +130,7 @@ def test_a_fleet_too_large_for_any_range_is_refused_with_both_fixes(tmp_path: Pa
     text = f"{HEAD}pools:\n  aa: {{types: g6e.xlarge, size: 0..900}}\n"
     assert _get_error(tmp_path, text) == (
         'fleet.yaml:1:1: network.cidr: "10.0.0.0/16": at full size the fleet takes 10,000 addresses in '
-        "us-west-2a, and its subnet, an eighth of the range, has 8,187. Fix: smaller pools, pools over more zones, "
+        "us-west-2a, and its subnet, an eighth of the range, has 8,187. Fix: use smaller pools, pools over more zones, "
         "or a network of your own: {vpc: vpc-..., private_subnets: [...]}."
     )
 
@@ -140,7 +140,7 @@ def test_too_many_capacity_providers_for_a_cluster_are_refused(tmp_path: Path) -
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: {types}, buy: [spot, on-demand], size: 0..9}}\n"
     assert _get_error(tmp_path, text) == (
         "fleet.yaml:5:1: pools: [aa]: they make 24 capacity providers of the ECS cluster, which takes 20 "
-        "(ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable). Fix: fewer zones, types or ways "
+        "(ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable). Fix: use fewer zones, types or ways "
         "to buy in a pool, smaller pools, or a second fleet for some of them."
     )
 

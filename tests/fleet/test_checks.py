@@ -17,7 +17,7 @@ region: us-west-2
 zones: [us-west-2a, us-west-2b, us-west-2c]
 """
 BLOCK = "{capacity-block: cr-0123456789abcdef0}"
-ASK = "`blueprint catalog refresh --region us-west-2` to read your own account's zones"
+ASK = "run `blueprint catalog refresh --region us-west-2` to read your own account's zones"
 
 
 def _check(tmp_path: Path, text: str, catalogue: Mapping[str, instances.Instance] | None = None) -> list[Mistake]:
@@ -59,7 +59,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused_with_the_regions_that_
     offering_regions = " and ".join(instances.find("trn2.48xlarge").zones)
     assert _get_only_mistake(_check(tmp_path, text)) == (
         f'fleet.yaml:6:12: pools.tiny.types: "trn2.48xlarge": us-west-2 does not offer it; {offering_regions} would. '
-        f"Fix: another type than trn2.48xlarge, or {ASK}."
+        f"Fix: use another type than trn2.48xlarge, or {ASK}."
     )
 
 
@@ -67,7 +67,7 @@ def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_th
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2a, us-west-2b]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:6:13: pools.big.types[0]: "p5e.48xlarge": us-west-2 offers it in us-west-2c only, '
-        f"and the pool takes us-west-2a and us-west-2b. Fix: zones: [us-west-2c], or {ASK}."
+        f"and the pool takes us-west-2a and us-west-2b. Fix: set zones: [us-west-2c], or {ASK}."
     )
 
 
@@ -75,7 +75,7 @@ def test_a_zone_that_offers_none_of_the_pools_types_is_refused_at_its_line(tmp_p
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2c, us-west-2b]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:7:25: pools.big.zones[1]: "us-west-2b": us-west-2b offers none of the pool\'s types. '
-        f"Fix: zones: [us-west-2c] in the pool, or {ASK}."
+        f"Fix: set zones: [us-west-2c] in the pool, or {ASK}."
     )
 
 
@@ -84,7 +84,7 @@ def test_zones_taken_from_the_fleet_that_offer_none_of_the_pools_types_are_refus
     assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:12: pools.big.types: [p5e.48xlarge]: the pool takes all of the fleet's zones, "
         "and us-west-2a and us-west-2b offer none of the pool's types. "
-        f"Fix: zones: [us-west-2c] in the pool, or {ASK}."
+        f"Fix: set zones: [us-west-2c] in the pool, or {ASK}."
     )
 
 
@@ -105,15 +105,15 @@ def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_pat
         f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, g6e.2xlarge]\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.efa: true: g6e.xlarge and g6e.2xlarge have no EFA. Fix: types with it "
-        "(g6e.8xlarge, g6e.12xlarge, g6e.16xlarge, g6e.24xlarge, g6e.48xlarge), or efa: false."
+        "fleet.yaml:8:10: pools.aa.efa: true: g6e.xlarge and g6e.2xlarge have no EFA. Fix: use types with it "
+        "(g6e.8xlarge, g6e.12xlarge, g6e.16xlarge, g6e.24xlarge, g6e.48xlarge), or set efa: false."
     )
 
 
 def test_efa_on_a_family_without_it_can_only_be_switched_off(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: inf2.48xlarge\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.efa: true: inf2.48xlarge has no EFA. Fix: efa: false."
+        "fleet.yaml:8:10: pools.aa.efa: true: inf2.48xlarge has no EFA. Fix: set efa: false."
     )
 
 
@@ -121,7 +121,7 @@ def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, inf2.xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:6:25: pools.aa.types[1]: "inf2.xlarge": it carries Neuron devices, and g6e.xlarge carries GPUs'
-        ": an image for one does not run on the other. Fix: a second pool for inf2.xlarge."
+        ": an image for one does not run on the other. Fix: add a second pool for inf2.xlarge."
     )
 
 
@@ -129,7 +129,7 @@ def test_x86_and_arm_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [m8g.large, x8i.large]\n    size: 1\n"
     x86 = instances.find("m8g.large").model_copy(update={"name": "x8i.large", "arch": "x86_64"})
     assert _get_only_mistake(_check(tmp_path, text, {**instances.load(), "x8i.large": x86})) == (
-        'fleet.yaml:6:24: pools.aa.types[1]: "x8i.large": it is x86_64, and m8g.large is arm64: an image for one does not run on the other. Fix: a second pool for x8i.large.'
+        'fleet.yaml:6:24: pools.aa.types[1]: "x8i.large": it is x86_64, and m8g.large is arm64: an image for one does not run on the other. Fix: add a second pool for x8i.large.'
     )
 
 
@@ -141,7 +141,7 @@ def test_types_of_the_same_kind_can_share_a_pool(tmp_path: Path) -> None:
 def test_a_capacity_block_of_a_type_without_capacity_blocks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.buy: {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], or a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
+        "fleet.yaml:8:10: pools.aa.buy: {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: set buy: [on-demand, spot], or use a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
     )
 
 
@@ -154,7 +154,7 @@ def test_spot_of_a_type_without_spot_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    buy: [on-demand, spot]\n    size: 2\n"
     instance = instances.find("p5.48xlarge").model_copy(update={"purchase": ("on-demand",)})
     assert _get_only_mistake(_check(tmp_path, text, {"p5.48xlarge": instance})) == (
-        'fleet.yaml:7:22: pools.aa.buy[1]: "spot": EC2 does not sell p5.48xlarge as spot. Fix: buy: [on-demand].'
+        'fleet.yaml:7:22: pools.aa.buy[1]: "spot": EC2 does not sell p5.48xlarge as spot. Fix: set buy: [on-demand].'
     )
 
 
@@ -166,7 +166,7 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:4:14: spend_limit: "100 USD/h": at full size the fleet costs 123.89 USD/h on demand '
-        "(aa 120.52, bb 2.24, without instances 1.12). Fix: a limit of 123.89 USD/h or more, or smaller pools."
+        "(aa 120.52, bb 2.24, without instances 1.12). Fix: set a limit of 123.89 USD/h or more, or use smaller pools."
     )
 
 
@@ -178,7 +178,7 @@ def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:4:14: spend_limit: "50 USD/h": at full size the fleet costs 56.16 USD/h on demand '
         "(aa 55.04, without instances 1.12), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
-        "price for it; it is sold by Capacity Block). Fix: a limit of 56.17 USD/h or more, or smaller pools."
+        "price for it; it is sold by Capacity Block). Fix: set a limit of 56.17 USD/h or more, or use smaller pools."
     )
 
 
@@ -229,7 +229,7 @@ def test_efa_over_several_zones_is_refused_on_load(tmp_path: Path) -> None:
 def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [inf2.8xlarge, inf2.24xlarge]\n    size: 0..2\n    disk: nvme\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        'fleet.yaml:8:11: pools.aa.disk: "nvme": inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: disk: gp3.'
+        'fleet.yaml:8:11: pools.aa.disk: "nvme": inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: set disk: gp3.'
     )
 
 
@@ -237,7 +237,7 @@ def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    images: soci\n    disk: gp3\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:8:13: pools.aa.images: "soci": g6e.xlarge reads 596 MiB/s from a volume, and below 600 '
-        "SOCI makes starts slower. Fix: disk: nvme."
+        "SOCI makes starts slower. Fix: set disk: nvme."
     )
 
 

@@ -38,7 +38,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, buy: [{{capacity-block: cr-0123456789abcdef0}}, spot]",
             "eks",
-            "fleet.yaml:6:61: pools.aa.buy: a Capacity Block's instances cannot share a pool with other purchase options. Fix: buy: {capacity-block: cr-...} only, and a second pool for the rest.",
+            "fleet.yaml:6:61: pools.aa.buy: a Capacity Block's instances cannot share a pool with other purchase options. Fix: set buy: {capacity-block: cr-...} only, and add a second pool for the rest.",
         ),
         (
             f"{P5}, buy: [on-demand, {RESERVED}]",
@@ -53,24 +53,24 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 9}, on-demand]",
             "eks",
-            "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts at most 6. Fix: {reserve: 6}, or size: 2..9.",
+            "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts at most 6. Fix: set {reserve: 6}, or size: 2..9.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 1}, on-demand]",
             "eks",
             "fleet.yaml:6:65: pools.aa.buy[0]: the first purchase option covers the pool's minimum of 2 instances, and 1 would be "
-            "reserved. Fix: {reserve: 2}, or size: 1..6.",
+            "reserved. Fix: set {reserve: 2}, or size: 1..6.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: {reserve: 4}",
             "eks",
-            "fleet.yaml:6:64: pools.aa.buy: there is no other purchase option, so of up to 6 machines 4 could "
-            "start. Fix: size: 2..4, or on-demand after it.",
+            "fleet.yaml:6:64: pools.aa.buy: there is no other purchase option, so of up to 6 instances 4 could "
+            "start. Fix: set size: 2..4, or add on-demand after it.",
         ),
         (
             "types: [p5.48xlarge, p5en.48xlarge], zones: us-west-2a, size: 2, buy: {reserve: 2}",
             "eks",
-            "fleet.yaml:6:15: pools.aa.types: a reservation holds instances of one type, and the pool lists 2. Fix: types: p5.48xlarge.",
+            "fleet.yaml:6:15: pools.aa.types: a reservation holds instances of one type, and the pool lists 2. Fix: set types: p5.48xlarge.",
         ),
         (
             f"{P5}, buy: {{reservation: cr-123}}",
@@ -87,30 +87,30 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, {BLOCK}, placement_group: cluster",
             "eks",
-            'fleet.yaml:6:118: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none.',
+            'fleet.yaml:6:118: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: set placement_group: none.',
         ),
         (
             f"{G6E}, efa_layout: ip-bandwidth",
             "eks",
             'fleet.yaml:6:52: pools.aa.efa_layout: "ip-bandwidth": it applies to EFA nodes only, and efa is off. '
-            "Fix: efa: true, or remove efa_layout.",
+            "Fix: set efa: true, or remove efa_layout.",
         ),
         (
             "types: p5.48xlarge, size: 2, efa: on",
             "eks",
             'fleet.yaml:6:42: pools.aa.efa: "on": EFA traffic does not cross an Availability Zone, and the pool '
-            "takes the fleet's 2. Fix: zones: us-west-2a in the pool, or efa: false.",
+            "takes the fleet's 2. Fix: set zones: us-west-2a in the pool, or efa: false.",
         ),
         (
             f"{P5}, buy: {RESERVED}, placement_group: cluster",
             "eks",
-            'fleet.yaml:6:115: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.',
+            'fleet.yaml:6:115: pools.aa.placement_group: "cluster": EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: set placement_group: none, or buy: {reserve: INSTANCES}, made inside the group.',
         ),
         # what starts it
         (
             "types: g6e.2xlarge, size: 2..3, by: karpenter",
             "eks",
-            'fleet.yaml:6:44: pools.aa.by: "karpenter": Karpenter starts nodes for pending pods and has no minimum size, and size starts at 2. Fix: by: node-groups, or size: 0..3.',
+            'fleet.yaml:6:44: pools.aa.by: "karpenter": Karpenter starts nodes for pending pods and has no minimum size, and size starts at 2. Fix: set by: node-groups, or size: 0..3.',
         ),
         (
             f"{G6E}, by: karpenter",
@@ -121,7 +121,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{G6E}, os: bottlerocket",
             "ecs",
-            'fleet.yaml:6:44: pools.aa.os: "bottlerocket": AWS\'s ECS AMI with GPU drivers is Amazon Linux 2023 only. Fix: os: al2023.',
+            'fleet.yaml:6:44: pools.aa.os: "bottlerocket": AWS\'s ECS AMI with GPU drivers is Amazon Linux 2023 only. Fix: set os: al2023.',
         ),
         (
             f"{G6E}, taints: [a=b:NoSchedule]",
@@ -145,7 +145,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             f"{G6E}, orchestrator: ecs",
             "eks",
             'fleet.yaml:6:54: pools.aa.orchestrator: "ecs": the fleet\'s orchestrator is eks. '
-            "Fix: the fleet's orchestrator, or set orchestrator: both for the fleet.",
+            "Fix: use the fleet's orchestrator, or set orchestrator: both for the fleet.",
         ),
         # how images start
         (
@@ -153,33 +153,33 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             "ecs",
             'fleet.yaml:6:48: pools.aa.images: "soci": on ECS, SOCI works on Fargate only, which has no GPUs '
             "(aws/containers-roadmap#1832). "
-            "Fix: images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
+            "Fix: set images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
         ),
         (
             f"{G6E}, images: {{snapshot: snap-01234567}}, disk: nvme",
             "eks",
-            'fleet.yaml:6:81: pools.aa.disk: "nvme": a snapshot becomes a volume, not an NVMe disk. Fix: disk: gp3.',
+            'fleet.yaml:6:81: pools.aa.disk: "nvme": a snapshot becomes a volume, not an NVMe disk. Fix: set disk: gp3.',
         ),
         (
             f"{G6E}, warm: 2, disk: nvme",
             "ecs",
-            'fleet.yaml:6:55: pools.aa.disk: "nvme": NVMe disks are empty after a stop, and warm instances are stopped. Fix: disk: gp3.',
+            'fleet.yaml:6:55: pools.aa.disk: "nvme": NVMe disks are empty after a stop, and warm instances are stopped. Fix: set disk: gp3.',
         ),
         (
             f"{G6E}, warm: 2",
             "eks",
-            "fleet.yaml:6:46: pools.aa.warm: 2: warm pools are supported on ECS only. Fix: warm: 0.",
+            "fleet.yaml:6:46: pools.aa.warm: 2: warm pools are supported on ECS only. Fix: set warm: 0.",
         ),
         (
             f"{G6E}, warm: 4",
             "ecs",
             "fleet.yaml:6:46: pools.aa.warm: 4: 4 would be kept warm, and the pool has at most 3. "
-            "Fix: warm: 3 or less.",
+            "Fix: set warm: 3 or less.",
         ),
         (
             f"{G6E}, buy: spot, warm: 2",
             "ecs",
-            "fleet.yaml:6:57: pools.aa.warm: 2: EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand. Fix: warm: 0, or add on-demand to buy.",
+            "fleet.yaml:6:57: pools.aa.warm: 2: EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand. Fix: set warm: 0, or add on-demand to buy.",
         ),
     ],
 )
@@ -198,16 +198,16 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         (
             "orchestrator: ecs\neks: {version: '1.35', public_from: 203.0.113.0/24}\n",
             "fleet.yaml:5:6: eks: the fleet has no EKS cluster; its orchestrator is ecs. "
-            "Fix: orchestrator: both, or no eks.",
+            "Fix: set orchestrator: both, or remove eks.",
         ),
         (
             "ecs: {al2023: 2023.0.20260914}\n",
             "fleet.yaml:4:6: ecs: the fleet has no ECS cluster; its orchestrator is eks. "
-            "Fix: orchestrator: both, or no ecs.",
+            "Fix: set orchestrator: both, or remove ecs.",
         ),
         (
             "orchestrator: ecs\nadd_ons: {schedulers: on}\n",
-            'fleet.yaml:5:23: add_ons.schedulers: "on": it installs Kubernetes controllers, and the fleet\'s orchestrator is ecs. Fix: schedulers: off.',
+            'fleet.yaml:5:23: add_ons.schedulers: "on": it installs Kubernetes controllers, and the fleet\'s orchestrator is ecs. Fix: set schedulers: off.',
         ),
         (
             "eks: {version: 1.35}\n",
@@ -221,7 +221,7 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         (
             "eks: {al2023: v20260505}\n",
             'fleet.yaml:4:15: eks.al2023: "v20260505": nodes of this release never finish pulling the pause image '
-            "(awslabs/amazon-eks-ami#2710). Fix: another release.",
+            "(awslabs/amazon-eks-ami#2710). Fix: name another release.",
         ),
         (
             "network: {vpc: vpc-01234567}\n",

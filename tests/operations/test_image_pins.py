@@ -68,7 +68,7 @@ def test_what_a_registry_refuses_is_said(registry: str) -> None:
 
 @pytest.mark.parametrize("reference", ["vllm/vllm-openai", f"vllm/vllm-openai:v1@{DIGEST}", "localhost:5000/a"])
 def test_an_image_without_a_tag_alone_is_refused(reference: str) -> None:
-    with pytest.raises(InputError, match="it is no image with a tag"):
+    with pytest.raises(InputError, match="it is not an image with a tag"):
         image_pins.fetch_digest(reference)
 
 

@@ -238,7 +238,7 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
 
 def test_an_unknown_stack_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"stacks: nettwork: this fleet has no such stack\. Fix: one of network, storage"
+        InputError, match=r"stacks: nettwork: this fleet has no such stack\. Fix: write one of network, storage"
     ):
         stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=UNREACHABLE, stacks=["nettwork"])
 

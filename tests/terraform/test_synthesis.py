@@ -59,7 +59,8 @@ def test_some_stacks_can_be_written_alone(tmp_path: Path) -> None:
     folders = synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storage"])
     assert list(folders) == ["storage"]
     with pytest.raises(
-        InputError, match=r"^stacks: storrage: this fleet has no such stack\. Fix: one of network, storage, eks\.$"
+        InputError,
+        match=r"^stacks: storrage: this fleet has no such stack\. Fix: write one of network, storage, eks\.$",
     ):
         synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storrage"])
 

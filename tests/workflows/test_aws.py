@@ -81,7 +81,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         (
             ["--target", "eks"],
             "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
-            "Fix: --target ecs, or orchestrator: eks or both in fleet.yaml.",
+            "Fix: use --target ecs, or write orchestrator: eks or both in fleet.yaml.",
         ),
         (["--target", "gke"], '--target: "gke": there is no such target. Fix: ecs or eks or local.'),
         (
@@ -91,7 +91,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         (
             ["--target", "ecs", "--blueprint", "nowhere"],
             "--blueprint: \"nowhere\": it is neither a blueprint's folder nor a pattern's name. "
-            "Fix: a name that `blueprint list` shows.",
+            "Fix: use a name that `blueprint list` shows.",
         ),
         (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),
     ],

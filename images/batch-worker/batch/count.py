@@ -235,7 +235,7 @@ def _summarize(
 
     Args:
         clusters: bytes and tokens of the rows that the endpoint counted, by block.
-        asked: rows that it was asked to count.
+        rows_asked: how many it was asked to count.
     """
 
     def scale(name: str) -> Estimate:

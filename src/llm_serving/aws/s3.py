@@ -48,14 +48,14 @@ class S3Location(NamedTuple):
 
 
 def parse_location(uri: str) -> S3Location:
-    """Reads s3://BUCKET/PREFIX.
+    """Read s3://BUCKET/PREFIX.
 
     Raises:
         InputError: it is none.
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
-        raise InputError(f"--to: {quote_value(uri)}: it is no place in S3. Fix: s3://BUCKET/PREFIX.")
+        raise InputError(f"--to: {quote_value(uri)}: it is not a location in S3. Fix: write s3://BUCKET/PREFIX.")
     prefix = (match[2] or "").strip("/")
     return S3Location(match[1], f"{prefix}/" if prefix else "")
 
@@ -66,7 +66,7 @@ class Bucket:
     def __init__(
         self, location: S3Location, *, endpoint: str | None = None, env: Mapping[str, str] | None = None
     ) -> None:
-        """Connects.
+        """Connect.
 
         Args:
             endpoint: URL of an S3 other than AWS's, over what the environment says (AWS_ENDPOINT_URL_S3).
@@ -93,7 +93,7 @@ class Bucket:
             self._client.head_bucket(Bucket=location.bucket)
 
     def has_object(self, name: str, size: int, sha256: str) -> bool:
-        """Whether the object `name` under the prefix is this very file."""
+        """Return whether the object `name` under the prefix is this very file."""
         from botocore.exceptions import ClientError
 
         with self._translate_errors("s3:GetObject"):
@@ -106,7 +106,7 @@ class Bucket:
         return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
 
     def list_sizes(self) -> dict[str, int]:
-        """Bytes of every object under the prefix, by its name below it."""
+        """Return the bytes of every object under the prefix, by its name below it."""
         with self._translate_errors("s3:ListBucket"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.location.bucket, Prefix=self.location.prefix
@@ -115,7 +115,7 @@ class Bucket:
         return {entry["Key"].removeprefix(self.location.prefix): int(entry["Size"]) for entry in entries}
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """`count` bytes of the object `name` under the prefix, from the byte `first` on; fewer where it ends sooner."""
+        """Return `length` bytes of an object from the byte `offset` on; fewer if it ends before."""
         from botocore.exceptions import ClientError
 
         with self._translate_errors("s3:GetObject"):
@@ -131,7 +131,7 @@ class Bucket:
             return bytes(response["Body"].read())
 
     def download(self, name: str, path: Path) -> None:
-        """Copies the object `name` under the prefix to a file.
+        """Copy the object `name` under the prefix to a file.
 
         Raises:
             Unavailable: S3 went away or refused.
@@ -140,7 +140,7 @@ class Bucket:
             self._client.download_file(self.location.bucket, self.location.prefix + name, str(path))
 
     def upload(self, path: Path, name: str, sha256: str, on_bytes: OnBytes) -> None:
-        """Sends a file, going on with parts that an earlier try has left in S3.
+        """Send a file, going on with parts that an earlier try has left in S3.
 
         Raises:
             Unavailable: S3 went away or refused; what arrived stays for the next try.
@@ -183,7 +183,7 @@ class Bucket:
         self._client.complete_multipart_upload(**object_key, UploadId=upload_id, MultipartUpload={"Parts": parts})
 
     def _find_resumable_upload(self, path: Path, key: str) -> tuple[str | None, dict[int, _UploadedPart]]:
-        """An upload of this file that broke off, and its parts. One of another content is ended."""
+        """Return an upload of this file that broke off, and its parts. One of another content is ended."""
         upload_id = self._find_newest_upload(key)
         uploaded_parts = self._list_parts(key, upload_id) if upload_id else {}
         if (
@@ -201,7 +201,7 @@ class Bucket:
         return None, {}
 
     def _find_newest_upload(self, key: str) -> str | None:
-        """The newest upload of `key` that broke off."""
+        """Return the newest upload of `key` that broke off."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.location.bucket, Prefix=key)
         uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == key]
         return str(max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]) if uploads else None
@@ -222,7 +222,7 @@ class Bucket:
 
 @contextmanager
 def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator[None]:
-    """Turns the SDK's errors into one line each."""
+    """Turn the SDK's errors into one line each."""
     from botocore import exceptions
 
     try:
@@ -232,7 +232,7 @@ def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
         raise Unavailable(
             f"{subject}: there are no AWS credentials here. "
-            "Fix: `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            "Fix: run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         ) from None
     except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
         reason = str(error).rstrip(".")
@@ -244,12 +244,12 @@ def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: st
     code = session.get_error_code(error)
     if code in _MISSING:
         raise Unavailable(
-            f"{subject}: {endpoint_name} has no such bucket. Fix: apply the stack storage, or another bucket."
+            f"{subject}: {endpoint_name} has no such bucket. Fix: apply the stack storage, or name another bucket."
         ) from None
     if code in _DENIED:
         raise AccessDenied(
             f"{subject}: {endpoint_name} denies {action} ({code}). "
-            "Fix: an identity that may read and write the bucket and use its KMS key."
+            "Fix: use an identity that may read and write the bucket and use its KMS key."
         ) from None
     raise Unavailable(f"{subject}: {endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
 
@@ -262,7 +262,7 @@ class _UploadedPart(NamedTuple):
     checksum: str | None
 
     def has_content(self, body: bytes) -> bool:
-        """Whether it is `body`."""
+        """Return whether it is `body`."""
         if self.size != len(body):
             return False
         if self.checksum:

@@ -24,7 +24,7 @@ EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpi
 
 
 def create_session(env: Mapping[str, str] | None = None) -> Any:
-    """A boto3 session that shares the services' descriptions with every other session of this process.
+    """Return a boto3 session that shares the services' descriptions with every other session of this process.
 
     Each of boto3's own sessions reads them anew: 0.1 s of CPU for S3's, 0.2 for EC2's (boto3 1.44.5).
 
@@ -49,7 +49,7 @@ def create_session(env: Mapping[str, str] | None = None) -> Any:
 
 
 def create_core() -> Any:
-    """The botocore session of one of boto3."""
+    """Return the botocore session of one of boto3."""
     import botocore.session
 
     core = botocore.session.Session()
@@ -59,14 +59,14 @@ def create_core() -> Any:
 
 @functools.cache
 def create_data_loader(data_path: str | None) -> Any:
-    """The loader of the services' descriptions, botocore's own and those of a folder of the user's."""
+    """Return the loader of the services' descriptions, botocore's own and those of a folder of the user's."""
     from botocore.loaders import create_loader
 
     return create_loader(data_path)
 
 
 def find_endpoint(env: Mapping[str, str], service: str) -> str | None:
-    """The URL that variables set in place of AWS's own for a service."""
+    """Return the URL that variables set in place of AWS's own for a service."""
     return env.get(f"AWS_ENDPOINT_URL_{service.upper()}") or env.get("AWS_ENDPOINT_URL")
 
 
@@ -86,7 +86,7 @@ class AwsSession:
         is_rehearsal: bool = False,
         kubeconfig: Path | None = None,
     ) -> None:
-        """Opens a session; asks nothing.
+        """Open a session; ask nothing.
 
         Args:
             env: AWS's usual variables, and no others. None means this process's own, as every AWS tool reads them.
@@ -106,15 +106,15 @@ class AwsSession:
 
     @classmethod
     def from_environment(cls, region: str) -> AwsSession:
-        """The session of the user's own environment: variables, profile, or the role of this machine."""
+        """Return the session of the user's own environment: variables, profile, or the role of this machine."""
         return cls(region)
 
     def with_emulator(self, endpoint: str) -> AwsSession:
-        """The same settings, which lead to an embedded AWS that the user started."""
+        """Return the same settings, which lead to an embedded AWS that the user started."""
         return AwsSession(self.region, self._env, emulator=endpoint, kubeconfig=self.kubeconfig)
 
     def with_kubeconfig(self, kubeconfig: Path) -> AwsSession:
-        """The same account, with a cluster of its own."""
+        """Return the same account, with a cluster of its own."""
         return AwsSession(
             self.region,
             self._env,
@@ -146,18 +146,18 @@ class AwsSession:
         }
 
     def find_endpoint(self, service: str) -> str | None:
-        """The URL that the settings put in place of AWS's own for a service."""
+        """Return the URL that the settings put in place of AWS's own for a service."""
         return find_endpoint(self._user_env if self._env is None else self._env, service)
 
     def client(self, service: str) -> Any:
-        """The one client of a service. Making clients is not thread-safe; using one is."""
+        """Return the one client of a service. Making clients is not thread-safe; using one is."""
         with self._lock:
             if service not in self._clients:
                 self._clients[service] = self._create_client(service)
             return self._clients[service]
 
     def create_client(self, service: str, config: Any) -> Any:
-        """A client of its own, with further settings: a botocore Config."""
+        """Return a client of its own, with further settings: a botocore Config."""
         with self._lock:
             return self._create_client(service, config)
 
@@ -185,34 +185,34 @@ class AwsSession:
         return self._session
 
     def has_credentials(self) -> bool:
-        """Whether there are any; only AWS knows whether they are valid."""
+        """Return whether there are any; only AWS knows whether they are valid."""
         with self._lock:
             return self._open().get_credentials() is not None
 
     def describe_endpoint(self) -> str:
-        """Who answers: AWS, or the server that the settings name."""
+        """Return who answers: AWS, or the server that the settings name."""
         url = self.client("ec2").meta.endpoint_url
         return "AWS" if is_aws(url) else f"the server at {url}"
 
 
 def is_aws(url: str) -> bool:
-    """Whether a URL is one of AWS's own."""
+    """Return whether a URL is one of AWS's own."""
     host = urllib.parse.urlsplit(url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".aws"))
 
 
 def get_error_code(error: Any) -> str:
-    """AWS's code of an error response."""
+    """Return AWS's code of an error response."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def format_error(error: Any) -> str:
-    """An error response in AWS's words, on one line."""
+    """Return an error response in AWS's words, on one line."""
     return " ".join(f"{get_error_code(error)}: {error.response.get('Error', {}).get('Message', '')}".split())
 
 
 def get_error_types() -> tuple[type[Exception], ...]:
-    """Exceptions of a call: an error response, no response, or one that is not AWS's."""
+    """Return the exceptions of a call: an error response, no response, or one that is not AWS's."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -221,7 +221,7 @@ def get_error_types() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def translate_errors(hint: str = "") -> Iterator[None]:
-    """Turns every reason why AWS cannot be asked into one line.
+    """Turn every reason why AWS cannot be asked into one line.
 
     Args:
         hint: what can be done without credentials, as the end of a sentence.

@@ -71,7 +71,7 @@ def _format_kebab_case(name: str) -> str:
 
 
 def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
-    """The bucket of the fleet's state.
+    """Return the bucket of the fleet's state.
 
     Args:
         caller_arn: ARN of the identity; the bucket must belong to its account.
@@ -80,13 +80,13 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
         InputError: the state is a local file.
     """
     if fleet.state == "local":
-        raise InputError("state: local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX.")
+        raise InputError("state: local: the fleet's state is a local file. Fix: write state: s3://BUCKET/PREFIX.")
     name = fleet.state.removeprefix("s3://").split("/")[0]
     return StateBucket(name, fleet.region, account=caller_arn.split(":")[4], partition=caller_arn.split(":")[1])
 
 
 def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
-    """Inspects the bucket and lists what it lacks; changes nothing.
+    """Inspect the bucket and list what it lacks; change nothing.
 
     Raises:
         CheckFailed: the name belongs to another account, or the bucket is in another region.
@@ -102,13 +102,14 @@ def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
         if session.get_error_code(error) in session.DENIED_CODES:
             raise CheckFailed(
                 f"s3://{bucket.name}: it belongs to another account, or this identity has no access to it. "
-                "Fix: another bucket in `state`, or allow s3:ListBucket."
+                "Fix: name another bucket in `state`, or allow s3:ListBucket."
             ) from None
         raise
     region = response.get("BucketRegion", bucket.region)
     if region != bucket.region:
         raise CheckFailed(
-            f"s3://{bucket.name}: it is in {region}, and the fleet in {bucket.region}. Fix: another bucket in `state`."
+            f"s3://{bucket.name}: it is in {region}, and the fleet in {bucket.region}. "
+            "Fix: name another bucket in `state`."
         )
     return BucketStatus(True, tuple(_find_changes(bucket, lambda operation: _read_setting(s3, operation, bucket.name))))
 
@@ -123,7 +124,7 @@ def _build_creation(bucket: StateBucket) -> Change:
 
 
 def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str, Any]]) -> Iterator[Change]:
-    """The settings to change.
+    """Yield the settings to change.
 
     Args:
         read_setting: returns the response of one of S3's get operations; {} where nothing is set.
@@ -190,7 +191,7 @@ def _is_tls_statement(statement: Mapping[str, Any]) -> bool:
 
 
 def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
-    """A setting; {} where the bucket has none, for which most operations return an error."""
+    """Return a setting; {} where the bucket has none, for which most operations return an error."""
     from botocore.exceptions import ClientError
 
     try:
@@ -203,7 +204,7 @@ def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
 
 
 def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
-    """Creates the fleet's state bucket, or the settings that it lacks, after showing each call; idempotent.
+    """Create the fleet's state bucket, or the settings that it lacks, after showing each call; idempotent.
 
     Args:
         confirm: called once, after all calls are shown and before the first one.
@@ -235,7 +236,7 @@ def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
 
 
 def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
-    """Deletes the state bucket with all old versions, if no state in it has resources; idempotent.
+    """Delete the state bucket with all old versions, if no state in it has resources; idempotent.
 
     Returns:
         Whether there was one.
@@ -283,7 +284,7 @@ def _require_no_resources(s3: Any, bucket: str) -> None:
 
 
 def delete_all_versions(s3: Any, bucket: str) -> None:
-    """Deletes every version of every object."""
+    """Delete every version of every object."""
     pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
     for page in pages:
         versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]

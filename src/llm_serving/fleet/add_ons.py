@@ -69,14 +69,14 @@ class SelectedAddOn:
 
 
 def load_add_ons() -> tuple[AddOn, ...]:
-    """The table, in the order to install it in."""
+    """Return the table, in the order to install it in."""
     return tuple(AddOn.model_validate(row) for row in yaml.safe_load(FILE.read_text()))
 
 
-def select_add_ons(fleet: Fleet, catalogue: Catalogue) -> list[SelectedAddOn]:
-    """What a fleet's cluster runs."""
-    conditions = _find_conditions(fleet, catalogue)
-    values = _collect_values(fleet, catalogue)
+def select_add_ons(fleet: Fleet, catalog: Catalogue) -> list[SelectedAddOn]:
+    """Return what a fleet's cluster runs."""
+    conditions = _find_conditions(fleet, catalog)
+    values = _collect_values(fleet, catalog)
     return [
         SelectedAddOn(add_on, fill_values(add_on.values or {}, values))
         for add_on in load_add_ons()
@@ -88,9 +88,9 @@ CONDITIONS = ("always", "nvidia", "neuron", "efa", "karpenter", "node-groups")
 """What a row's `when` may name beside the fleet's add-ons."""
 
 
-def _find_conditions(fleet: Fleet, catalogue: Catalogue) -> set[str]:
-    eks_groups = [group for group in resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
-    values = _collect_values(fleet, catalogue)
+def _find_conditions(fleet: Fleet, catalog: Catalogue) -> set[str]:
+    eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
+    values = _collect_values(fleet, catalog)
     flags = {
         "nvidia": bool(values["nvidia_pools"]),
         "neuron": bool(values["neuron_pools"]),
@@ -102,9 +102,9 @@ def _find_conditions(fleet: Fleet, catalogue: Catalogue) -> set[str]:
     return {"always", *(name for name, on in flags.items() if on)}
 
 
-def _collect_values(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
-    """What values may name."""
-    eks_groups = [group for group in resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
+def _collect_values(fleet: Fleet, catalog: Catalogue) -> dict[str, Any]:
+    """Return what values may name."""
+    eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
 
     def select_pools(predicate: Callable[[Group], bool]) -> list[str]:
         return list(dict.fromkeys(group.pool for group in eks_groups if predicate(group)))
@@ -134,7 +134,7 @@ _FIRST_PRIORITY = 100
 
 
 def _compute_priorities(node_groups: Iterable[Group]) -> dict[str, list[str]]:
-    """Node groups by the order to fall back in, as cluster-autoscaler's priority expander takes it.
+    """Return the node groups by the order to fall back in, as cluster-autoscaler's priority expander takes it.
 
     It knows them by their Auto Scaling groups, which EKS names eks-GROUP-UUID, and leaves out what nothing matches.
     """
@@ -145,7 +145,7 @@ def _compute_priorities(node_groups: Iterable[Group]) -> dict[str, list[str]]:
 
 
 def fill_values(value: Any, values: Mapping[str, Any]) -> Any:
-    """Values with the names in braces replaced by what is known of the fleet."""
+    """Return values with the names in braces replaced by what is known of the fleet."""
     if isinstance(value, Mapping):
         return {key: fill_values(item, values) for key, item in value.items()}
     if isinstance(value, list):

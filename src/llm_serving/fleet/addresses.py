@@ -15,12 +15,12 @@ LETTERS = "abcdefg"
 
 
 def compute_private_cidr(cidr: str, zone: str) -> str:
-    """Range of a zone's private subnet: an eighth of the VPC."""
+    """Return the range of a zone's private subnet: an eighth of the VPC."""
     return str(_split_eighths(cidr)[LETTERS.index(zone[-1])])
 
 
 def compute_public_cidr(cidr: str, zone: str) -> str:
-    """Range of a zone's public subnet, for its NAT gateway: 1/128 of the VPC, and never below AWS's least, a /28."""
+    """Return the range of a zone's public subnet, for its NAT gateway: 1/128 of the VPC, at least a /28."""
     sixteenths = list(_split_eighths(cidr)[-1].subnets(prefixlen_diff=4))
     return str(sixteenths[LETTERS.index(zone[-1])])
 

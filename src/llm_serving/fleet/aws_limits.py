@@ -20,17 +20,17 @@ _ACCOUNT_DIGITS = 12
 
 
 def convert_to_days(seconds: float) -> int:
-    """A length of time in days; the fleet file takes whole days only."""
+    """Return a length of time in days; the fleet file takes whole days only."""
     return round(seconds / _DAY_S)
 
 
 def build_bucket_name(fleet: str, purpose: str, account: str, region: str) -> str:
-    """A name that no other account's bucket has, and the same every time."""
+    """Return a name that no other account's bucket has, and the same every time."""
     return f"{fleet}-{purpose}-{account}-{region}"
 
 
 def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
-    """Every field of the fleet that AWS would refuse."""
+    """Return every field of the fleet that AWS would refuse."""
     return [*_check_bucket_names(document), *_check_cluster_zones(document), *_check_network(document)]
 
 
@@ -43,7 +43,7 @@ def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
             fleet.name,
             f"in {fleet.region} the results bucket's name would have {length} characters, "
             f"and S3 takes {MAX_BUCKET_NAME_LENGTH}",
-            f"a name of at most {len(fleet.name) - (length - MAX_BUCKET_NAME_LENGTH)} characters",
+            f"use a name of at most {len(fleet.name) - (length - MAX_BUCKET_NAME_LENGTH)} characters",
         )
 
 
@@ -56,7 +56,7 @@ def _check_cluster_zones(document: Document[Fleet]) -> Iterator[Mistake]:
             ["zones"],
             list(fleet.zones),
             f"EKS takes subnets in {MIN_EKS_ZONES} zones or more for a cluster; a pool may be in one of them",
-            f"zones: [{', '.join(sorted((zone, neighbour)))}], and zones: {zone} in the pools that stay in it",
+            f"set zones: [{', '.join(sorted((zone, neighbour)))}], and zones: {zone} in the pools that stay in it",
         )
 
 
@@ -70,5 +70,5 @@ def _check_network(document: Document[Fleet]) -> Iterator[Mistake]:
                 ["zones", index],
                 zone,
                 f"the address plan covers the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}",
-                "another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}",
+                "use another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}",
             )

@@ -41,7 +41,7 @@ SYSTEM_NODE_ADDRESSES = 1 + 4 * PREFIX_ADDRESSES
 """Addresses of the system's own node in each zone of an EKS cluster."""
 
 RUN_INSTANCES_RATE = (1000, 2)
-"""Machines that may start at once, and how many more each second.
+"""Instances that may start at once, and how many more each second.
 
 Source: EC2 developer guide, "Request throttling for the Amazon EC2 API", resource tokens of RunInstances, 2026-11.
 """
@@ -89,7 +89,7 @@ class Capacity:
     """By zone; empty for an existing VPC, whose sizes only preflight knows."""
 
     max_machines: int
-    """Machines if every fallback were filled at once: no Auto Scaling group knows of the others."""
+    """Instances if every fallback were filled at once: no Auto Scaling group knows of the others."""
 
     max_usd_h: float
     """US dollars an hour of the ceiling on demand, as far as prices are known; a Capacity Block is paid already."""
@@ -104,29 +104,29 @@ class Capacity:
     """Pools in a single zone, which are lost with it."""
 
 
-def compute(fleet: Fleet, catalogue: Catalogue) -> Capacity:
-    """All that the fleet meets.
+def compute(fleet: Fleet, catalog: Catalogue) -> Capacity:
+    """Return all that the fleet meets.
 
     Raises:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
-    machine_groups = resolve_all(fleet, catalogue)
+    machine_groups = resolve_all(fleet, catalog)
     machines = sum(pool.size.max for pool in fleet.pools.values())
     burst, per_second = RUN_INSTANCES_RATE
     return Capacity(
         needs=tuple(
             _sum_needs(
                 [
-                    *_list_vcpu_needs(fleet, machine_groups, catalogue),
+                    *_list_vcpu_needs(fleet, machine_groups, catalog),
                     *_list_network_needs(fleet),
-                    *_list_machine_needs(fleet, machine_groups, catalogue),
+                    *_list_machine_needs(fleet, machine_groups, catalog),
                 ]
             )
         ),
-        limits=tuple(_list_limits(fleet, machine_groups, catalogue)),
-        subnets=tuple(_list_subnets(fleet, machine_groups, catalogue)),
+        limits=tuple(_list_limits(fleet, machine_groups, catalog)),
+        subnets=tuple(_list_subnets(fleet, machine_groups, catalog)),
         max_machines=sum(group.max_size for group in machine_groups),
-        max_usd_h=sum(group.max_size * _get_max_price(fleet, group, catalogue) for group in machine_groups),
+        max_usd_h=sum(group.max_size * _get_max_price(fleet, group, catalog) for group in machine_groups),
         launch_s=max(0, machines - burst) / per_second,
         zone_shares=tuple(_compute_zone_shares(fleet, machine_groups)),
         single_zone_pools=tuple(
@@ -135,17 +135,17 @@ def compute(fleet: Fleet, catalogue: Catalogue) -> Capacity:
     )
 
 
-def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
-    """What cannot work at the greatest size; nothing where a type is unknown, for then nothing can be counted."""
+def find_mistakes(document: Document[Fleet], catalog: Catalogue) -> list[Mistake]:
+    """Return what cannot work at the greatest size; nothing if a type is unknown, because nothing can be counted."""
     fleet = document.value
-    if any(name not in catalogue for pool in fleet.pools.values() for name in pool.types):
+    if any(name not in catalog for pool in fleet.pools.values() for name in pool.types):
         return []
-    capacity = compute(fleet, catalogue)
+    capacity = compute(fleet, catalog)
     return [*_check_subnet_sizes(document, capacity.subnets), *_check_limits(document, capacity.limits)]
 
 
 def _sum_needs(parts: Iterable[Need]) -> Iterator[Need]:
-    """One need for each quota."""
+    """Yield one need for each quota."""
     by_quota: dict[Quota, list[Need]] = {}
     for part in parts:
         by_quota.setdefault(part.quota, []).append(part)
@@ -155,8 +155,8 @@ def _sum_needs(parts: Iterable[Need]) -> Iterator[Need]:
         )
 
 
-def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catalogue) -> Iterator[Need]:
-    """vCPUs by family and way to buy: each of a pool's choices may come to carry all of it.
+def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Need]:
+    """Yield the vCPUs by family and way to buy: each of a pool's choices may come to carry all of it.
 
     A Capacity Block counts against no vCPU quota; a reservation counts as on demand, used or not.
     """
@@ -164,7 +164,7 @@ def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalogue: C
         largest: dict[Quota, Instance] = {}
         for group in machine_groups:
             if group.pool == name and group.purchase_option != "capacity-block":
-                row = max((catalogue[item] for item in group.types), key=lambda item: item.vcpus)
+                row = max((catalog[item] for item in group.types), key=lambda item: item.vcpus)
                 family = quotas.find_family(row.name)
                 quota = family.spot if group.purchase_option == "spot" else family.on_demand
                 largest[quota] = max(largest.get(quota, row), row, key=lambda item: item.vcpus)
@@ -188,11 +188,11 @@ def _list_network_needs(fleet: Fleet) -> Iterator[Need]:
         yield Need(quotas.NETWORK_INTERFACES, zones, f"{zones} NAT gateways")
 
 
-def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catalogue) -> Iterator[Need]:
+def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Need]:
     for name, pool in fleet.pools.items():
         pool_groups = [group for group in machine_groups if group.pool == name]
         per_machine = max(
-            (len(group.interfaces) + _count_task_interfaces(group, catalogue) for group in pool_groups), default=0
+            (len(group.interfaces) + _count_task_interfaces(group, catalog) for group in pool_groups), default=0
         )
         if per_machine:
             yield Need(
@@ -222,7 +222,7 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalogue
         )
 
 
-def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catalogue) -> Iterator[Limit]:
+def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Limit]:
     providers = sum(group.kind == "capacity-provider" for group in machine_groups)
     if providers:
         source = "ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable"
@@ -232,7 +232,7 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catal
     if isinstance(fleet.network, NewNetwork):
         usage = sum(
             pool.size.max
-            * max((_count_address_units(group, catalogue) for group in machine_groups if group.pool == name), default=0)
+            * max((_count_address_units(group, catalog) for group in machine_groups if group.pool == name), default=0)
             for name, pool in fleet.pools.items()
         )
         fixed = 6 * len(fleet.zones) * (len(endpoints.list_own(fleet)) + fleet.network.nat)
@@ -240,35 +240,35 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catal
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
 
 
-def _get_max_price(fleet: Fleet, group: Group, catalogue: Catalogue) -> float:
-    """US dollars an hour of the group's dearest type; 0 where no price is known, or it is paid already."""
-    prices = [catalogue[name].get_price_usd_h(fleet.region) or 0.0 for name in group.types]
+def _get_max_price(fleet: Fleet, group: Group, catalog: Catalogue) -> float:
+    """Return US dollars an hour of the group's dearest type; 0 where no price is known, or it is paid already."""
+    prices = [catalog[name].get_price_usd_h(fleet.region) or 0.0 for name in group.types]
     return 0.0 if group.purchase_option == "capacity-block" else max(prices)
 
 
-def _count_address_units(group: Group, catalogue: Catalogue) -> int:
-    """Network address units of one instance: an address and a prefix count one each."""
+def _count_address_units(group: Group, catalog: Catalogue) -> int:
+    """Return the network address units of one instance: an address and a prefix count one each."""
     pods = (
         NODE_PREFIXES[bool(group.accelerators)]
         if group.orchestrator == "eks"
-        else _count_task_interfaces(group, catalogue)
+        else _count_task_interfaces(group, catalog)
     )
     return interfaces.count_addresses(group.interfaces) + pods
 
 
-def _count_machine_addresses(group: Group, catalogue: Catalogue) -> int:
-    """Addresses that one instance of the group and what runs on it take from its subnet."""
+def _count_machine_addresses(group: Group, catalog: Catalogue) -> int:
+    """Return the addresses that one instance of the group and what runs on it take from its subnet."""
     own = interfaces.count_addresses(group.interfaces)
     if group.orchestrator == "eks":
         return own + PREFIX_ADDRESSES * NODE_PREFIXES[bool(group.accelerators)]
-    return own + _count_task_interfaces(group, catalogue)
+    return own + _count_task_interfaces(group, catalog)
 
 
-def _count_task_interfaces(group: Group, catalogue: Catalogue) -> int:
-    """Interfaces of ECS tasks: each task has its own; at most one an accelerator, and no more than the cards hold."""
+def _count_task_interfaces(group: Group, catalog: Catalogue) -> int:
+    """Return the interfaces of ECS tasks: one a task, at most one an accelerator, and no more than the cards hold."""
     if group.orchestrator != "ecs":
         return 0
-    rows = [catalogue[name] for name in group.types]
+    rows = [catalog[name] for name in group.types]
     return max(_count_tasks(row) for row in rows)
 
 
@@ -277,7 +277,7 @@ def _count_tasks(row: Instance) -> int:
     return min(free, row.accelerators.count) if row.accelerators else free
 
 
-def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catalogue) -> Iterator[Subnet]:
+def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Subnet]:
     network = fleet.network
     if not isinstance(network, NewNetwork):
         return
@@ -285,29 +285,29 @@ def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Cata
         if zone[-1] in addresses.LETTERS:
             cidr = addresses.compute_private_cidr(network.cidr, zone)
             available = IPv4Network(cidr).num_addresses - RESERVED_BY_AWS
-            yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone, catalogue), available)
+            yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone, catalog), available)
 
 
-def count_zone_addresses(zone: str, fleet: Fleet, catalogue: Catalogue) -> int:
-    """Addresses that the fleet takes in a zone's private subnet, whoever made it."""
-    return _sum_zone_addresses(fleet, resolve_all(fleet, catalogue), zone, catalogue)
+def count_zone_addresses(zone: str, fleet: Fleet, catalog: Catalogue) -> int:
+    """Return the addresses that the fleet takes in a zone's private subnet, whoever made it."""
+    return _sum_zone_addresses(fleet, resolve_all(fleet, catalog), zone, catalog)
 
 
-def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalogue: Catalogue) -> int:
+def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalog: Catalogue) -> int:
     fixed = (
         len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES
         + ("eks" in fleet.orchestrators) * (CONTROL_PLANE_ADDRESSES + SYSTEM_NODE_ADDRESSES)
     )
-    return fixed + sum(_count_pool_addresses(machine_groups, name, zone, catalogue) for name in fleet.pools)
+    return fixed + sum(_count_pool_addresses(machine_groups, name, zone, catalog) for name in fleet.pools)
 
 
-def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalogue: Catalogue) -> int:
-    """Addresses of one pool in one zone: those of the choice that takes most there."""
+def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalog: Catalogue) -> int:
+    """Return the addresses of one pool in one zone: those of the choice that takes most there."""
     zone_groups = [group for group in machine_groups if group.pool == pool and zone in group.zones]
     # Warm instances hold their addresses while they are stopped.
     counts = ((group, -(-(group.max_size + group.warm) // len(group.zones))) for group in zone_groups)
-    return max((count * _count_machine_addresses(group, catalogue) for group, count in counts), default=0)
+    return max((count * _count_machine_addresses(group, catalog) for group, count in counts), default=0)
 
 
 def _compute_zone_shares(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[tuple[str, float]]:
@@ -341,13 +341,13 @@ def _suggest_cidr(cidr: str, needed: int) -> str:
     for length in range(int(cidr.partition("/")[2]) - 1, 15, -1):
         wider = IPv4Network(f"{start}/{length}", strict=False)
         if wider.num_addresses // 8 - RESERVED_BY_AWS >= needed:
-            return f"cidr: {wider}"
-    return "smaller pools, pools over more zones, or a network of your own: {vpc: vpc-..., private_subnets: [...]}"
+            return f"set cidr: {wider}"
+    return "use smaller pools, pools over more zones, or a network of your own: {vpc: vpc-..., private_subnets: [...]}"
 
 
 def _check_limits(document: Document[Fleet], limits: Sequence[Limit]) -> Iterator[Mistake]:
     for limit in limits:
         if limit.amount > limit.most:
             reason = f"they make {limit.amount:,} {limit.name}, which takes {limit.most:,} ({limit.source})"
-            fix = "fewer zones, types or ways to buy in a pool, smaller pools, or a second fleet for some of them"
+            fix = "use fewer zones, types or ways to buy in a pool, smaller pools, or a second fleet for some of them"
             yield document.build_mistake(("pools",), list(document.value.pools), reason, fix)

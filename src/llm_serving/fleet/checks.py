@@ -18,23 +18,23 @@ from llm_serving.settings.errors import InputError, Mistake
 Mistakes = Iterator[Mistake]
 
 
-def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet], catalog: Catalogue) -> list[Mistake]:
     """Return all mistakes in file order; empty if the fleet can be rented.
 
     Where the catalog has no answer for the fleet's region, nothing is claimed about what that region offers.
     """
-    mistakes = list(_check_spend_limit(document, catalogue))
+    mistakes = list(_check_spend_limit(document, catalog))
     for name, pool in document.value.pools.items():
-        rows = [catalogue[type_name] for type_name in pool.types if type_name in catalogue]
-        mistakes += _check_types_known(document, catalogue, name)
-        mistakes += _check_types_offered(document, catalogue, name, rows)
-        mistakes += _check_efa(document, catalogue, name, rows)
-        mistakes += _check_purchases(document, catalogue, name, rows)
+        rows = [catalog[type_name] for type_name in pool.types if type_name in catalog]
+        mistakes += _check_types_known(document, catalog, name)
+        mistakes += _check_types_offered(document, catalog, name, rows)
+        mistakes += _check_efa(document, catalog, name, rows)
+        mistakes += _check_purchases(document, catalog, name, rows)
         mistakes += _check_same_hardware(document, name, rows)
         mistakes += _check_nvme(document, name, rows)
         mistakes += _check_volume_speed(document, name, rows)
         mistakes += _check_closed_network(document, name, rows)
-    mistakes += capacity.find_mistakes(document, catalogue)
+    mistakes += capacity.find_mistakes(document, catalog)
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
 
@@ -49,20 +49,20 @@ def require(document: Document[Fleet]) -> None:
         raise InputError(mistakes)
 
 
-def _check_types_known(document: Document[Fleet], catalogue: Catalogue, name: str) -> Mistakes:
+def _check_types_known(document: Document[Fleet], catalog: Catalogue, name: str) -> Mistakes:
     for index, type_name in enumerate(document.value.pools[name].types):
-        if type_name not in catalogue:
+        if type_name not in catalog:
             key_path = ("pools", name, "types", index)
             reason = "the catalog has no such instance type"
-            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalogue))
+            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalog))
 
 
 def _check_types_offered(
-    document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]
+    document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]
 ) -> Mistakes:
-    """Types that none of the pool's zones offers; else zones that offer none of the pool's types."""
+    """Return the types that none of the pool's zones offers; else zones that offer none of the pool's types."""
     fleet, pool = document.value, document.value.pools[name]
-    if not any(fleet.region in row.zones for row in catalogue.values()):
+    if not any(fleet.region in row.zones for row in catalog.values()):
         return
     zones = fleet.get_zones(pool)
     lacking = [row for row in rows if not set(zones) & set(row.zones.get(fleet.region, ()))]
@@ -73,7 +73,7 @@ def _check_types_offered(
             if offered
             else f"{fleet.region} does not offer it; {join_words(row.zones)} would"
         )
-        fix = f"zones: [{', '.join(offered)}]" if offered else f"another type than {row.name}"
+        fix = f"set zones: [{', '.join(offered)}]" if offered else f"use another type than {row.name}"
         key_path = ("pools", name, "types", pool.types.index(row.name))
         yield document.build_mistake(key_path, row.name, reason, f"{fix}, or {_suggest_refresh(fleet)}")
     if len(rows) == len(pool.types) and not lacking:
@@ -88,7 +88,9 @@ def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Inst
     if not empty:
         return
     reason = f"{join_words(empty)} {'offers' if len(empty) == 1 else 'offer'} none of the pool's types"
-    fix = f"zones: [{', '.join(zone for zone in zones if zone in offered)}] in the pool, or {_suggest_refresh(fleet)}"
+    fix = (
+        f"set zones: [{', '.join(zone for zone in zones if zone in offered)}] in the pool, or {_suggest_refresh(fleet)}"
+    )
     if pool.zones:
         yield document.build_mistake(("pools", name, "zones", pool.zones.index(empty[0])), empty[0], reason, fix)
     else:
@@ -97,7 +99,7 @@ def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Inst
 
 
 def _check_closed_network(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
-    """NVIDIA's own images are on nvcr.io, which ECR's pull-through cache does not take."""
+    """Refuse NVIDIA's images, which are on nvcr.io: ECR's pull-through cache does not take it."""
     fleet, pool = document.value, document.value.pools[name]
     has_gpus = any(row.accelerators and row.accelerators.kind == "gpu" for row in rows)
     if not (fleet.is_closed and has_gpus and fleet.get_orchestrator(pool) == "eks"):
@@ -105,53 +107,53 @@ def _check_closed_network(document: Document[Fleet], name: str, rows: Sequence[I
     if pool.os != "bottlerocket":
         reason = "NVIDIA's device plugin is pulled from nvcr.io, which no node reaches without NAT gateways"
         yield document.build_mistake(
-            ("pools", name, "os"), pool.os, reason, "os: bottlerocket, which has it, or nat: on"
+            ("pools", name, "os"), pool.os, reason, "set os: bottlerocket, which has it, or nat: on"
         )
     if fleet.add_ons.observability:
         reason = f"dcgm-exporter for the pool {name} is pulled from nvcr.io, which no node reaches without NAT gateways"
-        yield document.build_mistake(("add_ons", "observability"), True, reason, "observability: off, or nat: on")
+        yield document.build_mistake(("add_ons", "observability"), True, reason, "set observability: off, or nat: on")
 
 
 def _suggest_refresh(fleet: Fleet) -> str:
     # Zone names stand for other places in another account, so the catalog's answer need not be this account's.
-    return f"`blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
+    return f"run `blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
 
 
-def _check_efa(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_efa(document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row for row in rows if not row.efa_interfaces]
     if not lacking or not document.value.pools[name].efa:
         return
     families = {row.family for row in lacking}
-    alternatives = [row.name for row in catalogue.values() if row.efa_interfaces and row.family in families]
+    alternatives = [row.name for row in catalog.values() if row.efa_interfaces and row.family in families]
     reason = f"{join_words([row.name for row in lacking])} {'has' if len(lacking) == 1 else 'have'} no EFA"
-    fix = f"types with it ({', '.join(alternatives)}), or efa: false" if alternatives else "efa: false"
+    fix = f"use types with it ({', '.join(alternatives)}), or set efa: false" if alternatives else "set efa: false"
     yield document.build_mistake(("pools", name, "efa"), True, reason, fix)
 
 
-def _check_purchases(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_purchases(document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
     for index, purchase in enumerate(document.value.pools[name].buy):
         purchase_class, label = _classify_purchase(purchase)
         lacking = [row.name for row in rows if purchase_class not in row.purchase]
         if not lacking:
             continue
         available = [option for option in ("on-demand", "spot") if all(option in row.purchase for row in rows)]
-        alternatives = [row.name for row in catalogue.values() if purchase_class in row.purchase]
+        alternatives = [row.name for row in catalog.values() if purchase_class in row.purchase]
         reason = f"EC2 does not sell {join_words(lacking)} {label}"
-        fix = f"buy: [{', '.join(available)}]" if available else "another type"
-        fix += f", or a type that is sold this way, such as {', '.join(alternatives[-3:])}" if alternatives else ""
+        fix = f"set buy: [{', '.join(available)}]" if available else "use another type"
+        fix += f", or use a type that is sold this way, such as {', '.join(alternatives[-3:])}" if alternatives else ""
         value = purchase if isinstance(purchase, str) else purchase.model_dump(by_alias=True, exclude_none=True)
         yield document.build_mistake(("pools", name, "buy", index), value, reason, fix)
 
 
 def _classify_purchase(purchase: str | Reservation) -> tuple[str, str]:
-    """EC2's class of a way to buy, and the words for it."""
+    """Return EC2's class of a way to buy, and the words for it."""
     if isinstance(purchase, Reservation):
         return ("capacity-block", "by Capacity Block") if purchase.capacity_block else ("on-demand", "on demand")
     return purchase, "on demand" if purchase == "on-demand" else "as spot"
 
 
 def _check_same_hardware(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
-    """One image must run on all types of a pool; the first type sets the kind."""
+    """Refuse types of different kinds: one image must run on all types of a pool."""
     pool = document.value.pools[name]
     for row in rows[1:]:
         for actual, expected in (
@@ -161,14 +163,14 @@ def _check_same_hardware(document: Document[Fleet], name: str, rows: Sequence[In
             if actual != expected:
                 reason = f"it {actual}, and {rows[0].name} {expected}: an image for one does not run on the other"
                 key_path = ("pools", name, "types", pool.types.index(row.name))
-                yield document.build_mistake(key_path, row.name, reason, f"a second pool for {row.name}")
+                yield document.build_mistake(key_path, row.name, reason, f"add a second pool for {row.name}")
 
 
 def _check_nvme(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row.name for row in rows if not row.nvme_gb]
     if lacking and document.value.pools[name].disk == "nvme":
         reason = f"{join_words(lacking)} {'has' if len(lacking) == 1 else 'have'} no NVMe disks"
-        yield document.build_mistake(("pools", name, "disk"), "nvme", reason, "disk: gp3")
+        yield document.build_mistake(("pools", name, "disk"), "nvme", reason, "set disk: gp3")
 
 
 MIN_SOCI_MIB_S = 600
@@ -176,7 +178,7 @@ MIN_SOCI_MIB_S = 600
 
 
 def _check_volume_speed(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
-    """SOCI that is set explicitly, with a volume that the instance reads too slowly."""
+    """Refuse SOCI set explicitly with a volume that the instance reads too slowly."""
     pool = document.value.pools[name]
     slow = [row for row in rows if row.ebs_mb_s * 1e6 / 2**20 < MIN_SOCI_MIB_S]
     if pool.images != "soci" or pool.disk != "gp3" or not slow:
@@ -185,7 +187,7 @@ def _check_volume_speed(document: Document[Fleet], name: str, rows: Sequence[Ins
     reason = (
         f"{slow[0].name} reads {mib_s:.0f} MiB/s from a volume, and below {MIN_SOCI_MIB_S} SOCI makes starts slower"
     )
-    fix = "disk: nvme" if all(row.nvme_gb for row in rows) else "images: plain"
+    fix = "set disk: nvme" if all(row.nvme_gb for row in rows) else "set images: plain"
     yield document.build_mistake(("pools", name, "images"), "soci", reason, fix)
 
 
@@ -194,26 +196,26 @@ def _describe_accelerator(row: Instance) -> str:
     return kinds[row.accelerators.kind] if row.accelerators else "carries no accelerator"
 
 
-def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mistakes:
-    """A limit holds only where every price is known: what cannot be added up is refused too."""
+def _check_spend_limit(document: Document[Fleet], catalog: Catalogue) -> Mistakes:
+    """Refuse a limit that is exceeded, or that cannot be checked because a price is unknown."""
     fleet, limit = document.value, document.value.spend_limit
-    costs = cost.estimate(fleet, catalogue)
+    costs = cost.estimate(fleet, catalog)
     if limit is None or (costs.max_usd_h <= limit and not costs.unknown):
         return
     sums = [f"{pool.pool} {pool.max_usd_h:,.2f}" for pool in costs.pools if pool.max_usd_h]
     sums.append(f"without instances {costs.standing_usd_h:,.2f}")
     unknown = [
-        f"{type_name} in pool {pool.pool}{_describe_unpriced(catalogue[type_name], fleet.region)}"
+        f"{type_name} in pool {pool.pool}{_describe_unpriced(catalog[type_name], fleet.region)}"
         for pool in costs.pools
         for type_name in pool.unknown
-        if type_name in catalogue
+        if type_name in catalog
     ]
     unpriced = f"no price is known in {fleet.region} of {join_words(unknown)}" if unknown else ""
     key_path, value = ("spend_limit",), f"{limit:.10g} USD/h"
     if costs.max_usd_h > limit:
         reason = f"at full size the fleet costs {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
         reason += f", and {unpriced}" if unpriced else ""
-        fix = f"a limit of {math.ceil(costs.max_usd_h * 100) / 100:.2f} USD/h or more, or smaller pools"
+        fix = f"set a limit of {math.ceil(costs.max_usd_h * 100) / 100:.2f} USD/h or more, or use smaller pools"
         yield document.build_mistake(key_path, value, reason, fix)
     elif unpriced:
         reason = f"the limit cannot be checked: {unpriced}"
@@ -226,6 +228,6 @@ def _describe_unpriced(row: Instance, region: str) -> str:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, `a, b and c`."""
     *leading, last = words
     return f"{', '.join(leading)} and {last}" if leading else last

@@ -68,31 +68,31 @@ class Cost:
         return tuple(dict.fromkeys(name for pool in self.pools for name in pool.unknown))
 
 
-def estimate(fleet: Fleet, catalogue: Catalogue) -> Cost:
-    """The fleet's cost in its region. A type that the catalog does not have counts as one of unknown price."""
+def estimate(fleet: Fleet, catalog: Catalogue) -> Cost:
+    """Return the fleet's cost in its region. A type that the catalog does not have counts as one of unknown price."""
     prices = [
-        price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalogue)
+        price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalog)
     ]
     return Cost(
-        tuple(_estimate_pool(fleet, name, pool, catalogue) for name, pool in fleet.pools.items()),
-        standing_cost.list_items(fleet, catalogue),
+        tuple(_estimate_pool(fleet, name, pool, catalog) for name, pool in fleet.pools.items()),
+        standing_cost.list_items(fleet, catalog),
         tuple(dict.fromkeys(price.source for price in prices)),
     )
 
 
 def is_prepaid(pool: Pool) -> bool:
-    """Whether a Capacity Block, paid when it was bought, is the only way to buy."""
+    """Return whether a Capacity Block, paid when it was bought, is the only way to buy."""
     return all(isinstance(purchase, Reservation) and purchase.capacity_block for purchase in pool.buy)
 
 
-def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalogue: Catalogue) -> PoolCost:
+def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalogue) -> PoolCost:
     if is_prepaid(pool) or not pool.size.max:
         return PoolCost(name, 0.0, 0.0, (), is_prepaid(pool))
-    known_prices = [price.usd_h for price in _list_prices(fleet, pool, catalogue)]
+    known_prices = [price.usd_h for price in _list_prices(fleet, pool, catalog)]
     unknown = tuple(
         type_name
         for type_name in pool.types
-        if type_name not in catalogue or fleet.region not in catalogue[type_name].prices
+        if type_name not in catalog or fleet.region not in catalog[type_name].prices
     )
     cheapest, dearest = min(known_prices, default=0.0), max(known_prices, default=0.0)
     return PoolCost(
@@ -105,7 +105,7 @@ def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalogue: Catalogue) ->
     )
 
 
-def _list_prices(fleet: Fleet, pool: Pool, catalogue: Catalogue) -> Iterable[Price]:
-    """Known prices of the pool's types in the fleet's region."""
-    rows = (catalogue[type_name] for type_name in pool.types if type_name in catalogue)
+def _list_prices(fleet: Fleet, pool: Pool, catalog: Catalogue) -> Iterable[Price]:
+    """Return the known prices of the pool's types in the fleet's region."""
+    rows = (catalog[type_name] for type_name in pool.types if type_name in catalog)
     return [row.prices[fleet.region] for row in rows if fleet.region in row.prices]

@@ -22,7 +22,7 @@ IMAGES_DIR = "/var/lib/docker"
 
 
 def render(group: Group, cluster: str) -> str:
-    """User data of the group's instances, which join the cluster of this name."""
+    """Return the user data of the group's instances, which join the cluster of this name."""
     parts = [("text/x-shellscript", _render_agent_script(group, cluster))]
     if group.nvme:
         # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
@@ -34,7 +34,7 @@ def render(group: Group, cluster: str) -> str:
 
 
 def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
-    """The agent's settings by name."""
+    """Yield the agent's settings by name."""
     yield "ECS_CLUSTER", cluster
     if group.labels:
         yield "ECS_INSTANCE_ATTRIBUTES", json.dumps(dict(group.labels), separators=(",", ":"))

@@ -32,7 +32,7 @@ class EksAddOn:
 
 
 def list_eks_add_ons(fleet: Fleet) -> list[EksAddOn]:
-    """The add-ons of the fleet's cluster, in the order to make them in."""
+    """Return the add-ons of the fleet's cluster, in the order to make them in."""
     values = {"tags": names.build_tags(fleet)}
     return [
         EksAddOn(

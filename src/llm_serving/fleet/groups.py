@@ -94,7 +94,7 @@ SMALL_VOLUME = Volume(100, 125, 3000)
 
 @dataclass(frozen=True)
 class Group:
-    """Machines that one Auto Scaling group, or one NodePool of Karpenter's, starts."""
+    """Instances that one Auto Scaling group, or one NodePool of Karpenter's, starts."""
 
     name: str
     """Unique in the fleet, at most 63 characters of a-z, 0-9 and -."""
@@ -113,7 +113,7 @@ class Group:
     """Id of an existing reservation or Capacity Block; None for one to create."""
 
     reserve: int
-    """Machines of the reservation that the fleet makes for this group; 0 where it makes none."""
+    """Instances of the reservation that the fleet makes for this group; 0 where it makes none."""
 
     choice: int
     """Place in the pool's order of preference, from 0; the zones of one choice are peers."""
@@ -168,29 +168,29 @@ class Group:
         return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"
 
 
-def resolve_all(fleet: Fleet, catalogue: Catalogue) -> tuple[Group, ...]:
-    """All groups of the fleet: by pool, in order of preference, by zone.
+def resolve_all(fleet: Fleet, catalog: Catalogue) -> tuple[Group, ...]:
+    """Return all groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
-    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalogue))
+    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalog))
 
 
-def resolve_pool(fleet: Fleet, name: str, catalogue: Catalogue) -> tuple[Group, ...]:
-    """The groups of one pool; the choices that no zone offers are left out."""
+def resolve_pool(fleet: Fleet, name: str, catalog: Catalogue) -> tuple[Group, ...]:
+    """Return the groups of one pool; the choices that no zone offers are left out."""
     pool = fleet.pools[name]
     pool_groups: list[Group] = []
     choice = 0
     for types, purchase in _list_choices(fleet, pool):
-        choice_groups = list(_resolve_choice(fleet, name, types, purchase, choice, catalogue))
+        choice_groups = list(_resolve_choice(fleet, name, types, purchase, choice, catalog))
         pool_groups += choice_groups
         choice += bool(choice_groups)
     return tuple(pool_groups)
 
 
 def select_kind(fleet: Fleet, pool: Pool) -> GroupKind:
-    """What starts the pool's machines.
+    """Return what starts the pool's instances.
 
     Karpenter picks among types and zones as pods wait, which suits pools that come and go; a fleet that must stand
     together or is paid for anyway (EFA, reservations, a least above 0) is kept by node groups.
@@ -203,7 +203,7 @@ def select_kind(fleet: Fleet, pool: Pool) -> GroupKind:
 
 
 def group_by_choice(pool_groups: Sequence[Group]) -> list[list[Group]]:
-    """One pool's capacity providers by service, in the order to fall back in: a service for each choice.
+    """Return one pool's capacity providers by service, in the order to fall back in: a service for each choice.
 
     The groups of a choice, one a zone, share a service's tasks evenly. A fleet has six zones at the most, and a
     strategy takes six providers: none is ever too long. `infra.functions.ecs_fallback` moves tasks between services.
@@ -213,17 +213,17 @@ def group_by_choice(pool_groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def format_provider_name(fleet: Fleet, group: Group) -> str:
-    """The group's name as a capacity provider: one account has one list of them, and none may begin with aws or ecs."""
+    """Return the group's name as a capacity provider: unique in the account, and never beginning with aws or ecs."""
     return format_provider_name_of(fleet.name, group.name)
 
 
 def format_provider_name_of(fleet: str, group: str) -> str:
-    """`format_provider_name`, for a group that the fleet file may have no more."""
+    """Return `format_provider_name`, for a group that the fleet file may have no more."""
     return f"cp-{fleet}-{group}"
 
 
 def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:
-    """Types that may share a group, with one way to buy them, in the pool's order of preference."""
+    """Yield the types that may share a group, with one way to buy them, in the pool's order of preference."""
     is_single = _needs_single_type(fleet, pool)
     families = dict.fromkeys(name if is_single else name.split(".")[0] for name in pool.types)
     for family in families:
@@ -233,11 +233,11 @@ def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], P
 
 
 def _resolve_choice(
-    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalogue: Catalogue
+    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalog: Catalogue
 ) -> Iterator[Group]:
     pool = fleet.pools[name]
-    rows = [instances.find(type_name, catalogue) for type_name in types]
-    zones = tuple(zone for zone in fleet.get_zones(pool) if _is_offered(rows, fleet.region, zone, catalogue))
+    rows = [instances.find(type_name, catalog) for type_name in types]
+    zones = tuple(zone for zone in fleet.get_zones(pool) if _is_offered(rows, fleet.region, zone, catalog))
     if not zones or not pool.size.max:
         return
     spans = pool.size.max < len(zones) or (select_kind(fleet, pool) == "karpenter" and pool.placement_group == "none")
@@ -247,20 +247,20 @@ def _resolve_choice(
     max_sizes = _split_evenly(reserve or pool.size.max, len(zone_sets))
     warm_counts = _split_evenly(pool.warm if _is_first_on_demand(pool, types, purchase) else 0, len(zone_sets))
     for index, zone_set in enumerate(zone_sets):
-        offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalogue) for zone in zone_set)]
+        offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalog) for zone in zone_set)]
         sizes = _Sizes(min_size=min_sizes[index], max_size=max_sizes[index], warm=warm_counts[index])
         yield _build_group(fleet, name, offered, zone_set, purchase, choice, sizes)
 
 
-def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalogue: Catalogue) -> bool:
-    """Whether the zone has one of the types; true where the catalog has no answer for the region."""
-    if not any(region in row.zones for row in catalogue.values()):
+def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalog: Catalogue) -> bool:
+    """Return whether the zone has one of the types; true where the catalog has no answer for the region."""
+    if not any(region in row.zones for row in catalog.values()):
         return True
     return any(zone in row.zones.get(region, ()) for row in rows)
 
 
 def _split_evenly(count: int, parts: int) -> list[int]:
-    """`count` over `parts`, evenly, the first ones one more."""
+    """Return `count` over `parts`, evenly, the first ones one more."""
     quotient, remainder = divmod(count, parts)
     return [quotient + (index < remainder) for index in range(parts)]
 
@@ -352,7 +352,7 @@ def _classify_purchase(purchase: Purchase) -> tuple[PurchaseOption, str | None]:
 
 
 def _format_option_code(pool: Pool, purchase: Purchase, purchase_option: PurchaseOption) -> str:
-    """A way to buy in a few letters; reservations of one pool are counted, to keep their groups apart."""
+    """Return a way to buy in a few letters; reservations of one pool are counted, to keep their groups apart."""
     same_option = [other for other in pool.buy if _classify_purchase(other)[0] == purchase_option]
     return _OPTION_CODES[purchase_option] + (str(same_option.index(purchase) + 1) if len(same_option) > 1 else "")
 
@@ -375,7 +375,7 @@ def _has_nvme_storage(pool: Pool, rows: Sequence[Instance]) -> bool:
 
 
 def _build_labels(name: str, row: Instance, purchase_option: PurchaseOption, kind: GroupKind) -> dict[str, str]:
-    """Labels of every node and attributes of every container instance; the type's own label comes from EKS and ECS."""
+    """Return labels of nodes and attributes of container instances; EKS and ECS add that of the type."""
     labels = {"fleet/pool": name, "fleet/purchase": purchase_option}
     if not row.accelerators:
         return labels

@@ -46,22 +46,22 @@ UPSTREAMS = (
 
 
 def list_upstreams(fleet: Fleet) -> list[Upstream]:
-    """The registries that the fleet's cache takes images from; none without a cache."""
+    """Return the registries that the fleet's cache takes images from; none without a cache."""
     return [row for row in UPSTREAMS if fleet.image_cache and (not row.secret or get_secret(fleet, row))]
 
 
 def get_secret(fleet: Fleet, upstream: Upstream) -> str | None:
-    """ARN of the secret with a registry's login."""
+    """Return the ARN of the secret with a registry's login."""
     return getattr(fleet.image_cache, upstream.secret) if fleet.image_cache and upstream.secret else None
 
 
 def format_prefix(fleet: Fleet, upstream: Upstream) -> str:
-    """Prefix of the cached repositories of a registry, which no other rule of the account and region has."""
+    """Return the prefix of the cached repositories of a registry, which no other rule of the account and region has."""
     return f"{fleet.name}-{upstream.suffix}"
 
 
 def format_registry(account: str, region: str, domain: str = "amazonaws.com") -> str:
-    """Host of an account's own registry.
+    """Return the host of an account's own registry.
 
     Args:
         domain: that of AWS's services in the account's partition.
@@ -70,7 +70,7 @@ def format_registry(account: str, region: str, domain: str = "amazonaws.com") ->
 
 
 def build_prefixes(fleet: Fleet, registry: str) -> dict[str, str]:
-    """Prefixes of images' names by the host that each replaces.
+    """Return the prefixes of images' names by the host that each replaces.
 
     Args:
         registry: as from `format_registry`.
@@ -79,13 +79,13 @@ def build_prefixes(fleet: Fleet, registry: str) -> dict[str, str]:
 
 
 def rewrite(image: str, prefixes: Mapping[str, str]) -> str:
-    """An image's name in the cache; as it is where its registry has none."""
+    """Return an image's name in the cache; as it is where its registry has none."""
     host, rest = split_host(image)
     return f"{prefixes[host]}/{rest}" if host in prefixes else image
 
 
 def split_host(image: str) -> tuple[str, str]:
-    """An image's registry, and its name there."""
+    """Return an image's registry, and its name there."""
     host, _, rest = image.partition("/")
     if rest and ("." in host or ":" in host or host == "localhost"):
         return (DOCKER_HUB, rest) if host in ("index.docker.io", "registry-1.docker.io") else (host, rest)

@@ -40,7 +40,7 @@ class Interface:
 def list_requested(
     row: Instance, *, efa: bool, layout: Layout = "save-addresses", task_interfaces: bool = False
 ) -> tuple[Interface, ...]:
-    """Interfaces of the launch template, by card and device; the primary interface first.
+    """Return the interfaces of the launch template, by card and device; the primary interface first.
 
     Args:
         task_interfaces: containers attach interfaces of their own to the first card, as on ECS. That card's own is then
@@ -64,17 +64,17 @@ EFA_DEVICE = "/dev/infiniband/uverbs"
 
 
 def list_device_files(count: int) -> tuple[str, ...]:
-    """Device files of an instance's EFA interfaces, which a container sees where no device plugin hands them out."""
+    """Return the device files of EFA interfaces, for containers without a device plugin."""
     return tuple(f"{EFA_DEVICE}{number}" for number in range(count))
 
 
 def count_addresses(requested: tuple[Interface, ...]) -> int:
-    """IP addresses that the interfaces take from their subnet."""
+    """Return the IP addresses that the interfaces take from their subnet."""
     return sum(interface.kind != "efa-only" for interface in requested)
 
 
 def _select_ena_cards(row: Instance) -> tuple[int, ...]:
-    """Cards beside the first that carry an ENA interface too, spread evenly; each has room for two."""
+    """Return the cards beside the first that carry an ENA interface too, spread evenly; each has room for two."""
     step = -(-len(row.cards) // MAX_ENA)
     return tuple(card.index for card in row.cards if card.index and card.index % step == 0 and card.interfaces > 1)
 

@@ -30,17 +30,17 @@ _TERMINATION_GRACE = "1h"
 """Time that pods have to end before their node is removed, whatever protects them: expiry must take effect."""
 
 
-def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
-    """All of them, classes before the pools that name them."""
-    karpenter_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.kind == "karpenter"]
+def build(fleet: Fleet, catalog: Catalogue) -> list[Manifest]:
+    """Return all of them, classes before the pools that name them."""
+    karpenter_groups = [group for group in groups.resolve_all(fleet, catalog) if group.kind == "karpenter"]
     return [
         *(build_node_class(fleet, group) for group in karpenter_groups),
-        *(build_node_pool(group, catalogue) for group in karpenter_groups),
+        *(build_node_pool(group, catalog) for group in karpenter_groups),
     ]
 
 
 def build_node_class(fleet: Fleet, group: Group) -> Manifest:
-    """The specification of the group's nodes."""
+    """Return the specification of the group's nodes."""
     own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
     spec = {
         **_build_image(fleet, group),
@@ -78,15 +78,15 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
     }
 
 
-def build_node_pool(group: Group, catalogue: Catalogue) -> Manifest:
-    """When the group's nodes are started and terminated, and their maximum."""
+def build_node_pool(group: Group, catalog: Catalogue) -> Manifest:
+    """Return when the group's nodes are started and terminated, and their maximum."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
         "metadata": {"name": group.name},
         "spec": {
             "weight": max(1, _MAX_WEIGHT - group.choice),
-            "limits": _build_limits(group, catalogue),
+            "limits": _build_limits(group, catalog),
             "disruption": {
                 # Only empty nodes go: moving a replica costs minutes of loading weights.
                 "consolidationPolicy": "WhenEmpty",
@@ -111,15 +111,15 @@ def build_node_pool(group: Group, catalogue: Catalogue) -> Manifest:
 
 
 def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
-    """Karpenter has no resource groups: it finds the fleet's reservations by tags, and existing ones by id."""
+    """Return the term that selects reservations: the fleet's own by tags, existing ones by id."""
     if group.reservation:
         return {"id": group.reservation}
     return {"tags": {"fleet": fleet.name, "Name": names.format_reservation_name(fleet.name, group.name)}}
 
 
-def _build_limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
-    """Limit accelerators as well as nodes: Karpenter counts accelerators before it asks EC2, nodes only after."""
-    accelerators = [row.accelerators for type_name in group.types if (row := catalogue[type_name]).accelerators]
+def _build_limits(group: Group, catalog: Catalogue) -> dict[str, str]:
+    """Return limits of accelerators and nodes: Karpenter counts accelerators before it asks EC2, nodes after."""
+    accelerators = [row.accelerators for type_name in group.types if (row := catalog[type_name]).accelerators]
     accelerator_limits = {
         item.device: str(group.max_size * max(other.count for other in accelerators if other))
         for item in accelerators

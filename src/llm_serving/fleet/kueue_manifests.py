@@ -35,10 +35,10 @@ Source: kubernetes/cloud-provider-aws, pkg/resourcemanagers/topology.go.
 """
 
 
-def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
-    """All of them; what others name comes first."""
+def build(fleet: Fleet, catalog: Catalogue) -> list[Manifest]:
+    """Return all of them; what others name comes first."""
     groups_by_pool: dict[str, list[Group]] = {}
-    for group in groups.resolve_all(fleet, catalogue):
+    for group in groups.resolve_all(fleet, catalog):
         if group.orchestrator == "eks":
             groups_by_pool.setdefault(group.pool, []).append(group)
     topology = {**_build_object("Topology", _TOPOLOGY), "spec": {"levels": [{"nodeLabel": level} for level in _LEVELS]}}
@@ -46,7 +46,7 @@ def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
     return [
         topology,
         *(_build_flavor(pool, pool_groups) for pool, pool_groups in groups_by_pool.items()),
-        *(_build_cluster_queue(pool, pool_groups, catalogue) for pool, pool_groups in groups_by_pool.items()),
+        *(_build_cluster_queue(pool, pool_groups, catalog) for pool, pool_groups in groups_by_pool.items()),
         namespace,
         *(_build_local_queue(pool) for pool in groups_by_pool),
     ]
@@ -57,7 +57,7 @@ def _build_object(kind: str, name: str, **metadata: str) -> Manifest:
 
 
 def _build_flavor(pool: str, pool_groups: Sequence[Group]) -> Manifest:
-    """The pool's nodes, as Kueue finds them."""
+    """Return the pool's nodes, as Kueue finds them."""
     spec: Manifest = {"nodeLabels": {"fleet/pool": pool}}
     if taints := pool_groups[0].taints:
         spec["tolerations"] = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in taints]
@@ -67,7 +67,7 @@ def _build_flavor(pool: str, pool_groups: Sequence[Group]) -> Manifest:
 
 
 def _has_topology(pool_groups: Sequence[Group]) -> bool:
-    """Whether Kueue may place by topology: it then counts the nodes that are there, and would never start the first."""
+    """Return whether Kueue may place by topology, which counts existing nodes and would never start the first."""
     return all(
         group.kind == "node-group"
         and group.min_size == group.max_size
@@ -76,8 +76,8 @@ def _has_topology(pool_groups: Sequence[Group]) -> bool:
     )
 
 
-def _build_cluster_queue(pool: str, pool_groups: Sequence[Group], catalogue: Catalogue) -> Manifest:
-    quotas = _compute_quotas(pool_groups, catalogue)
+def _build_cluster_queue(pool: str, pool_groups: Sequence[Group], catalog: Catalogue) -> Manifest:
+    quotas = _compute_quotas(pool_groups, catalog)
     flavor = {
         "name": pool,
         "resources": [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()],
@@ -96,8 +96,8 @@ def _build_local_queue(pool: str) -> Manifest:
     return {**_build_object("LocalQueue", pool, namespace=names.SERVING_NAMESPACE), "spec": {"clusterQueue": pool}}
 
 
-def _compute_quotas(pool_groups: Sequence[Group], catalogue: Catalogue) -> dict[str, str]:
-    """What the pool's nodes hold at full size, all of them of the type that has most.
+def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalogue) -> dict[str, str]:
+    """Return what the pool's nodes hold at full size, all of them of the type that has most.
 
     Kueue admits no pod that asks for a resource without a quota, so that the list has all that a pod of the chart may
     ask for.
@@ -105,7 +105,7 @@ def _compute_quotas(pool_groups: Sequence[Group], catalogue: Catalogue) -> dict[
     quotas: dict[str, int] = {}
     for group in pool_groups:
         for type_name in group.types:
-            instance = catalogue[type_name]
+            instance = catalog[type_name]
             resources = {"cpu": instance.vcpus, "memory": instance.memory_mib}
             for resource, count in (resources | node_template.count_resources(group, instance)).items():
                 quotas[resource] = max(quotas.get(resource, 0), group.max_size * count)

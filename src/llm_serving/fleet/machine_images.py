@@ -27,7 +27,7 @@ class Release:
 
 
 def find_release(fleet: Fleet, orchestrator: Orchestrator, os: eks.Os) -> Release:
-    """The release of the AMI with this operating system; on ECS there is Amazon Linux 2023 alone."""
+    """Return the release of the AMI with this operating system; on ECS there is Amazon Linux 2023 alone."""
     if orchestrator == "ecs":
         return Release("ecs-al2023", fleet.ecs.al2023 or ecs.AL2023, ("ecs", "al2023"))
     if os == "bottlerocket":
@@ -36,7 +36,7 @@ def find_release(fleet: Fleet, orchestrator: Orchestrator, os: eks.Os) -> Releas
 
 
 def format_parameter(fleet: Fleet, group: Group) -> str:
-    """Name of the SSM parameter of the group's pinned AMI."""
+    """Return the name of the SSM parameter of the group's pinned AMI."""
     release = find_release(fleet, group.orchestrator, group.os).name
     if group.orchestrator == "ecs":
         return ecs.format_image_parameter(release=release, variant=group.variant, arch=group.arch)
@@ -45,14 +45,14 @@ def format_parameter(fleet: Fleet, group: Group) -> str:
     )
 
 
-def list_parameters(fleet: Fleet, catalogue: Catalogue) -> dict[str, Group]:
-    """Parameters of all AMIs that the fleet starts machines from, each with the first group that takes it.
+def list_parameters(fleet: Fleet, catalog: Catalogue) -> dict[str, Group]:
+    """Return the parameters of all AMIs that the fleet starts instances from, each with the first group that takes it.
 
     Groups with an AMI of the user's own have none.
     """
-    groups = list(resolve_all(fleet, catalogue))
+    groups = list(resolve_all(fleet, catalog))
     if "eks" in fleet.orchestrators:
-        groups.insert(0, build_system_group(fleet, catalogue))
+        groups.insert(0, build_system_group(fleet, catalog))
     parameters: dict[str, Group] = {}
     for group in groups:
         if not group.ami:

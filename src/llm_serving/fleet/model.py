@@ -166,7 +166,7 @@ KeyArn = Annotated[
 
 
 def parse_arn_region(arn: str) -> str:
-    """Region of what an ARN names."""
+    """Return the region of what an ARN names."""
     return arn.split(":")[3]
 
 
@@ -329,7 +329,7 @@ class Eks(Settings):
     def _check_release(self) -> Iterator[Conflict]:
         if self.al2023 == DEADLOCKED_RELEASE:
             reason = "nodes of this release never finish pulling the pause image (awslabs/amazon-eks-ami#2710)"
-            yield Conflict(("al2023",), reason, "another release")
+            yield Conflict(("al2023",), reason, "name another release")
 
 
 class Ecs(Settings):
@@ -447,25 +447,25 @@ class Fleet(Settings):
         return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
 
     def get_orchestrator(self, pool: Pool) -> Orchestrator:
-        """What places containers on the pool."""
+        """Return what places containers on the pool."""
         return pool.orchestrator or self.orchestrators[0]
 
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
-        """The zones that a pool may use."""
+        """Return the zones that a pool may use."""
         return pool.zones or self.zones
 
     def _check_zones(self) -> Iterator[Conflict]:
         for index, zone in enumerate(self.zones):
             if zone[:-1] != self.region:
                 reason = f"the zone is outside the fleet's region, {self.region}"
-                yield Conflict(("zones", index), reason, f"a zone of {self.region}, such as {self.region}a")
+                yield Conflict(("zones", index), reason, f"name a zone of {self.region}, such as {self.region}a")
 
     def _check_pool_zones(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
             for index, zone in enumerate(pool.zones):
                 if zone not in self.zones:
                     reason = f"the fleet has only the zones {', '.join(self.zones)}"
-                    fix = "one of the fleet's zones, or add this zone to the fleet"
+                    fix = "use one of the fleet's zones, or add this zone to the fleet"
                     yield Conflict(("pools", name, "zones", index), reason, fix)
 
     def _check_single_zone_pools(self) -> Iterator[Conflict]:
@@ -475,10 +475,10 @@ class Fleet(Settings):
             verb = "names" if pool.zones else "takes the fleet's"
             if count > 1 and pool.efa:
                 reason = f"EFA traffic does not cross an Availability Zone, and the pool {verb} {count}"
-                yield Conflict(key_path, reason, f"zones: {first} in the pool, or efa: false")
+                yield Conflict(key_path, reason, f"set zones: {first} in the pool, or efa: false")
             elif count > 1 and pool.reserved:
                 reason = f"a reservation holds instances of one Availability Zone, and the pool {verb} {count}"
-                yield Conflict(key_path, reason, f"zones: {first} in the pool, or the reservation's own zone")
+                yield Conflict(key_path, reason, f"set zones: {first} in the pool, or the reservation's own zone")
 
     def _check_subnet_count(self) -> Iterator[Conflict]:
         if isinstance(self.network, ExistingNetwork) and len(self.network.private_subnets) != len(self.zones):
@@ -487,17 +487,19 @@ class Fleet(Settings):
                 ("network", "private_subnets"),
                 f"it names {actual} private subnet{'s' * (actual != 1)}, "
                 f"and the fleet has {expected} zone{'s' * (expected != 1)}",
-                "one private subnet a zone, in the order of `zones`",
+                "name one private subnet a zone, in the order of `zones`",
             )
 
     def _check_budget(self) -> Iterator[Conflict]:
         if self.budget_to and not self.spend_limit:
-            yield Conflict(("budget_to",), "a budget is the spend limit's month, and there is none", "spend_limit too")
+            yield Conflict(
+                ("budget_to",), "a budget is the spend limit's month, and there is none", "set spend_limit too"
+            )
 
     def _check_alarm_topic(self) -> Iterator[Conflict]:
         if self.alarms_to and parse_arn_region(self.alarms_to) != self.region:
             reason = f"an alarm can only notify topics in its own region, {self.region}"
-            yield Conflict(("alarms_to",), reason, f"a topic in {self.region}")
+            yield Conflict(("alarms_to",), reason, f"use a topic in {self.region}")
         if self.alarms_to and "ecs" not in self.orchestrators:
             reason = "the fleet has no ECS cluster; on EKS, alarms come from Prometheus"
             yield Conflict(("alarms_to",), reason, "remove alarms_to and configure Alertmanager's receivers")
@@ -512,35 +514,37 @@ class Fleet(Settings):
             reason = (
                 "without NAT gateways no node reaches Docker Hub, where vLLM's image is, or another public registry"
             )
-            fix = "nat: on, or image_cache: {docker_hub: ARN of a secret with a login}"
+            fix = "set nat: on, or image_cache: {docker_hub: ARN of a secret with a login}"
             yield Conflict(("network", "nat"), reason, fix)
         elif self.is_closed and self.image_cache and self.add_ons.operators and not self.image_cache.ghcr:
             reason = "KEDA's images are in GitHub's registry, which no node reaches without NAT gateways"
-            yield Conflict(("add_ons", "operators"), reason, "operators: off, or image_cache.ghcr")
+            yield Conflict(("add_ons", "operators"), reason, "set operators: off, or image_cache.ghcr")
 
     def _check_image_cache(self) -> Iterator[Conflict]:
         if self.image_cache is None:
             return
         if len(self.name) > MAX_CACHED_FLEET_NAME:
             reason = f"the image cache's prefixes contain it, and leave {MAX_CACHED_FLEET_NAME} of 30 characters"
-            yield Conflict(("name",), reason, f"a name of up to {MAX_CACHED_FLEET_NAME} characters, or no image_cache")
+            yield Conflict(
+                ("name",), reason, f"use a name of up to {MAX_CACHED_FLEET_NAME} characters, or remove image_cache"
+            )
         for field in ("docker_hub", "ghcr"):
             arn = getattr(self.image_cache, field)
             if arn and parse_arn_region(arn) != self.region:
                 reason = f"ECR reads secrets of its own region, {self.region}"
-                yield Conflict(("image_cache", field), reason, f"a secret in {self.region}")
+                yield Conflict(("image_cache", field), reason, f"use a secret in {self.region}")
 
     def _check_orchestrator_settings(self) -> Iterator[Conflict]:
         for name, current, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
             if name not in self.orchestrators and current != default:
                 reason = f"the fleet has no {name.upper()} cluster; its orchestrator is {self.orchestrator}"
-                yield Conflict((name,), reason, f"orchestrator: both, or no {name}")
+                yield Conflict((name,), reason, f"set orchestrator: both, or remove {name}")
 
     def _check_add_ons(self) -> Iterator[Conflict]:
         for name in EKS_ADD_ONS:
             if getattr(self.add_ons, name) and "eks" not in self.orchestrators:
                 reason = "it installs Kubernetes controllers, and the fleet's orchestrator is ecs"
-                yield Conflict(("add_ons", name), reason, f"{name}: off")
+                yield Conflict(("add_ons", name), reason, f"set {name}: off")
 
     def _check_pool_orchestrators(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
@@ -549,7 +553,7 @@ class Fleet(Settings):
                 yield Conflict(
                     ("pools", name, "orchestrator"),
                     reason,
-                    "the fleet's orchestrator, or set orchestrator: both for the fleet",
+                    "use the fleet's orchestrator, or set orchestrator: both for the fleet",
                 )
 
     def _check_pool_fields(self) -> Iterator[Conflict]:
@@ -562,23 +566,23 @@ class Fleet(Settings):
 
 
 def _find_eks_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
-    """Fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
+    """Yield the fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
     if pool.by:
         yield "by", "on ECS, Auto Scaling groups start the instances", "remove `by` from pools on ECS"
     if pool.os != "al2023":
-        yield "os", "AWS's ECS AMI with GPU drivers is Amazon Linux 2023 only", "os: al2023"
+        yield "os", "AWS's ECS AMI with GPU drivers is Amazon Linux 2023 only", "set os: al2023"
     if pool.taints:
         yield "taints", "ECS has no taints", "use labels, which placement constraints of tasks can select"
     if pool.images == "soci":
         reason = "on ECS, SOCI works on Fargate only, which has no GPUs (aws/containers-roadmap#1832)"
-        yield "images", reason, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
+        yield "images", reason, "set images: cached, or {snapshot: snap-...} with the images pulled beforehand"
 
 
 def _find_ecs_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
-    """Fields of a pool on EKS that only ECS knows."""
+    """Yield the fields of a pool on EKS that only ECS knows."""
     if pool.efa_layout == "ip-bandwidth":
         # Source: amazon-vpc-cni-k8s v1.23.0, README.md, ENABLE_MULTI_NIC.
         reason = "on EKS, pods have an address on the first network card alone; the others would carry no IP traffic"
-        yield "efa_layout", reason, "efa_layout: save-addresses"
+        yield "efa_layout", reason, "set efa_layout: save-addresses"
     if pool.warm:
-        yield "warm", "warm pools are supported on ECS only", "warm: 0"
+        yield "warm", "warm pools are supported on ECS only", "set warm: 0"

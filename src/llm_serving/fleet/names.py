@@ -8,48 +8,48 @@ from llm_serving.fleet.model import Fleet
 
 
 def format_cluster_name(fleet: Fleet) -> str:
-    """The cluster, EKS's as ECS's."""
+    """Return the name of the cluster, on EKS as on ECS."""
     return fleet.name
 
 
 def find_partition(region: str) -> str:
-    """AWS's partition of a region. Source: AWS general reference, "Amazon Resource Names", 2026-11."""
+    """Return AWS's partition of a region. Source: AWS general reference, "Amazon Resource Names", 2026-11."""
     prefixes = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
     return next((partition for prefix, partition in prefixes.items() if region.startswith(prefix)), "aws")
 
 
 def build_tags(fleet: Fleet) -> dict[str, str]:
-    """Tags of what controllers and drivers create for the fleet, as Terraform's default tags are of what it creates."""
+    """Return the tags of what controllers and drivers create, like Terraform's default tags."""
     return {**fleet.tags, "fleet": fleet.name}
 
 
 def build_vpc_tags(fleet: Fleet) -> dict[str, str]:
-    """Tags that one VPC of the account and region carries."""
+    """Return the tags that one VPC of the account and region carries."""
     return {"fleet": fleet.name, "Name": fleet.name}
 
 
 def build_private_subnet_tags(fleet: Fleet, zone: str) -> dict[str, str]:
-    """Tags that one private subnet of that VPC carries."""
+    """Return the tags that one private subnet of that VPC carries."""
     return {"fleet": fleet.name, "Name": f"{fleet.name}-private-{zone}"}
 
 
 def format_efa_group_name(fleet: str, stack: str) -> str:
-    """Security group of a stack's EFA machines."""
+    """Return the security group of a stack's EFA instances."""
     return f"{fleet}-{stack}-efa"
 
 
 def format_placement_group_name(fleet: str, group: str) -> str:
-    """EC2's name of a placement group."""
+    """Return EC2's name of a placement group."""
     return f"{fleet}-{group}"
 
 
 def format_reservation_name(fleet: str, group: str) -> str:
-    """An instance group's reservations, and the resource group that holds them, whose name must not begin with aws."""
+    """Return the name of a group's reservations and of their resource group, which must not begin with aws."""
     return f"reserved-{fleet}-{group}"
 
 
 def format_role_name(fleet: str, region: str, purpose: str) -> str:
-    """An IAM role, and the instance profile that holds it: both are the account's, so the region is in the name."""
+    """Return the name of an IAM role and its instance profile, with the region: both belong to the account."""
     return f"{fleet}-{region}-{purpose}"
 
 
@@ -64,7 +64,7 @@ KARPENTER_NODE_PURPOSE = "karpenter-node"
 
 
 def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
-    """Tags of the ECS service that runs a role on one of its pool's choices, by which `ecs_fallback` knows it.
+    """Return the tags by which `ecs_fallback` knows the ECS service of a role on one of its pool's choices.
 
     Args:
         role: the same for all of the role's services, and no other's in the cluster.
@@ -74,7 +74,7 @@ def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
 
 
 def format_deployment_purpose(deployment: str, part: str) -> str:
-    """Purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
+    """Return the purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
 
     Args:
         part: at most 5 characters.
@@ -84,15 +84,15 @@ def format_deployment_purpose(deployment: str, part: str) -> str:
 
 
 def format_function_name(fleet: Fleet, purpose: str) -> str:
-    """A Lambda function."""
+    """Return the name of a Lambda function."""
     return f"{fleet.name}-{purpose}"
 
 
 def format_namespace(fleet: Fleet) -> str:
-    """Private DNS namespace of Cloud Map, in which peers on ECS find each other; `internal` is nobody's domain."""
+    """Return the private DNS namespace of Cloud Map in which peers on ECS find each other."""
     return f"{fleet.name}.internal"
 
 
 def format_interruption_queue(fleet: Fleet) -> str:
-    """Queue that notifies Karpenter of interrupted nodes."""
+    """Return the name of the queue that notifies Karpenter of interrupted nodes."""
     return f"{fleet.name}-interruptions"

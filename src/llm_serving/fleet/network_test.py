@@ -105,17 +105,17 @@ def _build_pod(group: Group, image: str, nodes: int, limit_s: int) -> Manifest:
 
 
 def build_variables(group: Group, nodes: int, limit_s: int) -> dict[str, str]:
-    """Variables of the program in every container."""
+    """Return the variables of the program in every container."""
     return {"NODES": str(nodes), "GPUS": str(group.accelerators), "LIMIT_S": str(limit_s)}
 
 
 def format_task_family(fleet: Fleet, pool: str) -> str:
-    """Family of the task definition that tests a pool on ECS."""
+    """Return the family of the task definition that tests a pool on ECS."""
     return f"{fleet.name}-{pool}-network-test"
 
 
 def format_log_group(fleet: Fleet) -> str:
-    """Log group of network tests on ECS."""
+    """Return the log group of network tests on ECS."""
     return f"/aws/ecs/{fleet.name}/network-test"
 
 

@@ -51,7 +51,7 @@ class ClusterConnection:
 
 
 def render(group: Group, cluster: ClusterConnection | None = None) -> str:
-    """User data of the group's nodes; without a cluster, what Karpenter adds its own part to."""
+    """Return the user data of the group's nodes; without a cluster, what Karpenter adds its own part to."""
     return _render_bottlerocket(group, cluster) if group.os == "bottlerocket" else _render_al2023(group, cluster)
 
 
@@ -65,7 +65,7 @@ def _render_al2023(group: Group, cluster: ClusterConnection | None) -> str:
 
 
 def render_multipart(parts: Sequence[tuple[str, str]]) -> str:
-    """User data of several parts for cloud-init, each with its MIME type."""
+    """Return the user data of several parts for cloud-init, each with its MIME type."""
     lines = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"', ""]
     for mime_type, text in parts:
         lines += [f"--{_BOUNDARY}", f"Content-Type: {mime_type}", "", text.rstrip("\n"), ""]
@@ -91,7 +91,7 @@ def _render_nodeadm_config(group: Group, cluster: ClusterConnection | None) -> s
 
 
 def _build_kubelet_flags(group: Group) -> Iterator[str]:
-    """Labels and taints at registration; EKS itself adds a node group's later."""
+    """Yield the labels and taints at registration; EKS itself adds a node group's later."""
     if group.labels:
         yield f"--node-labels={','.join(f'{key}={value}' for key, value in group.labels.items())}"
     if group.taints:
@@ -126,7 +126,7 @@ def _group_taints(group: Group) -> dict[str, list[str]]:
 
 
 def _build_instance_store(group: Group) -> dict[str, Any]:
-    """Commands that join the NVMe disks into one, and put on it what grows."""
+    """Return the commands that join the NVMe disks into one, and put on it what grows."""
     folders = ["/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods"]
     if group.images == "soci":
         folders.append("/var/lib/soci-snapshotter")
@@ -136,5 +136,5 @@ def _build_instance_store(group: Group) -> dict[str, Any]:
 
 
 def _format_toml(table: Mapping[str, Any]) -> str:
-    """One table's lines; strings, numbers, booleans and lists are written in TOML as in JSON."""
+    """Return one table's lines; strings, numbers, booleans and lists are written in TOML as in JSON."""
     return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in table.items())

@@ -20,14 +20,14 @@ _USABLE_STORAGE = 0.8
 """Kubelet keeps a tenth of the disk free, and the file system and the operating system take their share."""
 
 
-def build_tags(group: Group, catalogue: Catalogue) -> dict[str, str]:
-    """Tags of a node group of one instance type, a resource of its nodes each."""
-    instance = instances.find(group.types[0], catalogue)
+def build_tags(group: Group, catalog: Catalogue) -> dict[str, str]:
+    """Return the tags of a node group of one instance type, a resource of its nodes each."""
+    instance = instances.find(group.types[0], catalog)
     return {f"{_PREFIX}{name}": format_amount(name, count) for name, count in count_resources(group, instance).items()}
 
 
 def count_resources(group: Group, instance: Instance) -> dict[str, int]:
-    """What one node has beside CPUs and memory, for which it is chosen: storage in GiB, huge pages in MiB."""
+    """Return what one node has beside CPUs and memory, for which it is chosen: storage in GiB, huge pages in MiB."""
     disk_gib = instance.nvme_gb * 1e9 / 2**30 if group.nvme else group.volume.size_gib
     resources = {"ephemeral-storage": math.floor(disk_gib * _USABLE_STORAGE)}
     if instance.accelerators:
@@ -38,7 +38,7 @@ def count_resources(group: Group, instance: Instance) -> dict[str, int]:
 
 
 def format_amount(resource: str, count: int) -> str:
-    """A count of `count_resources` as Kubernetes writes it."""
+    """Return a count of `count_resources` as Kubernetes writes it."""
     return f"{count}{_UNITS.get(resource, '')}"
 
 

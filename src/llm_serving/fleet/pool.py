@@ -54,7 +54,7 @@ TaintText = Annotated[
 
 
 def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
-    """A list in order of preference names each item once."""
+    """Refuse a list in order of preference that names an item twice."""
     for index, item in enumerate(items):
         if item in items[:index]:
             yield Conflict((field, index), "it is listed twice", "remove the duplicate")
@@ -72,7 +72,7 @@ class Reservation(Settings):
     """An on-demand capacity reservation's id."""
 
     reserve: Annotated[int, Field(ge=1)] | None = None
-    """Machines to reserve on demand: the fleet creates the reservation, which costs from then on, used or not."""
+    """Instances to reserve on demand: the fleet creates the reservation, which costs from then on, used or not."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_single_source(),)
@@ -80,7 +80,7 @@ class Reservation(Settings):
     def _check_single_source(self) -> Iterator[Conflict]:
         if sum(source is not None for source in (self.capacity_block, self.reservation, self.reserve)) != 1:
             reason = "it must name exactly one of capacity-block, reservation and reserve"
-            yield Conflict((), reason, "{capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}")
+            yield Conflict((), reason, "write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: INSTANCES}")
 
 
 Purchase = Annotated[
@@ -178,13 +178,13 @@ class Pool(Settings):
             yield Conflict(
                 ("buy",),
                 "a Capacity Block's instances cannot share a pool with other purchase options",
-                "buy: {capacity-block: cr-...} only, and a second pool for the rest",
+                "set buy: {capacity-block: cr-...} only, and add a second pool for the rest",
             )
 
     def _check_reserved_type(self) -> Iterator[Conflict]:
         if len(self.types) > 1 and self.reserved:
             reason = f"a reservation holds instances of one type, and the pool lists {len(self.types)}"
-            yield Conflict(("types",), reason, f"types: {self.types[0]}")
+            yield Conflict(("types",), reason, f"set types: {self.types[0]}")
 
     def _check_reservation_order(self) -> Iterator[Conflict]:
         for index, purchase in enumerate(self.buy):
@@ -194,7 +194,7 @@ class Pool(Settings):
                 yield Conflict(("buy", index), reason, "move the reservation to the front of the list")
 
     def _check_reserved_size(self) -> Iterator[Conflict]:
-        """What is reserved is no more than what may run, holds the least where it comes first, and the most alone."""
+        """Yield conflicts of reserved sizes: at most what may run, the minimum if first, the maximum if alone."""
         reserve_indices = [
             index for index, purchase in enumerate(self.buy) if isinstance(purchase, Reservation) and purchase.reserve
         ]
@@ -205,15 +205,15 @@ class Pool(Settings):
         if reserved > max_size:
             reason = f"{reserved} would be reserved and paid for, and the pool starts at most {max_size}"
             yield Conflict(
-                ("buy", reserve_indices[0]), reason, f"{{reserve: {max_size}}}, or size: {min_size}..{reserved}"
+                ("buy", reserve_indices[0]), reason, f"set {{reserve: {max_size}}}, or size: {min_size}..{reserved}"
             )
         elif first and first < min_size:
             reason = f"the first purchase option covers the pool's minimum of {min_size} instances, and "
             reason += f"{first} would be reserved"
-            yield Conflict(("buy", 0), reason, f"{{reserve: {min_size}}}, or size: {first}..{max_size}")
+            yield Conflict(("buy", 0), reason, f"set {{reserve: {min_size}}}, or size: {first}..{max_size}")
         elif len(reserve_indices) == len(self.buy) and reserved < max_size:
-            reason = f"there is no other purchase option, so of up to {max_size} machines {reserved} could start"
-            fix = f"size: {min(min_size, reserved)}..{reserved}, or on-demand after it"
+            reason = f"there is no other purchase option, so of up to {max_size} instances {reserved} could start"
+            fix = f"set size: {min(min_size, reserved)}..{reserved}, or add on-demand after it"
             yield Conflict(("buy", reserve_indices[0]), reason, fix)
 
     def _check_placement_group(self) -> Iterator[Conflict]:
@@ -223,13 +223,13 @@ class Pool(Settings):
                 "EC2 returns InsufficientInstanceCapacity for a placement group with a reservation "
                 "that was created outside it, and the fleet creates its own groups"
             )
-            on_demand = "" if existing[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
-            yield Conflict(("placement_group",), reason, f"placement_group: none{on_demand}")
+            on_demand = "" if existing[0].capacity_block else ", or buy: {reserve: INSTANCES}, made inside the group"
+            yield Conflict(("placement_group",), reason, f"set placement_group: none{on_demand}")
 
     def _check_efa_layout(self) -> Iterator[Conflict]:
         if self.efa_layout != "save-addresses" and not self.efa:
             yield Conflict(
-                ("efa_layout",), "it applies to EFA nodes only, and efa is off", "efa: true, or remove efa_layout"
+                ("efa_layout",), "it applies to EFA nodes only, and efa is off", "set efa: true, or remove efa_layout"
             )
 
     def _check_karpenter_size(self) -> Iterator[Conflict]:
@@ -237,24 +237,24 @@ class Pool(Settings):
             reason = (
                 f"Karpenter starts nodes for pending pods and has no minimum size, and size starts at {self.size.min}"
             )
-            yield Conflict(("by",), reason, f"by: node-groups, or size: 0..{self.size.max}")
+            yield Conflict(("by",), reason, f"set by: node-groups, or size: 0..{self.size.max}")
 
     def _check_disk(self) -> Iterator[Conflict]:
         if isinstance(self.images, Snapshot) and self.disk == "nvme":
-            yield Conflict(("disk",), "a snapshot becomes a volume, not an NVMe disk", "disk: gp3")
+            yield Conflict(("disk",), "a snapshot becomes a volume, not an NVMe disk", "set disk: gp3")
         if self.warm and self.disk == "nvme":
             reason = "NVMe disks are empty after a stop, and warm instances are stopped"
-            yield Conflict(("disk",), reason, "disk: gp3")
+            yield Conflict(("disk",), reason, "set disk: gp3")
 
     def _check_warm_machines(self) -> Iterator[Conflict]:
         if not self.warm:
             return
         if self.warm > self.size.max:
             reason = f"{self.warm} would be kept warm, and the pool has at most {self.size.max}"
-            yield Conflict(("warm",), reason, f"warm: {self.size.max} or less")
+            yield Conflict(("warm",), reason, f"set warm: {self.size.max} or less")
         if "on-demand" not in self.buy:
             reason = "EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand"
-            yield Conflict(("warm",), reason, "warm: 0, or add on-demand to buy")
+            yield Conflict(("warm",), reason, "set warm: 0, or add on-demand to buy")
 
     @property
     def reserved(self) -> bool:
@@ -263,5 +263,5 @@ class Pool(Settings):
 
     @property
     def reserve_count(self) -> int:
-        """Machines of the reservations that the fleet makes for this pool."""
+        """Instances of the reservations that the fleet makes for this pool."""
         return sum(purchase.reserve or 0 for purchase in self.buy if isinstance(purchase, Reservation))

@@ -34,20 +34,20 @@ class StandingItem:
         return self.count * self.unit_usd_h
 
 
-def list_items(fleet: Fleet, catalogue: Catalogue, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
-    """What the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
+def list_items(fleet: Fleet, catalog: Catalogue, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
+    """Return what the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
 
     Args:
         today: tells whether the Kubernetes version is in extended support.
     """
-    return tuple(item for item in _list_items(fleet, catalogue, today or datetime.date.today()) if item.count)
+    return tuple(item for item in _list_items(fleet, catalog, today or datetime.date.today()) if item.count)
 
 
-def _list_items(fleet: Fleet, catalogue: Catalogue, today: datetime.date) -> Iterator[StandingItem]:
+def _list_items(fleet: Fleet, catalog: Catalogue, today: datetime.date) -> Iterator[StandingItem]:
     if "eks" in fleet.orchestrators:
         is_extended = today >= eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
         yield _price(fleet, "EKS control plane", 1, "eks-cluster-extended" if is_extended else "eks-cluster")
-        yield from _price_system_nodes(fleet, catalogue)
+        yield from _price_system_nodes(fleet, catalog)
     own_network = fleet.network if isinstance(fleet.network, NewNetwork) else None
     nat_count = len(fleet.zones) if own_network and own_network.nat else 0
     yield _price(fleet, "NAT gateways", nat_count, "nat-gateway")
@@ -66,10 +66,10 @@ def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingIt
     return StandingItem(name, count, service.usd_h, service.source, service.is_known_in(fleet.region))
 
 
-def _price_system_nodes(fleet: Fleet, catalogue: Catalogue) -> Iterator[StandingItem]:
+def _price_system_nodes(fleet: Fleet, catalog: Catalogue) -> Iterator[StandingItem]:
     """None where not even the reference region has a price."""
-    group = build_system_group(fleet, catalogue)
-    prices = catalogue[group.types[0]].prices if group.types[0] in catalogue else {}
+    group = build_system_group(fleet, catalog)
+    prices = catalog[group.types[0]].prices if group.types[0] in catalog else {}
     price = prices.get(fleet.region) or prices.get(_REFERENCE_REGION)
     if price:
         name = f"system nodes ({group.types[0]})"

@@ -12,9 +12,9 @@ _SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
 """For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
 
 
-def build_system_group(fleet: Fleet, catalogue: Catalogue) -> Group:
-    """The system's own group: one small node a zone, and never less than two."""
-    instance_type, arch, zones = _select_system_type(fleet, catalogue)
+def build_system_group(fleet: Fleet, catalog: Catalogue) -> Group:
+    """Return the system's own group: one small node a zone, and never less than two."""
+    instance_type, arch, zones = _select_system_type(fleet, catalog)
     count = max(2, len(zones))
     return Group(
         name="system",
@@ -47,8 +47,8 @@ def build_system_group(fleet: Fleet, catalogue: Catalogue) -> Group:
     )
 
 
-def _select_system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Arch, tuple[str, ...]]:
+def _select_system_type(fleet: Fleet, catalog: Catalogue) -> tuple[str, eks.Arch, tuple[str, ...]]:
     first, second = _SYSTEM_TYPES
-    offered = catalogue[first[0]].zones.get(fleet.region, ()) if first[0] in catalogue else ()
+    offered = catalog[first[0]].zones.get(fleet.region, ()) if first[0] in catalog else ()
     zones = tuple(zone for zone in fleet.zones if zone in offered)
     return (first[0], "arm64", zones) if zones else (second[0], "x86_64", fleet.zones)

@@ -46,7 +46,7 @@ class Command:
 
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
-    """Looks for the programs.
+    """Look for the programs.
 
     Raises:
         Unavailable: some are missing; the message names all, and where to get them.
@@ -57,8 +57,8 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Fix: install {hints}.")
 
 
-def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path, fleet_file: Path) -> list[Command]:
-    """Writes values and manifests to `folder`, and returns the commands that use them, in order.
+def build_install_commands(fleet: Fleet, catalog: Catalogue, folder: Path, fleet_file: Path) -> list[Command]:
+    """Write values and manifests to `folder`, and return the commands that use them, in order.
 
     Raises:
         InputError: the lock file beside `fleet_file`, which has charts' digests, is damaged.
@@ -66,27 +66,27 @@ def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path, fle
     folder.mkdir(parents=True, exist_ok=True)
     options = cached_images.build_helm_options(fleet)
     commands = []
-    for selected in add_ons.select_add_ons(fleet, catalogue):
+    for selected in add_ons.select_add_ons(fleet, catalog):
         if selected.add_on.chart:
             archive = chart_archives.plan(selected.add_on, folder / "charts", fleet_file)
             commands.append(Command(selected, _build_helm_install(selected, archive, folder, options), archive))
         else:
-            manifest = _write_manifest(selected, fleet, catalogue, folder)
+            manifest = _write_manifest(selected, fleet, catalog, folder)
             commands.append(Command(selected, ["kubectl", "apply", "--server-side", "-f", manifest]))
     return commands
 
 
-def build_remove_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
-    """Writes manifests to `folder`, and returns the commands that remove everything, the last installed first.
+def build_remove_commands(fleet: Fleet, catalog: Catalogue, folder: Path) -> list[Command]:
+    """Write manifests to `folder`, and return the commands that remove everything, the last installed first.
 
     Node pools are removed before Karpenter, which terminates their instances; load balancer controllers late.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
         Command(
-            selected, _build_remove(selected, _write_manifest(selected, fleet, catalogue, folder, without=_NOT_REMOVED))
+            selected, _build_remove(selected, _write_manifest(selected, fleet, catalog, folder, without=_NOT_REMOVED))
         )
-        for selected in reversed(add_ons.select_add_ons(fleet, catalogue))
+        for selected in reversed(add_ons.select_add_ons(fleet, catalog))
     ]
 
 
@@ -98,7 +98,7 @@ def install(
     environment: Mapping[str, str] | None = None,
     on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
-    """Pulls and checks every chart, then runs the commands; the lock file gets digests that were not known.
+    """Pull and check every chart, then run the commands; the lock file gets digests that were not known.
 
     Args:
         environment, on_done: as of `run_commands`.
@@ -134,7 +134,7 @@ def run_commands(
     environment: Mapping[str, str] | None = None,
     on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
-    """Runs them in order against the cluster that kubectl talks to.
+    """Run them in order against the cluster that kubectl talks to.
 
     Args:
         environment: KUBECONFIG of another cluster.
@@ -182,13 +182,13 @@ _NOT_REMOVED = ("Namespace",)
 
 
 def _write_manifest(
-    selected: SelectedAddOn, fleet: Fleet, catalogue: Catalogue, folder: Path, without: Sequence[str] = ()
+    selected: SelectedAddOn, fleet: Fleet, catalog: Catalogue, folder: Path, without: Sequence[str] = ()
 ) -> str:
-    """The row's manifest, written first if it depends on the fleet; "" for a chart."""
+    """Return the row's manifest, written first if it depends on the fleet; "" for a chart."""
     manifest = selected.add_on.manifest or ""
     if manifest in _BUILDERS:
         file = folder / f"{manifest}.yaml"
-        objects = [item for item in _BUILDERS[manifest](fleet, catalogue) if item["kind"] not in without]
+        objects = [item for item in _BUILDERS[manifest](fleet, catalog) if item["kind"] not in without]
         file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
         return console.shorten_path(file)
     if manifest and "://" not in manifest:

@@ -23,7 +23,7 @@ GRACE_S = 300.0
 
 
 def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
-    """Applies each stack's saved plan, wave by wave; a deferred one is planned when its turn comes.
+    """Apply each stack's saved plan, wave by wave; a deferred one is planned when its turn comes.
 
     Args:
         approved_plans: the plans that the user has seen.
@@ -49,7 +49,7 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
 
 def ensure_state_bucket(context: FleetContext) -> None:
-    """Creates the bucket of Terraform's state, or adds the settings that it lacks.
+    """Create the bucket of Terraform's state, or add the settings that it lacks.
 
     Raises:
         CheckFailed: the bucket belongs to another account, or is in another region.
@@ -65,7 +65,7 @@ def ensure_state_bucket(context: FleetContext) -> None:
 
 
 def delete_plans(context: FleetContext) -> None:
-    """Deletes saved plans: one that was made with another backend of the state cannot be applied."""
+    """Delete saved plans: one that was made with another backend of the state cannot be applied."""
     for folder in context.folders.values():
         (folder / plans.FILE).unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments:
 def _require_approved(
     context: FleetContext, approved: Mapping[str, StackPlan], new_plans: Mapping[str, StackPlan]
 ) -> None:
-    """Requires that plans which had to be made again change nothing more than the approved ones.
+    """Require that plans which had to be made again change nothing more than the approved ones.
 
     A deferred plan was shown by the number of its resources, so the new one may only create, and take over log groups
     of those that an earlier fleet left.
@@ -119,5 +119,5 @@ def _require_approved(
 
 
 def _find_changed(plan: Plan) -> dict[str, str]:
-    """Existing resources of the state that the plan changes: the verb by address."""
+    """Return the existing resources of the state that the plan changes: the verb by address."""
     return {address: verb for address, verb in plan.affected.items() if not plan.resources[address].is_import}

@@ -25,7 +25,7 @@ _IMAGE_LINE = re.compile(
 
 
 def build_helm_options(fleet: Fleet) -> list[str]:
-    """Options of `helm upgrade` that let its manifests pull by the fleet's cache; none without one."""
+    """Return the options of `helm upgrade` that let its manifests pull by the fleet's cache; none without one."""
     prefixes = image_cache.build_prefixes(fleet, image_cache.format_registry(ACCOUNT, fleet.region))
     if not prefixes:
         return []
@@ -34,7 +34,7 @@ def build_helm_options(fleet: Fleet) -> list[str]:
 
 
 def rewrite_manifests(text: str, prefixes: Mapping[str, str]) -> str:
-    """Manifests with every image of a cached registry named by the cache.
+    """Return the manifests with every image of a cached registry named by the cache.
 
     Beside `image:` these are the names with a registry's host in arguments and custom resources, for the images of pods
     that operators make.

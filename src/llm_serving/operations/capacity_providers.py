@@ -24,7 +24,7 @@ _SERVICES_A_CALL = 10
 
 
 def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Requires that no service of the cluster uses a capacity provider that a plan deletes.
+    """Require that no service of the cluster uses a capacity provider that a plan deletes.
 
     Raises:
         CheckFailed: one does; the message names it with the fix.

@@ -42,14 +42,14 @@ class ChartArchive:
     """The file that has the digest, or gets it."""
 
     def describe_pin(self) -> str:
-        """How it is pinned, in one line."""
+        """Return how it is pinned, in one line."""
         if self.digest:
             return f"pinned by {self.digest}"
         return f"pinned by version alone: its first digest goes to {console.shorten_path(self.digest_file)}"
 
 
 def plan(add_on: AddOn, folder: Path, fleet_file: Path) -> ChartArchive:
-    """The archive of a row's chart, to be pulled to `folder`; the table's digest comes before the lock file's.
+    """Return the archive of a row's chart, to be pulled to `folder`; the table's digest comes before the lock file's.
 
     Raises:
         InputError: the lock file is damaged.
@@ -72,7 +72,7 @@ def plan(add_on: AddOn, folder: Path, fleet_file: Path) -> ChartArchive:
 
 
 def fetch(archive: ChartArchive, log: Path) -> str:
-    """Pulls an archive, and returns its digest.
+    """Pull an archive, and return its digest.
 
     Raises:
         CheckFailed: it has another digest than it must have; the archive is removed.

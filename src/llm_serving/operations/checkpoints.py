@@ -36,7 +36,7 @@ class Checkpoints:
     """The checkpoints of one fleet in one account, by step. Each is written at once."""
 
     def __init__(self, file: Path, scope: str) -> None:
-        """Reads the file.
+        """Read the file.
 
         Args:
             scope: account and region, or the embedded AWS; checkpoints of another scope are ignored.
@@ -46,27 +46,27 @@ class Checkpoints:
         self._entries = _read(self.file, scope)
 
     def find(self, name: str, key: str = "") -> Checkpoint | None:
-        """The checkpoint of a step with the same inputs; None where there is none."""
+        """Return the checkpoint of a step with the same inputs; None where there is none."""
         checkpoint = self._entries.get(name)
         return checkpoint if checkpoint and checkpoint.key == key else None
 
     def find_latest(self, name: str) -> Checkpoint | None:
-        """The latest checkpoint of a step, with any inputs."""
+        """Return the latest checkpoint of a step, with any inputs."""
         return self._entries.get(name)
 
     def record(self, name: str, key: str = "", note: str = "") -> None:
-        """Records that a step is done."""
+        """Record that a step is done."""
         now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         self._entries[name] = Checkpoint(key, now, note)
         self._write()
 
     def remove(self, name: str) -> None:
-        """Removes a step's checkpoint."""
+        """Remove a step's checkpoint."""
         if self._entries.pop(name, None):
             self._write()
 
     def clear(self) -> None:
-        """Removes all checkpoints, after everything was destroyed."""
+        """Remove all checkpoints, after everything was destroyed."""
         self.file.unlink(missing_ok=True)
         self._entries = {}
 
@@ -95,5 +95,5 @@ def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
 
 
 def compute_digest(*parts: str) -> str:
-    """The key of a step's inputs."""
+    """Return the key of a step's inputs."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

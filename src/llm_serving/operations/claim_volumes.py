@@ -38,7 +38,7 @@ class ClaimVolume:
 
 
 def find(aws: AwsSession, fleet: Fleet) -> list[ClaimVolume]:
-    """The fleet's volumes of claims.
+    """Return the fleet's volumes of claims.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.

@@ -46,7 +46,7 @@ class ClusterContext:
     """Its kubeconfig leads kubectl and helm to this cluster alone."""
 
     def run_kubectl(self, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs kubectl and returns what it printed.
+        """Run kubectl and return what it printed.
 
         Raises:
             CommandFailed: it failed.
@@ -60,22 +60,22 @@ class ClusterContext:
         return self.aws.child_env
 
     def fetch_uid(self) -> str:
-        """An identity that no other cluster has, not even the next one of the same name."""
+        """Return an identity that no other cluster has, not even the next one of the same name."""
         return self.run_kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
 
 
 def open_session(aws: AwsSession, data: Path) -> AwsSession:
-    """The session with the kubeconfig of the fleet's own cluster."""
+    """Return the session with the kubeconfig of the fleet's own cluster."""
     return aws.with_kubeconfig(data / "kubeconfig")
 
 
 def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
-    """The command that writes the kubeconfig."""
+    """Return the command that writes the kubeconfig."""
     return ("aws", "eks", "update-kubeconfig", "--name", names.format_cluster_name(fleet), "--region", fleet.region)
 
 
 def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
-    """Writes the fleet's own kubeconfig, and requires that the cluster responds.
+    """Write the fleet's own kubeconfig, and require that the cluster responds.
 
     Raises:
         Unavailable: a program is missing, or the cluster cannot be reached from this machine.
@@ -100,7 +100,7 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
 
 
 def describe_endpoint_access(fleet: Fleet) -> str:
-    """Who can reach the cluster's endpoint."""
+    """Return who can reach the cluster's endpoint."""
     if fleet.eks.public_from:
         return f"Its endpoint is open to {join_words(fleet.eks.public_from)} only"
     clients = join_words(["the VPC", *fleet.eks.private_from])
@@ -111,7 +111,7 @@ def describe_endpoint_access(fleet: Fleet) -> str:
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
-    """Has Karpenter terminate every instance that it started, and waits; does nothing where there is no Karpenter.
+    """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter.
 
     Raises:
         CommandFailed: they were not terminated in time.
@@ -124,7 +124,7 @@ def terminate_machines(cluster: ClusterContext) -> None:
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
-    """Deletes gateways, ingresses and services with load balancers, while the controller that deletes those still runs.
+    """Delete gateways, ingresses and services with load balancers, while the controller that deletes those still runs.
 
     Raises:
         CommandFailed: they were not deleted in time.
@@ -136,12 +136,12 @@ def delete_load_balancers(cluster: ClusterContext) -> None:
 
 
 def _is_defined(cluster: ClusterContext, resource: str) -> bool:
-    """Whether the cluster has the custom resource."""
+    """Return whether the cluster has the custom resource."""
     return bool(cluster.run_kubectl("get", "crd", resource, "--ignore-not-found", "--output=name").strip())
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Ids of the instances that Karpenter started for the fleet and that are not terminated.
+    """Return the ids of the instances that Karpenter started for the fleet and that are not terminated.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -160,7 +160,7 @@ _TAGS_PER_CALL = 20
 
 
 def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Names of the load balancers that the cluster's controller created, by its tag.
+    """Return the names of the load balancers that the cluster's controller created, by its tag.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -182,7 +182,7 @@ def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
 
 
 def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
-    """Asks EC2 whether any instance of the fleet is still running.
+    """Ask EC2 whether any instance of the fleet is still running.
 
     Raises:
         CheckFailed: some are; the message has the command to terminate them.

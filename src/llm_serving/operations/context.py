@@ -75,12 +75,12 @@ class FleetContext:
 
 
 def build_data_path(fleet: Fleet) -> Path:
-    """The fleet's data directory. No deployment's name has a dot, so no deployment has the same."""
+    """Return the fleet's data directory. No deployment's name has a dot, so no deployment has the same."""
     return FOLDER / f"fleet.{fleet.name}"
 
 
 def open_session(region: str) -> AwsSession:
-    """The session of the user's own environment, which may lead to an embedded AWS that the user started."""
+    """Return the session of the user's own environment, which may lead to an embedded AWS that the user started."""
     aws = AwsSession.from_environment(region)
     endpoint = aws.find_endpoint("ec2")
     return aws.with_emulator(endpoint) if endpoint and emulator.is_reachable(endpoint) else aws
@@ -88,7 +88,7 @@ def open_session(region: str) -> AwsSession:
 
 @contextmanager
 def use_emulator(document: Document[Fleet]) -> Iterator[AwsSession]:
-    """Starts an embedded AWS for the time of the block."""
+    """Start an embedded AWS for the time of the block."""
     region, data = document.value.region, build_data_path(document.value)
     with emulator.start(data) as endpoint:
         for folder in (data / _EMULATOR_OUT / "stacks").glob("*"):
@@ -98,7 +98,7 @@ def use_emulator(document: Document[Fleet]) -> Iterator[AwsSession]:
 
 @contextmanager
 def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[AwsSession]:
-    """A session of AWS, or of an embedded AWS for the time of the block.
+    """Yield a session of AWS, or of an embedded AWS for the time of the block.
 
     Args:
         rehearse: None starts an embedded AWS where there are no credentials; False never does.
@@ -116,7 +116,7 @@ def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> 
 
 @contextmanager
 def lock_fleet(fleet: Fleet) -> Iterator[Path]:
-    """Locks the fleet against a second command in this directory, and yields its data directory.
+    """Lock the fleet against a second command in this directory, and yield its data directory.
 
     Raises:
         Unavailable: another command is running.
@@ -128,7 +128,7 @@ def lock_fleet(fleet: Fleet) -> Iterator[Path]:
 
 
 def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
-    """Synthesizes, finds Terraform, and initializes it for every stack; changes nothing in the account.
+    """Synthesize, find Terraform, and initialize it for every stack; change nothing in the account.
 
     Args:
         out: directory of the stacks for AWS; those for the embedded AWS go to the fleet's data directory.
@@ -147,7 +147,7 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         names = ", ".join(unknown)
-        raise InputError(f"stacks: {names}: this fleet has no such stack. Fix: one of {', '.join(folders)}.")
+        raise InputError(f"stacks: {names}: this fleet has no such stack. Fix: write one of {', '.join(folders)}.")
     program = stack_folder.find_terraform(folders, data, aws)
     context = FleetContext(document, data, folders, program, aws, account)
     initialize_stacks(context)
@@ -155,7 +155,7 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
 
 
 def initialize_stacks(context: FleetContext) -> None:
-    """Initializes Terraform for every stack; again once the bucket of its state was created."""
+    """Initialize Terraform for every stack; again once the bucket of its state was created."""
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
@@ -174,7 +174,7 @@ def initialize_stacks(context: FleetContext) -> None:
 
 
 def _has_state_store(context: FleetContext) -> bool:
-    """Whether the bucket of the state exists; a local file needs none."""
+    """Return whether the bucket of the state exists; a local file needs none."""
     if context.fleet.state == "local":
         return True
     with session.translate_errors():
@@ -198,7 +198,7 @@ def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:
 
 
 def read_states(context: FleetContext, stack_names: Sequence[str] | None = None) -> dict[str, StackState]:
-    """The state of each stack; empty where nothing was applied.
+    """Return the state of each stack; empty where nothing was applied.
 
     Args:
         stack_names: names of the stacks; all by default.
@@ -212,13 +212,13 @@ def read_states(context: FleetContext, stack_names: Sequence[str] | None = None)
 
 
 def _read_local_state(context: FleetContext, folder: Path) -> str:
-    """The file that holds a stack's state; empty where nothing was applied."""
+    """Return the file that holds a stack's state; empty where nothing was applied."""
     file = folder / override.build_backend(folder, context.endpoint)["local"]["path"]
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def find_orphan_stacks(context: FleetContext) -> list[str]:
-    """Stacks of the same fleet whose state has resources and that its file does not define, as of another orchestrator.
+    """Return the fleet's stacks with resources that its file does not define, such as another orchestrator's.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.

@@ -83,7 +83,7 @@ class DestroyPlan:
 
 
 def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
-    """Lists what there is to destroy; changes nothing.
+    """List what there is to destroy; change nothing.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -107,7 +107,7 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
 
 
 def destroy(plan: DestroyPlan) -> None:
-    """Destroys it; resumes a destroy that was interrupted.
+    """Destroy it; resume a destroy that was interrupted.
 
     Raises:
         CheckFailed: instances are still running at the end.
@@ -147,7 +147,7 @@ def _list_services(aws: AwsSession, context: FleetContext) -> list[str]:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Requires that nothing depends on the fleet: no blueprint on ECS, no stack that its file does not define.
+    """Require that nothing depends on the fleet: no blueprint on ECS, no stack that its file does not define.
 
     Raises:
         CheckFailed: something does; the message says how to remove it.
@@ -161,13 +161,13 @@ def require_no_dependents(plan: DestroyPlan) -> None:
     if plan.orphan_stacks:
         raise CheckFailed(
             f"the state also holds {join_words(plan.orphan_stacks)}: not defined in {plan.context.document.path} and "
-            "would be orphaned. Fix: `blueprint destroy` for a blueprint's stack; for a cluster's, add its "
+            "would be orphaned. Fix: run `blueprint destroy` for a blueprint's stack; for a cluster's, add its "
             "orchestrator back to the file."
         )
 
 
 def _delete_cluster_resources(plan: DestroyPlan) -> None:
-    """Instances first, then load balancers, then charts."""
+    """Delete instances first, then load balancers, then charts."""
     context = plan.context
     if context.endpoint:
         console.err.print(
@@ -198,7 +198,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
 
 
 def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    """Destroys the pools' instances, before anything else of their stacks."""
+    """Destroy the pools' instances, before anything else of their stacks."""
     for name, folder in folders.items():
         target_options = [f"-target={address}" for address in _list_instance_addresses(folder)]
         if target_options:

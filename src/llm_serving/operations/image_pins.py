@@ -53,17 +53,17 @@ _DOCKER_HUB_API = "registry-1.docker.io"
 
 
 def list_unpinned() -> list[str]:
-    """The catalogue's images without a digest."""
+    """Return the catalog's images without a digest."""
     return [reference for reference, row in images.load().items() if row.digest is None]
 
 
 def locate(fleet_file: Path) -> Path:
-    """The lock file of a fleet file."""
+    """Return the lock file of a fleet file."""
     return fleet_file.resolve().parent / FILE
 
 
 def read(fleet_file: Path) -> dict[str, str]:
-    """The images' digests beside a fleet file; none without the lock file.
+    """Return the images' digests beside a fleet file; none without the lock file.
 
     Raises:
         InputError: it is not a mapping of images to digests.
@@ -72,7 +72,7 @@ def read(fleet_file: Path) -> dict[str, str]:
 
 
 def read_charts(fleet_file: Path) -> dict[str, str]:
-    """The charts' digests beside a fleet file, by NAME:VERSION; none without the lock file.
+    """Return the charts' digests beside a fleet file, by NAME:VERSION; none without the lock file.
 
     Raises:
         InputError: as `read`.
@@ -129,7 +129,7 @@ def fetch_digest(reference: str) -> str:
     """
     repository, separator, tag = reference.rpartition(":")
     if "@" in reference or not separator or "/" in tag:
-        raise InputError(f"{reference}: it is no image with a tag. Fix: REPOSITORY:TAG.")
+        raise InputError(f"{reference}: it is not an image with a tag. Fix: write REPOSITORY:TAG.")
     host, name = image_cache.split_host(repository)
     address = _DOCKER_HUB_API if host == image_cache.DOCKER_HUB else host
     url = f"{_select_scheme(address)}://{address}/v2/{name}/manifests/{urllib.parse.quote(tag)}"
@@ -183,7 +183,7 @@ def _select_scheme(address: str) -> str:
 
 def _translate(reference: str, error: Exception) -> InputError | Unavailable:
     if isinstance(error, urllib.error.HTTPError) and error.code == 404:
-        return InputError(f"{reference}: its registry has no such image. Fix: an existing tag.")
+        return InputError(f"{reference}: its registry has no such image. Fix: name an existing tag.")
     if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
         return Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__

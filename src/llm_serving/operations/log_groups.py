@@ -26,7 +26,7 @@ FILE = "imports.tf.json"
 
 @contextmanager
 def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterator[None]:
-    """Adds import blocks to the stacks in `folders` for log groups that exist and no state has.
+    """Add import blocks to the stacks in `folders` for log groups that exist and no state has.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -51,7 +51,7 @@ def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterat
 
 
 def _find_existing(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Names of the log groups that exist, by address, by stack."""
+    """Return the names of the log groups that exist, by address, by stack."""
     group_names = {name: _list_group_names(folder) for name, folder in folders.items()}
     logs = context.aws.client("logs") if any(group_names.values()) else None
     existing: dict[str, dict[str, str]] = {}
@@ -66,7 +66,7 @@ def _find_existing(context: FleetContext, folders: Mapping[str, Path]) -> dict[s
 
 
 def _list_group_names(folder: Path) -> dict[str, str]:
-    """Names of a stack's log groups by address; only those that do not depend on other resources."""
+    """Return the names of a stack's log groups by address; only those that do not depend on other resources."""
     resources = stack_folder.read_stack(folder).get("resource", {}).get(KIND, {})
     return {
         f"{KIND}.{address}": row["name"]

@@ -31,7 +31,7 @@ class NonEmptyStore:
 
 
 def find(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> list[NonEmptyStore]:
-    """The storage stack's buckets and repositories that are not empty, old versions included.
+    """Return the storage stack's buckets and repositories that are not empty, old versions included.
 
     Args:
         outputs: of the storage stack; empty where it is not applied.
@@ -44,7 +44,7 @@ def find(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> list[NonEmp
 
 
 def empty(aws: AwsSession, store: NonEmptyStore) -> None:
-    """Deletes all of it, old versions too.
+    """Delete all of it, old versions too.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.

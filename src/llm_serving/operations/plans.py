@@ -45,7 +45,7 @@ class StackPlan:
         return not self.deferred_reason and self.plan.is_empty
 
     def build_payload(self) -> dict[str, Any]:
-        """The plan as `--json` shows it."""
+        """Return the plan as `--json` shows it."""
         return {
             "stack": self.name,
             "resources": self.resources,
@@ -60,7 +60,7 @@ class StackPlan:
 
 
 def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> list[StackPlan]:
-    """Plans every stack that can be planned, and saves each plan for `apply`.
+    """Plan every stack that can be planned, and save each plan for `apply`.
 
     Args:
         stack_names: names of the stacks; all by default.
@@ -88,7 +88,7 @@ def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> l
 def build_stack_plan(
     name: str, folder: Path, plan: Plan | None, deferred_reason: str = "", *, emulated: bool
 ) -> StackPlan:
-    """A stack's plan, with what the synthesized stack holds.
+    """Return a stack's plan, with what the synthesized stack holds.
 
     Args:
         plan: None where it is deferred.
@@ -103,7 +103,7 @@ def build_stack_plan(
 
 
 def summarize(stack_plan: StackPlan) -> str:
-    """A plan in one word or three counts, as in `+3 ~1 -0`."""
+    """Return a plan in one word or three counts, as in `+3 ~1 -0`."""
     if stack_plan.deferred_reason:
         return "deferred"
     if stack_plan.is_empty:
@@ -113,7 +113,7 @@ def summarize(stack_plan: StackPlan) -> str:
 
 
 def _find_deferred(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, str]:
-    """Why some stacks cannot be planned yet."""
+    """Return why some stacks cannot be planned yet."""
     dependent = [name for name, folder in folders.items() if NETWORK in synthesis.read_needs(folder)]
     if not dependent or NETWORK not in context.folders or isinstance(context.fleet.network, ExistingNetwork):
         return {}

@@ -71,7 +71,7 @@ def plan(aws: AwsSession, fleet: Fleet, port: int) -> Tunnel:
 
 
 def build_command(tunnel: Tunnel, region: str) -> tuple[str, ...]:
-    """The command that forwards the port until it is stopped."""
+    """Return the command that forwards the port until it is stopped."""
     parameters = {"host": [tunnel.host], "portNumber": ["443"], "localPortNumber": [str(tunnel.port)]}
     return (
         *("aws", "ssm", "start-session", "--target", tunnel.instance, "--document-name", _DOCUMENT),
@@ -112,7 +112,7 @@ def _is_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> boo
 
 
 def find_open(data: Path) -> Tunnel | None:
-    """The fleet's open tunnel; None where there is none, or its process is gone."""
+    """Return the fleet's open tunnel; None where there is none, or its process is gone."""
     file = data / _FILE
     if not file.exists():
         return None
@@ -121,13 +121,13 @@ def find_open(data: Path) -> Tunnel | None:
 
 
 def build_redirect_command(tunnel: Tunnel) -> tuple[str, ...]:
-    """The command that leads a kubeconfig's cluster to the forwarded port."""
+    """Return the command that leads a kubeconfig's cluster to the forwarded port."""
     server = f"--server=https://127.0.0.1:{tunnel.port}"
     return ("kubectl", "config", "set-cluster", tunnel.cluster_arn, server, f"--tls-server-name={tunnel.host}")
 
 
 def describe_use(tunnel: Tunnel, kubeconfig: Path) -> str:
-    """How other programs reach the cluster while the tunnel is open."""
+    """Return how other programs reach the cluster while the tunnel is open."""
     return (
         f"{tunnel.host} is open at 127.0.0.1:{tunnel.port} until Ctrl+C; in another terminal:\n"
         f"  export KUBECONFIG={console.shorten_path(kubeconfig.absolute())}"

@@ -37,12 +37,12 @@ _START_LIMIT_S = 60.0
 
 
 def build_command(port: int) -> list[str]:
-    """Command line of the server on 127.0.0.1:`port`."""
+    """Return the command line of the server on 127.0.0.1:`port`."""
     return [sys.executable, "-m", "llm_serving.rehearsal.moto_server", "-H", "127.0.0.1", "-p", str(port)]
 
 
 def build_server_env(*, bare: bool = False) -> dict[str, str]:
-    """Environment of the server, on top of the caller's own; see `start`."""
+    """Return the environment of the server, on top of the caller's own; see `start`."""
     load_defaults = "false" if bare else "true"
     return {
         # Roles refer to AWS's own policies; without the copy that moto carries, attaching one fails.
@@ -57,7 +57,7 @@ def build_server_env(*, bare: bool = False) -> dict[str, str]:
 
 
 def build_client_env(endpoint: str, region: str) -> dict[str, str]:
-    """Environment that makes every AWS client talk to `endpoint`, and none to AWS.
+    """Return the environment that makes every AWS client talk to `endpoint`, and none to AWS.
 
     The keys are dummies, so a call that went to AWS all the same would be refused there.
     """
@@ -73,7 +73,7 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
 
 
 def _build_settings(region: str) -> dict[str, str]:
-    """Dummy credentials, and nothing of the user's configuration."""
+    """Return dummy credentials, and nothing of the user's configuration."""
     return {
         "AWS_ACCESS_KEY_ID": DUMMY_KEY,
         "AWS_SECRET_ACCESS_KEY": DUMMY_KEY,
@@ -86,7 +86,7 @@ def _build_settings(region: str) -> dict[str, str]:
 
 
 def open_session(endpoint: str, region: str, *, is_rehearsal: bool = False) -> session.AwsSession:
-    """A session of the embedded AWS at `endpoint`, with nothing of the user's settings.
+    """Return a session of the embedded AWS at `endpoint`, with nothing of the user's settings.
 
     Args:
         is_rehearsal: whether the embedded AWS was started for this command, and ends with it.
@@ -95,7 +95,7 @@ def open_session(endpoint: str, region: str, *, is_rehearsal: bool = False) -> s
 
 
 def wait_ready(endpoint: str, limit_s: float) -> None:
-    """Waits until the server at `endpoint` answers as moto does.
+    """Wait until the server at `endpoint` answers as moto does.
 
     Raises:
         Unavailable: it did not within `limit_s` seconds.
@@ -104,7 +104,7 @@ def wait_ready(endpoint: str, limit_s: float) -> None:
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Whether an embedded AWS responds at `endpoint`."""
+    """Return whether an embedded AWS responds at `endpoint`."""
     try:
         return "lambda" in json.loads(_request(endpoint, "config"))
     except (OSError, ValueError):
@@ -112,19 +112,19 @@ def is_reachable(endpoint: str) -> bool:
 
 
 def reset(endpoint: str) -> None:
-    """Empties it, to the state of a new account."""
+    """Empty it, to the state of a new account."""
     _request(endpoint, "reset", b"")
 
 
 def _request(endpoint: str, path: str, body: bytes | None = None) -> bytes:
-    """Sends GET, or POST with a body, to moto's own API; never through a proxy."""
+    """Send GET, or POST with a body, to moto's own API; never through a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(f"{endpoint}/moto-api/{path}", data=body, timeout=30) as response:
         return bytes(response.read())
 
 
 def create_client(service: str, endpoint: str, region: str) -> Any:
-    """A boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
+    """Return a boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
     import botocore.config
 
     config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
@@ -143,7 +143,7 @@ def _create_session(region: str) -> Any:
 
 @contextlib.contextmanager
 def start(data: Path, *, bare: bool = False) -> Iterator[str]:
-    """Starts one on a free port, yields its endpoint, and ends it; all that it holds goes with it.
+    """Start one on a free port, yield its endpoint, and end it; all that it holds goes with it.
 
     Args:
         data: folder for its log, moto.log.

@@ -79,13 +79,13 @@ IGNORED_CHANGES = (
 
 
 def count_gaps(stack: SynthesizedStack) -> dict[str, int]:
-    """Resources of a stack that are not supported, by kind."""
+    """Return the resources of a stack that are not supported, by kind."""
     resources = stack.get("resource", {})
     return {kind: len(resources[kind]) for kind in REASONS if kind in resources}
 
 
 def build_override(stack: SynthesizedStack) -> dict[str, dict[str, Any]]:
-    """The resources of an override, by kind and name."""
+    """Return the resources of an override, by kind and name."""
     overrides: dict[str, dict[str, Any]] = {
         kind: {name: _build_absence(settings) for name, settings in stack["resource"][kind].items()}
         for kind in count_gaps(stack)

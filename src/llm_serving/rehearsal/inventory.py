@@ -23,7 +23,7 @@ class Resource:
 
 
 def list_resources(endpoint: str, region: str, fleet: str) -> list[Resource]:
-    """Everything with the fleet's tag, or with its name for kinds without tags."""
+    """Return everything with the fleet's tag, or with its name for kinds without tags."""
 
     def create_client(service: str) -> Any:
         return emulator.create_client(service, endpoint, region)
@@ -53,7 +53,7 @@ _EC2_CALLS = (
 
 
 def _list_ec2(client: ClientFactory, fleet: str) -> Iterator[Resource]:
-    """One call a kind, since moto keeps the tags of deleted resources."""
+    """Yield one call a kind, since moto keeps the tags of deleted resources."""
     ec2 = client("ec2")
     for call, list_key, id_key in _EC2_CALLS:
         for resource in getattr(ec2, call)()[list_key]:

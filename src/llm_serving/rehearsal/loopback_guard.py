@@ -27,7 +27,7 @@ class LoopbackGuard:
 
 
 def _is_foreign(environ: dict[str, Any]) -> bool:
-    """Whether a web page asks: with its origin, or with a name of its own that resolves to a loopback address."""
+    """Return whether a web page asks: with its origin, or with a name that resolves to a loopback address."""
     host, origin = environ.get("HTTP_HOST", "localhost"), environ.get("HTTP_ORIGIN")
     return (
         not is_loopback(host)

@@ -22,7 +22,7 @@ _TIMEOUT_S = 600.0
 
 
 def plan(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -> dict[str, int]:
-    """Plans all stacks in one run of `terraform test`.
+    """Plan all stacks in one run of `terraform test`.
 
     Args:
         stacks: folder of each synthesized stack, by a name of a-z, 0-9, - and _.
@@ -54,7 +54,7 @@ def plan(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -
 
 
 def _render_test(stacks: Mapping[str, Path]) -> str:
-    """Terraform's test file, which plans each stack as a module."""
+    """Return Terraform's test file, which plans each stack as a module."""
     blocks = (
         f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n'
         f"{_render_subnet_overrides(folder)}}}\n"
@@ -64,7 +64,7 @@ def _render_test(stacks: Mapping[str, Path]) -> str:
 
 
 def _render_subnet_overrides(folder: Path) -> str:
-    """Answers for existing subnets: their stack checks that they match the fleet."""
+    """Return answers for existing subnets: their stack checks that they match the fleet."""
     lookups = stack_folder.read_stack(folder).get("data", {})
     vpc = lookups.get("aws_vpc", {}).get("vpc", {}).get("id")
     return "".join(

@@ -32,7 +32,7 @@ _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
 
 def get_permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
-    """The decision of the bucket's policy on an action for a request that came over TLS."""
+    """Return the decision of the bucket's policy on an action for a request that came over TLS."""
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
     policy = json.loads(bucket.policy)
@@ -49,14 +49,14 @@ def _ensure_list(value: Any) -> list[Any]:
 
 
 def dispose(_: FakeDeleteMarker) -> None:
-    """A delete marker has no data to release."""
+    """Release nothing: a delete marker has no data."""
 
 
 _create_cluster = EKSBackend.create_cluster
 
 
 def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
-    """A cluster as moto makes it, with the id of a security group."""
+    """Return a cluster as moto makes it, with the id of a security group."""
     cluster: Cluster = _create_cluster(backend, *args, **settings)
     cluster.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
     return cluster
@@ -68,7 +68,7 @@ _set_instance_protection = AutoScalingBackend.set_instance_protection
 def set_instance_protection(
     backend: AutoScalingBackend, group_name: str, instance_ids: list[str], protected_from_scale_in: bool | None
 ) -> None:
-    """Protects instances from scale-in, or lifts that and shrinks the group to its desired size."""
+    """Protect instances from scale-in, or lift that and shrink the group to its desired size."""
     _set_instance_protection(backend, group_name, instance_ids, protected_from_scale_in)
     if not protected_from_scale_in:
         group = backend.autoscaling_groups[group_name]
@@ -79,7 +79,7 @@ _delete_auto_scaling_group = AutoScalingBackend.delete_auto_scaling_group
 
 
 def delete_auto_scaling_group(backend: AutoScalingBackend, group_name: str) -> None:
-    """Deletes a group with its instances, those that are protected from scale-in among them."""
+    """Delete a group with its instances, those that are protected from scale-in among them."""
     group = backend.autoscaling_groups.get(group_name)
     for state in group.instance_states if group else ():
         state.protected_from_scale_in = False
@@ -90,7 +90,7 @@ _describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_prov
 
 
 def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list[str] | None) -> Any:
-    """The capacity providers of these names; all by default."""
+    """Return the capacity providers of these names; all by default."""
     return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
 
 
@@ -98,20 +98,20 @@ _list_services = EC2ContainerServiceBackend.list_services
 
 
 def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
-    """The services of a cluster that were not deleted."""
+    """Return the services of a cluster that were not deleted."""
     active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
     return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
 
 
 def associate_kms_key(response: LogsResponse) -> str:
-    """Sets the key of a log group that exists."""
+    """Set the key of a log group that exists."""
     name = response._get_param("logGroupName")
     response.logs_backend.groups[name].kms_key_id = response._get_param("kmsKeyId")
     return "{}"
 
 
 def validate_state_machine_definition(response: StepFunctionResponse) -> ActionResult:
-    """Says whether moto's own parser of the Amazon States Language takes a definition."""
+    """Say whether moto's own parser of the Amazon States Language takes a definition."""
     # Its grammar takes a second to import, and few rehearsals have a state machine.
     from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, ASLParserException
 
@@ -124,7 +124,7 @@ def validate_state_machine_definition(response: StepFunctionResponse) -> ActionR
 
 
 def list_state_machine_versions(_: StepFunctionResponse) -> ActionResult:
-    """No version: none of our state machines publishes one."""
+    """Return no version: none of our state machines publishes one."""
     return ActionResult({"stateMachineVersions": []})
 
 
@@ -147,7 +147,7 @@ _MAX_RESULTS = 1000
 
 
 def call_action(response: BaseResponse) -> Any:
-    """Answers one request at a time, and a repeated one as before.
+    """Answer one request at a time, and a repeated one as before.
 
     Logs service and action, since most services have the same path, and the server's own line shows no more.
     """
@@ -169,7 +169,7 @@ _wait_for_messages = Queue.wait_for_messages
 
 
 def wait_for_messages(queue: Queue, timeout: int) -> None:
-    """Answers others while a client waits for a message of SQS; within `call_action`, whose lock it gives away."""
+    """Answer others while a client waits for a message of SQS; within `call_action`, whose lock it gives away."""
     _lock.release()
     try:
         _wait_for_messages(queue, timeout)
@@ -286,7 +286,7 @@ def keep_service_names() -> None:
 
 
 def main() -> None:
-    """Serves until it is stopped, with moto's own arguments."""
+    """Serve until it is stopped, with moto's own arguments."""
     for patch in PATCHES:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
     Queue.wait_for_messages = wait_for_messages

@@ -50,7 +50,7 @@ _BACKEND = {
 def write_override(
     folder: Path, fleet: Fleet, endpoint: str, *, backend: Mapping[str, Any] | None = None, keep_data: bool = False
 ) -> None:
-    """Writes the override beside a stack.
+    """Write the override beside a stack.
 
     Args:
         backend: the backend of the state; a file in the stack's folder by default.
@@ -78,7 +78,7 @@ def write_override(
 
 
 def build_backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
-    """The backend of a stack; for the embedded AWS, its S3, or a file in the stack's folder."""
+    """Return the backend of a stack; for the embedded AWS, its S3, or a file in the stack's folder."""
     backend: dict[str, Any] = stack_folder.read_stack(folder)["terraform"]["backend"]
     if endpoint is None:
         return backend

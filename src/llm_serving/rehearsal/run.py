@@ -48,7 +48,7 @@ class Rehearsal:
 
 
 def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list[Rehearsal]:
-    """Synthesizes the fleets and plans all their stacks with a mocked provider, in one go.
+    """Synthesize the fleets and plan all their stacks with a mocked provider, in one go.
 
     Args:
         out: folder of the stacks; with a folder for each fleet where there are several.
@@ -91,7 +91,7 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
 def rehearse(
     document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
 ) -> Rehearsal:
-    """Plans with a mocked provider, applies to an embedded AWS, plans again, destroys, and checks that nothing is left.
+    """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left.
 
     Args:
         stack_names: names of the stacks; all by default.
@@ -134,7 +134,7 @@ def _build_result(folder: Path, planned: int, applied: int | None) -> StackResul
 
 @contextlib.contextmanager
 def _lock_data(data: Path) -> Iterator[None]:
-    """Locks and empties `data`."""
+    """Lock and empty `data`."""
     lock = data.with_name(f"{data.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with processes.lock_file(lock, f"another process rehearses in {console.shorten_path(data)}"):

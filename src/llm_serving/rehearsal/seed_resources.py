@@ -15,7 +15,7 @@ _AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 
 
 def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
-    """Creates a VPC with one subnet in each zone, once.
+    """Create a VPC with one subnet in each zone, once.
 
     Returns:
         the part of an override that replaces the ids of the fleet file, which the embedded AWS cannot assign.
@@ -40,5 +40,5 @@ def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[
 
 
 def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
+    """Return the part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
     return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

@@ -43,7 +43,7 @@ def apply(
     endpoint: str,
     stacks: Sequence[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Synthesizes to `out`/stacks/STACK/cdk.tf.json and applies; resumes an apply that was interrupted.
+    """Synthesize to `out`/stacks/STACK/cdk.tf.json and apply; resume an apply that was interrupted.
 
     Args:
         data: folder of the run: Terraform's state, working folders and logs.
@@ -162,7 +162,7 @@ def apply_in_background(
 def check_unchanged(
     document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None
 ) -> None:
-    """Plans applied stacks once more, and requires an empty plan.
+    """Plan applied stacks once more, and require an empty plan.
 
     Raises:
         CheckFailed: the plan has changes; the message lists them.
@@ -183,7 +183,7 @@ def check_unchanged(
 
 
 def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
-    """Destroys the applied stacks, and whatever their buckets hold.
+    """Destroy the applied stacks, and whatever their buckets hold.
 
     Raises:
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
@@ -206,7 +206,7 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
 
 
 def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
-    """Asks the embedded AWS itself whether any resource of the fleet is left.
+    """Ask the embedded AWS itself whether any resource of the fleet is left.
 
     Raises:
         CheckFailed: some are; the message lists them.
@@ -218,7 +218,7 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
 
 
 def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
-    """Synthesizes to `out`, and fills each stack's working folder in `data`; returns those by the stack's name."""
+    """Synthesize to `out`, and fill each stack's working folder in `data`; return those by the stack's name."""
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
         synthesized = synthesis.synthesize(document, out, stack_names=stacks or ())
         step.note = ", ".join(console.shorten_path(folder / stack_folder.FILE) for folder in synthesized.values())
@@ -229,13 +229,13 @@ def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequenc
 
 
 def _find_applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
-    """Working folders of the stacks that `prepare` filled earlier."""
+    """Return the working folders of the stacks that `prepare` filled earlier."""
     folders = sorted(path.parent for path in (data / "stacks").glob(f"*/{stack_folder.FILE}"))
     return {folder.name: folder for folder in folders if stacks is None or folder.name in stacks}
 
 
 def _reconcile(fleet: Fleet, data: Path, endpoint: str) -> None:
-    """Makes the embedded AWS and Terraform's state agree after a run that was interrupted.
+    """Make the embedded AWS and Terraform's state agree after a run that was interrupted.
 
     A killed Terraform may have created a resource and not recorded it, so that it could neither create nor destroy it
     again: the embedded AWS is emptied. An embedded AWS that ended took its resources along: the state is deleted.
@@ -263,7 +263,7 @@ def _reconcile(fleet: Fleet, data: Path, endpoint: str) -> None:
 
 @contextmanager
 def _explain_failure(endpoint: str) -> Iterator[None]:
-    """Reports an embedded AWS that has ended: it is then the cause of any failure of Terraform."""
+    """Report an embedded AWS that has ended: it is then the cause of any failure of Terraform."""
     try:
         yield
     except console.CommandFailed:

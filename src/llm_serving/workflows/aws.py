@@ -105,7 +105,7 @@ class WorkflowResult:
 
 
 def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = False) -> WorkflowRequest:
-    """Reads both files, and refuses what cannot work before AWS is asked.
+    """Read both files, and refuse what cannot work before AWS is asked.
 
     Args:
         source: the blueprint's directory, or a pattern's name; where None, the default pattern if the fleet can run it.
@@ -118,17 +118,17 @@ def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = 
     if target not in document.value.orchestrators:
         raise InputError(
             f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
-            f"Fix: --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
+            f"Fix: use --target {document.value.orchestrators[0]}, or write orchestrator: {target} or both in {fleet}."
         )
     return WorkflowRequest(target, document, _find_blueprint(source, fleet, target), cdktf)
 
 
 def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None:
-    """The blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
+    """Return the blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
     folder = Path(source) if source and Path(source).is_dir() else _PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
         reason = "it is neither a blueprint's folder nor a pattern's name"
-        raise InputError(f"--blueprint: {quote_value(source)}: {reason}. Fix: a name that `blueprint list` shows.")
+        raise InputError(f"--blueprint: {quote_value(source)}: {reason}. Fix: use a name that `blueprint list` shows.")
     try:
         planning.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:
@@ -151,7 +151,7 @@ def run(
     rehearse: bool,
     require_terminal: Callable[[], None] = lambda: None,
 ) -> WorkflowResult:
-    """Runs the whole workflow, or resumes it.
+    """Run the whole workflow, or resume it.
 
     Args:
         confirm: called once, before anything is created; raises where the user declines. Not called in a rehearsal.
@@ -185,7 +185,7 @@ def run(
 
 
 def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
-    """Looks for the programs of later steps before anything is paid for."""
+    """Look for the programs of later steps before anything is paid for."""
     if request.cdktf and not shutil.which("npx"):
         raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20 or later.")
     tools = load_aws_target(request.target).tools
@@ -218,7 +218,7 @@ def _run_steps(
 
 
 def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
-    """The steps done in this account; a rehearsal has checkpoints of its own, which end with its embedded AWS."""
+    """Return the steps done in this account; a rehearsal has its own, which end with its embedded AWS."""
     data = context.build_data_path(fleet)
     if aws.is_rehearsal:
         return Checkpoints(data / "rehearsal.json", f"a rehearsal at {aws.emulator}")
@@ -229,7 +229,7 @@ def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
 def _run_preflight(
     request: WorkflowRequest, aws: AwsSession, checkpoint_file: Checkpoints, result: WorkflowResult
 ) -> None:
-    """Checks that the account can hold the fleet; once a fleet file, for what exists later counts against quotas.
+    """Check that the account can hold the fleet; once a fleet file, for what exists later counts against quotas.
 
     Raises:
         CheckFailed: a check failed.
@@ -259,7 +259,7 @@ def _confirm_plan(
     confirm: Callable[[str], None],
     result: WorkflowResult,
 ) -> None:
-    """Asks for confirmation once; not where the same was confirmed before, or nothing changes."""
+    """Ask for confirmation once; not where the same was confirmed before, or nothing changes."""
     if all(stack_plan.is_empty for stack_plan in stack_plans):
         result.skipped.append("stacks")
         return
@@ -277,7 +277,7 @@ def _confirm_plan(
 
 
 def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> list[str]:
-    """What a user should know before confirming."""
+    """Return what a user should know before confirming."""
     fleet, lines = fleet_context.fleet, []
     if fleet.state == "local":
         lines.append(
@@ -295,7 +295,7 @@ def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_p
 
 
 def _apply_with_cdktf(fleet_context: FleetContext) -> None:
-    """Applies the same stacks with CDKTF's own command line, which plans and applies each in its directory."""
+    """Apply the same stacks with CDKTF's own command line, which plans and applies each in its directory."""
     out = next(iter(fleet_context.folders.values())).parents[1].absolute()
     apply.delete_plans(fleet_context)
     with console.step(f"Apply {', '.join(fleet_context.folders)} to {fleet_context.cloud_name} with {CDKTF}") as step:
@@ -322,7 +322,7 @@ def _apply_with_cdktf(fleet_context: FleetContext) -> None:
 
 
 def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
-    """Uploads the blueprint's models to the fleet's model bucket; skips what is there already."""
+    """Upload the blueprint's models to the fleet's model bucket; skip what is there already."""
     aws = fleet_context.aws
     deployment_plan = planning.plan(
         folder, request.fleet.path, target=request.target, aws=aws, account=fleet_context.account
@@ -351,7 +351,7 @@ def _finish_rehearsal(
     checkpoint_file: Checkpoints,
     result: WorkflowResult,
 ) -> None:
-    """Ends a rehearsal: lists the remaining commands, and destroys what it created in an embedded AWS of its own."""
+    """End a rehearsal: list the remaining commands, and destroy what it created in an embedded AWS of its own."""
     target = load_aws_target(request.target)
     result.stop_reason = target.rehearsal_limit
     commands = target.list_cluster_commands(request.fleet.value, request.fleet.path)
@@ -382,7 +382,7 @@ def _serve_blueprint(
     checkpoint_file: Checkpoints,
     result: WorkflowResult,
 ) -> None:
-    """Runs the steps that need instances: charts, deploy, validate."""
+    """Run the steps that need instances: charts, deploy, validate."""
     aws = load_aws_target(request.target).open_session(fleet_context.aws, fleet_context.data)
     if load_aws_target(request.target).has_add_ons:
         _install_add_ons(fleet_context, checkpoint_file, result)
@@ -408,7 +408,7 @@ def _serve_blueprint(
 
 
 def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
-    """Installs the charts in order, but for those that were installed with the same values before."""
+    """Install the charts in order, but for those that were installed with the same values before."""
     fleet = fleet_context.fleet
     fleet_file, folder = fleet_context.document.path, _get_charts_folder(fleet)
     commands = add_ons.build_install_commands(fleet, instances.load(), folder, fleet_file)
@@ -436,7 +436,7 @@ def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, 
 
 
 def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None], *, with_data: bool) -> None:
-    """Undoes what `install` created, in reverse: the blueprint, instances, charts, stacks.
+    """Undo what `install` created, in reverse: the blueprint, instances, charts, stacks.
 
     Raises:
         BlueprintError: a step failed; the same command resumes there.
@@ -470,7 +470,7 @@ def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None],
 
 
 def print_summary(result: WorkflowResult, request: WorkflowRequest, set_up_s: float) -> None:
-    """Prints every step with its time, where the workflow stopped, and the next steps."""
+    """Print every step with its time, where the workflow stopped, and the next steps."""
     console.out.rule("Steps", align="left")
     console.out.print(console.render_times([Step("Set up the command line", set_up_s), *result.steps]))
     if result.skipped:

@@ -37,7 +37,7 @@ def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
     assert span.status == "pass"
     assert (limit.name, limit.status) == ("spend limit", "fail")
     assert limit.message == "at full size the fleet costs 8.62 USD/h on demand (general 8.00, without instances 0.62)"
-    assert limit.fix == "write a limit of 8.63 USD/h or more, or smaller pools"
+    assert limit.fix == "set a limit of 8.63 USD/h or more, or use smaller pools"
 
 
 def test_within_the_spend_limit_says_so(read_fleet: Any) -> None:

@@ -116,7 +116,7 @@ def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str
     )
     assert result.returncode == 1
     assert "✗  spend limit" in result.stdout
-    assert "USD/h or more, or smaller pools" in result.stdout
+    assert "USD/h or more, or use smaller pools" in result.stdout
     assert "1 fail" in result.stdout.splitlines()[-1]
 
 

@@ -128,5 +128,7 @@ def test_a_task_that_ends_early_is_reported_with_ecs_reason_and_stopped(aws: _Aw
 
 def test_a_fleet_that_is_not_applied_is_reported_with_the_command(aws: _Aws, fleet: Fleet, group: Group) -> None:
     aws.stubs["ec2"].add_response("describe_security_groups", {"SecurityGroups": []})
-    with pytest.raises(Unavailable, match=r"security group demo-ecs-efa does not exist. Fix: blueprint fleet apply"):
+    with pytest.raises(
+        Unavailable, match=r"security group demo-ecs-efa does not exist. Fix: run `blueprint fleet apply`"
+    ):
         ecs.run(aws, fleet, group, nodes=2, limit_s=30)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""How the catalogue of instance types is made from EC2's own answers."""
+"""How the catalog of instance types is made from EC2's own answers."""

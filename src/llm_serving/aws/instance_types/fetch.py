@@ -1,4 +1,4 @@
-"""Asks AWS what the catalogue holds: instance types, the zones that offer them, and their prices."""
+"""What the catalog holds, asked of AWS: instance types, the zones that offer them, and their prices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class InstanceTypeApi:
     """The EC2 API at AWS, or at another endpoint that speaks it."""
 
     def __init__(self, endpoint: str | None = None, *, environ: Mapping[str, str] | None = None) -> None:
-        """Prepares clients.
+        """Prepare clients.
 
         Args:
-            endpoint: URL of an embedded AWS, with its keys in `environment`; None is AWS with the user's credentials.
+            endpoint: URL of an embedded AWS, with its keys in `environ`; None is AWS with the user's credentials.
         """
         from botocore.config import Config
 
@@ -36,23 +36,23 @@ class InstanceTypeApi:
         return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
 
     def describe_source(self) -> str:
-        """Who answers."""
+        """Return who answers."""
         url = self._create_client("ec2", PRICE_REGION).meta.endpoint_url
         if self._endpoint:
             return f"the copy of EC2's answers that moto {importlib.metadata.version('moto')} carries"
         return "AWS EC2" if session.is_aws(url) else f"the server at {url}"
 
     def list_regions(self) -> list[str]:
-        """Regions that the account may use."""
+        """Return regions that the account may use."""
         response = self._create_client("ec2", PRICE_REGION).describe_regions()
         return sorted(region["RegionName"] for region in response["Regions"])
 
     def fetch_region(self, name: str, date: datetime.date) -> dict[str, Any]:
-        """All that one region says, as `shape.merge` takes it."""
+        """Return all that one region says, as `shape.merge` takes it."""
         ec2 = self._create_client("ec2", name)
         filters = [
             {"Name": "instance-type", "Values": rows.list_patterns()},
-            # Bare metal runs no replica: the engine needs no machine that boots for ten minutes.
+            # Bare metal runs no replica: the engine needs no instance that boots for ten minutes.
             {"Name": "bare-metal", "Values": ["false"]},
         ]
         pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
@@ -72,7 +72,7 @@ class InstanceTypeApi:
         }
 
     def _try_fetch_prices(self, region: str, names: Sequence[str]) -> dict[str, float] | None:
-        """Many roles may read EC2 and not the price list: the rest of a refresh is worth having without it."""
+        """Return the error, or none: a role may be allowed to read EC2 and not the price list."""
         from botocore import exceptions
 
         try:
@@ -82,7 +82,7 @@ class InstanceTypeApi:
             return None
 
     def fetch_prices(self, region: str, names: Sequence[str]) -> dict[str, float]:
-        """US dollars an hour on demand (Linux, shared tenancy) from AWS's price list."""
+        """Return US dollars an hour on demand (Linux, shared tenancy) from AWS's price list."""
         fields = {
             "regionCode": region,
             "operatingSystem": "Linux",
@@ -103,7 +103,7 @@ class InstanceTypeApi:
 
 
 def read_usd_per_hour(product: Mapping[str, Any]) -> float:
-    """The on-demand price of one entry of the price list; 0 where it has none, as for types sold by Capacity Block."""
+    """Return the on-demand price of an entry of the price list; 0 if it has none, as types sold by Capacity Block."""
     terms = product["terms"].get("OnDemand", {}).values()
     dimensions = [
         dimension for term in terms for dimension in term["priceDimensions"].values() if dimension["unit"] == "Hrs"

@@ -28,7 +28,7 @@ def check_price(
         f"{costs.min_usd_h:,.2f} to {prefix}{costs.max_usd_h:,.2f} USD/h on demand{f' ({dates})' if dates else ''}"
     )
     refresh = ("blueprint", "catalog", "refresh", "--region", fleet.region)
-    limit_results = [CheckResult("spend limit", "fail", mistake.reason, f"write {mistake.fix}") for mistake in mistakes]
+    limit_results = [CheckResult("spend limit", "fail", mistake.reason, mistake.fix) for mistake in mistakes]
     if costs.unknown:
         return [
             CheckResult("price", "warn", f"{message}; unknown for {join_words(costs.unknown)}", "ask AWS", refresh),

@@ -75,7 +75,9 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
     pool, group = fleet.pools[name], groups.resolve_pool(fleet, name, instances.load())[0]
     accelerators = instances.load()[group.types[0]].accelerators
     if not group.efa:
-        raise InputError([document.build_mistake(("pools", name), name, "nccl-tests needs EFA", "efa: on in the pool")])
+        raise InputError(
+            [document.build_mistake(("pools", name), name, "nccl-tests needs EFA", "set efa: on in the pool")]
+        )
     if not accelerators or accelerators.kind != "gpu":
         reason = f"nccl-tests measures NVIDIA GPUs, and {group.types[0]} has none"
         fix = "a pool with GPUs; for Neuron devices, run AWS's nccom-test on the instances"

@@ -52,7 +52,7 @@ def _find_network(aws: AwsSession, fleet: Fleet, group: Group) -> dict[str, list
     security_group = ecs_tasks.find_security_group(ec2, names.format_efa_group_name(fleet.name, "ecs"))
     if security_group is None:
         name = names.format_efa_group_name(fleet.name, "ecs")
-        raise Unavailable(f"the security group {name} does not exist. Fix: blueprint fleet apply.")
+        raise Unavailable(f"the security group {name} does not exist. Fix: run `blueprint fleet apply`.")
     return {"subnets": ecs_tasks.find_private_subnets(ec2, fleet, group.zones), "securityGroups": [security_group]}
 
 
@@ -90,7 +90,7 @@ def _wait_for_address(client: Any, fleet: Fleet, task: str, deadline: float, ste
         if state["lastStatus"] == "RUNNING" and address:
             return address
         time.sleep(_POLL_S)
-    raise CheckFailed(f"rank 0 did not start in time: its task is {step.note}. Fix: a higher --minutes, or capacity.")
+    raise CheckFailed(f"rank 0 did not start in time: its task is {step.note}. Fix: raise --minutes, or add capacity.")
 
 
 def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadline: float, step: console.Step) -> None:

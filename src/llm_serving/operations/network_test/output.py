@@ -112,7 +112,7 @@ def judge(output: Output, instance: Instance, *, efa: int) -> Verdict:
 
 
 def compute_min_bandwidth(instance: Instance) -> float | None:
-    """Least healthy bus bandwidth of the largest message, in 10^9 bytes a second.
+    """Return the least healthy bus bandwidth of the largest message, in 10^9 bytes a second.
 
     None where EFA does not reach the GPUs' memory: no result of such a type was published.
     """
