@@ -121,4 +121,9 @@ def test_terraform_is_interrupted_and_gone_where_its_caller_ends_before(
 
 
 def find_terraform(folder: Path) -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if str(folder) in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # its sleeps come and go
+            if str(folder) in " ".join(child.cmdline()):
+                found.append(child)
+    return found
