@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+EXTENSION = Path(__file__).with_name("extension")
+"""A kind of work, with its pattern, image and stack, as somebody would add it."""
+
 COPIED = ("blueprints", "charts", "images", "infra", "src", "fleet.yaml")
 
 BLUEPRINT = """\
@@ -85,58 +89,6 @@ zebra:
   source: this test
   tensors: [*ends, *norms, *heads, {name: stripes, in: layers, rows: stripes, columns: hidden}, *feed_forward]
 """
-
-KIND = '''\
-"""The kind `diary`: one process that writes the time into its log."""
-
-from llm_serving.settings.document import load
-from llm_serving.services.blueprint import BaseBlueprint, BaseDeployment, Workload, resolve_name
-from llm_serving.services.service import Service
-
-
-class Diary(BaseBlueprint):
-    kind: str = "diary"
-    words: str
-
-
-class DiaryDeployment(Deployment):
-    words: str
-
-
-class DiaryKind(Kind):
-    NAME = "diary"
-    SETTINGS = Diary
-    DEPLOYMENT = DiaryDeployment
-
-    def find_refusal(self, conventions):
-        return "" if conventions.shared_host else "it writes to a folder of this machine"
-
-    def read(self, folder):
-        return load(folder / "blueprint.yaml", Diary)
-
-    def resolve(self, blueprint, fleet, environment):
-        return DiaryDeployment(
-            kind="diary",
-            name=resolve_name(blueprint),
-            target=environment.target,
-            fleet=fleet.value.name,
-            environment=environment,
-            words=blueprint.value.words,
-            services=(
-                Service(
-                    name="writer",
-                    role="writer",
-                    command=("sh", "-c", f"echo {blueprint.value.words}; exec sleep 600"),
-                ),
-            ),
-        )
-
-    def describe(self, blueprint, deployment):
-        return [("words", deployment.words)]
-
-
-KIND = DiaryKind()
-'''
 
 STACK = '''\
 """The stack `garden`: a bucket of its own, after storage."""
@@ -209,9 +161,13 @@ class Copy:
             "-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code, limit_s=limit_s
         )
 
-    def synthesize(self, out: Path) -> None:
-        """Run the copy's CDKTF app."""
-        self._python("-m", "infra.main", cwd=self.root, code=0, CDKTF_OUTDIR=str(out))
+    def run_python(self, text: str, cwd: Path) -> str:
+        """Run Python of the copy; returns what it prints."""
+        return self._python("-c", text, cwd=cwd, code=0)
+
+    def synthesize(self, out: Path, cwd: Path | None = None) -> None:
+        """Run the copy's CDKTF app for the fleet file in `cwd`, by default the repository's."""
+        self._python("-m", "infra.main", cwd=cwd or self.root, code=0, CDKTF_OUTDIR=str(out))
 
     def _python(self, *words: str, cwd: Path, code: int, limit_s: float = 120, **variables: str) -> str:
         result = subprocess.run(
@@ -347,36 +303,72 @@ def test_one_folder_adds_a_pattern(tree: Copy, folder: Path) -> None:
     assert tree.touched == {"blueprints/flat"}
 
 
-def test_one_package_adds_a_workload_kind(tree: Copy, folder: Path) -> None:
-    tree.write("src/llm_serving/kinds/diary/__init__.py", "COMMANDS = ()\n")
-    tree.write("src/llm_serving/kinds/diary/kind.py", KIND)
-    (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
-    assert "good-morning" in tree.run("check", "mine", cwd=folder)
-    tree.run("render", "mine", cwd=folder)
-    assert "good-morning" in (folder / "rendered" / "mine" / "local" / "local.conf").read_text()
-    refusal = tree.run("render", "mine", "--target", "eks", cwd=folder, code=2)
-    assert "it writes to a folder of this machine" in refusal
-    assert tree.touched == {"src/llm_serving/kinds/diary"}
+@pytest.fixture
+def diary(tree: Copy, tmp_path: Path) -> Path:
+    """A working directory with a copy of the pattern of the kind `diary`, which the copy of the repository has."""
+    shutil.copytree(EXTENSION / "kinds" / "diary", tree.root / "src/llm_serving/kinds/diary")
+    shutil.copytree(EXTENSION / "patterns" / "diary", tree.root / "blueprints/diary")
+    shutil.copytree(EXTENSION / "images" / "diary", tree.root / "images/diary")
+    shutil.copy(EXTENSION / "stacks" / "diary.py", tree.root / "infra/stacks")
+    working = tmp_path / "diaries"
+    working.mkdir()
+    shutil.copy(ROOT / "fleet.yaml", working)
+    tree.run("new", "mine", "--from", "diary", cwd=working)
+    return working
+
+
+DIARY_FILES = {"src/llm_serving/kinds/diary", "blueprints/diary", "images/diary", "infra/stacks/diary.py"}
+
+
+def test_one_package_adds_a_kind_of_work(tree: Copy, diary: Path) -> None:
+    assert "good-morning" in tree.run("check", "mine", cwd=diary)
+    tree.run("render", "mine", cwd=diary)
+    rendered = (diary / "rendered" / "mine" / "local" / "local.conf").read_text()
+    assert all(f"[program:{name}]" in rendered for name in ("aws", "shelf", "writer", "reader"))
+    assert "`blueprint sweep` does not work with this kind" in tree.run("sweep", "mine", cwd=diary, code=2)
+    assert tree.touched == DIARY_FILES
+
+
+def test_networks_costs_and_registries_ask_an_added_kind(tree: Copy, diary: Path) -> None:
+    fleet = json.loads(tree.run("fleet", "show", "--json", cwd=diary))
+    assert "kms-key for diary" in json.dumps(fleet)
+    tree.synthesize(diary / "cdktf.out")
+    network = (diary / "cdktf.out/stacks/network/cdk.tf.json").read_text()
+    assert ".kinesis-streams" in network
+    storage = json.loads((diary / "cdktf.out/stacks/storage/cdk.tf.json").read_text())
+    assert "diary" in json.dumps(storage["resource"]["aws_ecr_repository"])
+    asked = tree.run_python(
+        "from pathlib import Path; from llm_serving.fleet.loading import load_fleet; from llm_serving.aws.preflight import permissions; "
+        "print(permissions.list_actions_by_kind(load_fleet(Path('fleet.yaml')).value)['diary'])",
+        cwd=diary,
+    )
+    assert "kinesis:CreateStream" in asked
 
 
 @pytest.mark.terraform
 @pytest.mark.timeout(400)
-def test_an_added_workload_kind_is_deployed_inspected_and_destroyed(tree: Copy, folder: Path) -> None:
-    tree.write("src/llm_serving/kinds/diary/__init__.py", "COMMANDS = ()\n")
-    tree.write("src/llm_serving/kinds/diary/kind.py", KIND)
-    (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
+def test_an_added_kind_is_deployed_validated_and_destroyed(tree: Copy, diary: Path) -> None:
     try:
-        assert "mine is up" in tree.run("deploy", "mine", "--yes", cwd=folder, limit_s=300)
-        status = json.loads(tree.run("status", "mine", "--json", cwd=folder))
+        deployed = tree.run("deploy", "mine", "--yes", cwd=diary, limit_s=300)
+        assert "Set up shelf" in deployed
+        assert "mine is up" in deployed
+        status = json.loads(tree.run("status", "mine", "--json", cwd=diary))
         assert {process["name"]: process["state"] for process in status["processes"]} == {
             "aws": "ready",
+            "shelf": "ready",
             "writer": "ready",
+            "reader": "ready",
         }
-        assert tree.run("logs", "mine", "writer", cwd=folder) == "good-morning\n"
-        assert "has nothing to validate" in tree.run("validate", "mine", cwd=folder, code=2)
+        assert tree.run("logs", "mine", "writer", cwd=diary) == "good-morning\n"
+        ports = json.loads((diary / ".blueprint/mine/ports.json").read_text())
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=10) as response:
+            assert response.read() == b"good-morning\n"
+        assert "read good-morning" in tree.run("validate", "mine", cwd=diary)
     finally:
-        tree.run("destroy", "mine", "--yes", cwd=folder)
-    assert not (folder / ".blueprint" / "mine").exists()
+        tree.run("destroy", "mine", "--yes", cwd=diary)
+    assert not (diary / ".blueprint" / "mine").exists()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=10)
 
 
 def test_an_unknown_workload_kind_is_refused_with_the_known_ones(tree: Copy, folder: Path) -> None:

@@ -20,6 +20,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.local_server import LocalServer
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, quote_value
 
@@ -69,53 +70,57 @@ class Kind(ABC, Generic[B, D]):
     """Commands that it can do beside those that all kinds can."""
 
     def find_refusal(self, conventions: Conventions) -> str:
-        """The reason why a target with these conventions cannot carry this kind; empty where it can."""
+        """Return the reason why a target with these conventions cannot carry this kind; empty where it can."""
         return ""
 
     @abstractmethod
     def read(self, folder: Path) -> Document[B]:
-        """Reads the blueprint in `folder`.
+        """Read the blueprint in `folder`.
 
         Raises:
             InputError: with every mistake of its file.
         """
 
     def list_port_names(self, blueprint: B) -> list[str]:
-        """Names of the ports that a target must choose where processes share one machine."""
+        """Return the names of the ports that a target must choose where processes share one machine."""
         return []
 
+    def list_local_servers(self, blueprint: B) -> tuple[LocalServer, ...]:
+        """Return the servers that its processes need on this machine, in the order of starting."""
+        return ()
+
     def read_measurements(self, blueprint: Document[B], environment: Environment, root: Path) -> Environment:
-        """The environment with what earlier reports below `root` measured of this blueprint."""
+        """Return the environment with what earlier reports below `root` measured of this blueprint."""
         return environment
 
     @abstractmethod
     def resolve(self, blueprint: Document[B], fleet: Document[Fleet], environment: Environment) -> D:
-        """Decides every number of the deployment.
+        """Decide every number of the deployment.
 
         Raises:
             InputError: it cannot work; with every reason at its line of the blueprint.
         """
 
     def refresh(self, deployment: D, blueprint: B) -> D:
-        """The deployment with those settings of the blueprint as it is now that need no new deploy."""
+        """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""
         return deployment
 
     def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
-        """The blueprint with all of its work on another pool of the fleet."""
+        """Return the blueprint with all of its work on another pool of the fleet."""
         return blueprint
 
     def describe(self, blueprint: Document[B], deployment: D) -> Iterable[tuple[str, str]]:
-        """Rows of `check`: a label of at most 10 characters, and a line about it."""
+        """Return rows of `check`: a label of at most 10 characters, and a line about it."""
         return ()
 
     def build_summary(self, deployment: D) -> dict[str, Any]:
-        """What `check --json` shows of the deployment, beside name, kind, target and fleet."""
+        """Return what `check --json` shows of the deployment, beside name, kind, target and fleet."""
         return {}
 
 
 @functools.cache
 def list_kinds() -> tuple[str, ...]:
-    """All kinds, the default one first."""
+    """List all kinds, the default one first."""
     packages = {
         path.parent.name.replace("_", "-") for path in (Path(__file__).parents[1] / "kinds").glob(f"*/{_MODULE}.py")
     }
@@ -142,7 +147,7 @@ def get_for(document: Document[Any]) -> Kind[Any, Any]:
 
 
 def load_deployment(text: str) -> Any:
-    """A saved deployment of any kind, from its JSON.
+    """Load a saved deployment of any kind from its JSON.
 
     Raises:
         ValueError: it is not the JSON of a deployment, or another version of this program, with other fields, saved it.

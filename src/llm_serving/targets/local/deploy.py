@@ -19,7 +19,15 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import engine_setups, environment, readiness, resource_check, supervisor, weights
+from llm_serving.targets.local import (
+    engine_setups,
+    environment,
+    readiness,
+    resource_check,
+    servers,
+    supervisor,
+    weights,
+)
 from llm_serving.targets.local.engine_setups import EngineSetup
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
@@ -67,8 +75,7 @@ def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     Raises:
         RoleFailed: it ended, or was not ready in time.
     """
-    for process in plan.deployment.environment.services:
-        supervisord.start(process.name)
+    supervisord.start(environment.AWS)
     deadline = time.monotonic() + EMULATOR_TIMEOUT_S
     while True:
         readiness.raise_if_failed(plan.directory, supervisord.read_state(environment.AWS), restarts=0)
@@ -221,6 +228,7 @@ def _upload_with_progress(plan: DeploymentPlan) -> None:
 
 
 def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    servers.start(plan, supervisord)
     with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
         start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
         step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))

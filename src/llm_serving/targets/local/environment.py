@@ -11,12 +11,11 @@ from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
-from llm_serving.services import kinds
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Resources, Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import engine_setups, subreaper, vision
+from llm_serving.targets.local import engine_setups, servers, subreaper, vision
 from llm_serving.targets.local.conventions import CONVENTIONS
 
 IMAGE_PROGRAMS = {
@@ -58,7 +57,7 @@ def resolve_environment(
     Raises:
         Unavailable: `port` is in use.
     """
-    ports = _choose_ports(directory, [AWS, *kinds.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
+    ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     # vLLM prepares a picture in several threads before its further processes start: a fork would wait for them forever.
     has_pictures = isinstance(blueprint, Blueprint) and vision.sees(blueprint)
@@ -84,7 +83,10 @@ def resolve_environment(
         },
         router_host=_choose_router_host(directory),
         module_folder=str(paths.IMAGES / "vllm"),
-        services=(_build_emulator_process(directory, ports[AWS]),),
+        services=(
+            _build_emulator_process(directory, ports[AWS]),
+            *servers.build_services(directory, blueprint, ports),
+        ),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),
         emulated=(*([SHORTCUTS_NOTE] if has_shortcuts else []), emulator.EMULATION_NOTE),

@@ -20,7 +20,7 @@ from llm_serving.targets import render
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_setups, environment, logs, status, supervisor
+from llm_serving.targets.local import deploy, engine_setups, environment, logs, servers, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation.base import ValidationOptions
 
@@ -53,10 +53,7 @@ class LocalTarget:
 
     def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment with ports that nothing has claimed."""
-        ports = {
-            name: _FIRST_ASSUMED_PORT + number
-            for number, name in enumerate(kinds.get(blueprint.kind).list_port_names(blueprint))
-        }
+        ports = {name: _FIRST_ASSUMED_PORT + number for number, name in enumerate(servers.list_port_names(blueprint))}
         return Environment(
             target=self.name,
             conventions=self.conventions,
@@ -78,6 +75,7 @@ class LocalTarget:
             if plan.deployment.loaded_models and not engine.is_ready():
                 with console.step("Set up the engine's environment") as step:
                     engine.ensure(on_progress=lambda text: setattr(step, "note", text))
+            servers.install_missing(plan.blueprint.value)
             return deploy.deploy(plan, confirm, force=force)
 
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:  # noqa: ARG002 - no fleet is asked
