@@ -10,6 +10,9 @@ PATTERNS = ROOT / "blueprints"
 """A folder for each pattern, and `templates/`, which they include."""
 
 EXAMPLE_FLEETS = ROOT / "infra" / "fleets"
+RUNS = "runs"
+"""Folder of the reports of `validate`, in the working directory: RUNS/NAME/TIME."""
+
 CHARTS = ROOT / "charts"
 IMAGES = ROOT / "images"
 

@@ -16,9 +16,10 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.hub import make_tiny
+from llm_serving.kinds.serving import adapter_loading
 from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import adapters, supervisor
+from llm_serving.targets.local import supervisor
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from tests import serving
@@ -93,14 +94,14 @@ def test_an_adapter_is_loaded_and_unloaded_at_run_time_and_the_router_follows(
     multi_model_plan: DeploymentPlan, tmp_path: Path
 ) -> None:
     folder = make_tiny.make_adapter(tmp_path / "late")
-    adapters.load(multi_model_plan.deployment, "long", "late", folder)
+    adapter_loading.load(multi_model_plan.deployment, "long", "late", folder)
     processes.wait_until(lambda: "late" in _list_routed_names(multi_model_plan), "the new name at the router", 90)
     texts = {
         name: serving.complete(multi_model_plan.deployment.url, model=name, max_tokens=16)
         for name in ("long", "tone", "late")
     }
     assert len(set(texts.values())) == 3, texts
-    adapters.unload(multi_model_plan.deployment, "long", "late")
+    adapter_loading.unload(multi_model_plan.deployment, "long", "late")
     with pytest.raises(urllib.error.HTTPError):
         serving.request_completion(serving.get_url(_find_engine(multi_model_plan, "long")), model="late")
     processes.wait_until(

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from llm_serving.kinds.serving.blueprint import Disruption
-from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.services.environment import Environment
+from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds

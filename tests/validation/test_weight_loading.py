@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_serving.kinds.serving.deployment import Weights
+from llm_serving.services.models import Weights
 from llm_serving.validation import weight_loading
 
 _WEIGHTS = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=False)

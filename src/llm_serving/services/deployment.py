@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llm_serving.services.environment import Environment
+from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service
 
 
@@ -21,6 +20,9 @@ class Deployment(ResolvedData):
 
     emulated: tuple[str, ...] = ()
     """Parts that are emulated; shown with every result."""
+
+    engine: str = ""
+    """The engine that its services run; empty where they run none by themselves."""
 
     services: tuple[Service, ...] = ()
     """What the target runs, in the order of starting."""
@@ -44,11 +46,11 @@ class Deployment(ResolvedData):
         return (*self.environment.services, *self.services)
 
     @property
-    def served_models(self) -> tuple[Any, ...]:
+    def served_models(self) -> tuple[ServedModel, ...]:
         """The models that clients can name; none where there is no inference API."""
         return ()
 
     @property
-    def loaded_models(self) -> tuple[Any, ...]:
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
         """The models whose weights the bucket must hold before the workers start."""
         return ()

@@ -89,6 +89,14 @@ class Kind(ABC, Generic[B, D]):
         """Return the servers that its processes need on this machine, in the order of starting."""
         return ()
 
+    def get_engine(self, blueprint: B) -> str:
+        """Return the engine whose environment on this machine the services need; empty for the default one's."""
+        return ""
+
+    def can_fork(self, blueprint: B) -> bool:
+        """Return whether processes on this machine may fork after their imports; with threads a fork would hang."""
+        return True
+
     def read_measurements(self, blueprint: Document[B], environment: Environment, root: Path) -> Environment:
         """Return the environment with what earlier reports below `root` measured of this blueprint."""
         return environment
@@ -146,7 +154,7 @@ def get_for(document: Document[Any]) -> Kind[Any, Any]:
     return get(document.value.kind)
 
 
-def load_deployment(text: str) -> Any:
+def load_deployment(text: str) -> Deployment:
     """Load a saved deployment of any kind from its JSON.
 
     Raises:
@@ -155,4 +163,5 @@ def load_deployment(text: str) -> Any:
     """
     data = json.loads(text)
     kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
-    return get(str(kind)).DEPLOYMENT.model_validate_json(text)
+    loaded: Deployment = get(str(kind)).DEPLOYMENT.model_validate_json(text)
+    return loaded

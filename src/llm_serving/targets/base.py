@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services import kinds
+from llm_serving.services.blueprint import BaseBlueprint
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -69,7 +69,7 @@ class LoadOrigin(StrEnum):
 class ValidationInputs:
     """A deployment that can be reached, and the options that reach it."""
 
-    deployment: ServingDeployment
+    deployment: Deployment
     options: ValidationOptions
 
 
@@ -94,7 +94,7 @@ class Target(Protocol):
         ...
 
     def resolve_environment(
-        self, directory: DeploymentDir, blueprint: Blueprint, fleet: Fleet, *, account: str | None, port: int | None
+        self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
         """Find out the facts of a deployment's surroundings: ports, bucket, account.
 
@@ -107,7 +107,7 @@ class Target(Protocol):
         """
         ...
 
-    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
+    def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment for a deployment that is only checked: asks nothing, claims nothing.
 
         Args:

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving import processes
-from llm_serving.kinds.serving import measured_prompts
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving import paths, processes
 from llm_serving.services import kinds
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import InputError, Unavailable
 
 FOLDER = ".blueprint"
@@ -55,7 +54,7 @@ class DeploymentDir:
     @property
     def reports(self) -> Path:
         """Validation reports, in a subdirectory for each deployment."""
-        return self.root / measured_prompts.RUNS
+        return self.root / paths.RUNS
 
     @property
     def config(self) -> Path:
@@ -122,16 +121,15 @@ class DeploymentDir:
             with contextlib.suppress(OSError):  # other deployments or targets still use it
                 parent.rmdir()
 
-    def load_deployment(self) -> ServingDeployment | None:
+    def load_deployment(self) -> Deployment | None:
         """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
         try:
             text = (self.data / "deployment.json").read_text(encoding="utf-8")
-            deployment: ServingDeployment = kinds.load_deployment(text)
-            return deployment
+            return kinds.load_deployment(text)
         except (FileNotFoundError, ValueError, InputError):
             return None
 
-    def save_deployment(self, deployment: ServingDeployment) -> None:
+    def save_deployment(self, deployment: Deployment) -> None:
         """Save what is deployed."""
         (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services import kinds
+from llm_serving.services.blueprint import BaseBlueprint
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
 from llm_serving.targets import render
@@ -23,10 +23,10 @@ class DeploymentPlan:
     folder: Path
     """The blueprint's folder, whose template is rendered."""
 
-    blueprint: Document[Blueprint]
+    blueprint: Document[BaseBlueprint]
     fleet: Document[Fleet]
     directory: DeploymentDir
-    deployment: ServingDeployment
+    deployment: Deployment
     text: str
     """The rendered template: supervisord's configuration, the chart's values, or task definitions and services."""
 
@@ -48,7 +48,7 @@ class DeploymentPlan:
 
 def build_plan(
     folder: Path,
-    blueprint: Document[Blueprint],
+    blueprint: Document[BaseBlueprint],
     fleet: Document[Fleet],
     directory: DeploymentDir,
     environment: Environment,

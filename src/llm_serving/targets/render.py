@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from llm_serving import paths
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import InputError, Mistake
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def find_own_templates(folder: Path, target: str) -> list[Path]:
     return [path for path in used if path.read_bytes() not in shipped]
 
 
-def render_text(deployment: ServingDeployment, source: Path) -> str:
+def render_text(deployment: Deployment, source: Path) -> str:
     """The text that the template `source` renders for `deployment`, in a sandbox.
 
     Raises:
@@ -94,7 +94,7 @@ def render_text(deployment: ServingDeployment, source: Path) -> str:
     raise _build_error(Path(result.path), result.line, result.reason)
 
 
-def render(deployment: ServingDeployment, folder: Path, out: Path, *, force: bool = False) -> Path:
+def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
     """Renders the blueprint in `folder` into the folder `out` and returns the file.
 
     Args:
@@ -142,7 +142,7 @@ def _describe_failure(error: Exception, source: Path) -> Failure:
 
 
 def _build_error(path: Path, line: int, reason: str) -> InputError:
-    fix = "names of a Deployment's fields (src/llm_serving/kinds/serving/deployment.py) and Jinja's own syntax"
+    fix = "names of a Deployment's fields (src/llm_serving/services/deployment.py) and Jinja's own syntax"
     return InputError([Mistake(path, line, 1, "", "", reason.rstrip("."), fix)])
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from llm_serving.kinds.serving.deployment import Weights
+from llm_serving.services.models import Weights
 from llm_serving.validation.report import WeightLoading
 
 _LINE = re.compile(r"Overall time to stream ([\d.]+) (Bytes?|[KMGT]iB) of all files to \S+: ([\d.]+)s")

@@ -21,6 +21,7 @@ from rich.markup import escape
 from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.fleet.checks import join_words
+from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
@@ -106,7 +107,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
 def _validate(plan: DeploymentPlan) -> tuple[Report, Path]:
     with console.step("Validate against the SLO") as step:
         options = ValidationOptions(logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder)
-        report, report_dir = validation.validate(plan.deployment, options)
+        report, report_dir = validation.validate(narrow(plan.deployment), options)
         step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
     return report, report_dir
 
@@ -172,7 +173,7 @@ def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> No
     program = ".venv/bin/blueprint"
     next_steps = {
         "Deploy the same service and keep it running": f"{program} deploy {folder_argument} --port {port} --yes",
-        "Then send a request": deployment_table.format_request(result.plan.deployment),
+        "Then send a request": deployment_table.format_request(narrow(result.plan.deployment)),
         "Start a blueprint of your own": f"{program} new mine --from aggregated",
         "Show what the fleet runs on AWS, and its cost": f"{program} fleet show --fleet {fleet_path}",
     }

@@ -22,10 +22,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from llm_serving import console, processes
+from llm_serving import console, paths, processes
 from llm_serving.kinds.serving import capacity_estimate
-from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.measured_prompts import RUNS
+from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
@@ -47,7 +46,7 @@ RESERVED = ("kind", "name", "traffic", "slo")
 
 MAX_TRIALS = 64
 
-_NOT_COPIED = ("__pycache__", RUNS, DEPLOYMENTS, "rendered", "cdktf.out", ".venv")
+_NOT_COPIED = ("__pycache__", paths.RUNS, DEPLOYMENTS, "rendered", "cdktf.out", ".venv")
 """What a working directory holds beside a blueprint that is in it."""
 
 NAME_SUFFIX, MAX_NAME = "-tune", 32
@@ -92,7 +91,7 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
     name = resolve_name(document)
     _require_keys(job.varied, document)
     _require_machine(job, name)
-    runs = Path.cwd() / RUNS / name
+    runs = Path.cwd() / paths.RUNS / name
     text = document.path.read_text(encoding="utf-8")
     state, folder = _open_state(job, document, text, name, runs)
     work = folder / f"{name[: MAX_NAME - len(NAME_SUFFIX)]}{NAME_SUFFIX}"
@@ -302,7 +301,7 @@ class _Session:
             target.open_validation(self.work, self.job.fleet_file, None, origin=self.job.origin)
         )
         self.loader = Loader(
-            opened.deployment,
+            narrow(opened.deployment),
             self.state.axis,
             self.job.options.point_s,
             dataclasses.replace(opened.options, runs=self.folder / str(trial.number)),

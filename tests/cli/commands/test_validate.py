@@ -15,8 +15,9 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.cli import main
-from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment, Weights
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.services.environment import Environment
+from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Service
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS

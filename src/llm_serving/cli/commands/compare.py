@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_serving import console
-from llm_serving.kinds.serving import measured_capacity, measured_prompts
+from llm_serving import console, paths
+from llm_serving.kinds.serving import measured_capacity
 from llm_serving.options.arguments import AsJson
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
@@ -105,7 +105,7 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
         return [[folder]]
     document = inputs.read_blueprint(folder)
     name = resolve_name(document)
-    runs, count = Path(measured_prompts.RUNS) / name, groups * repeats
+    runs, count = Path(paths.RUNS) / name, groups * repeats
     newest = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
     if len(newest) < count:
         have = {0: "no validation", 1: "one validation"}.get(len(newest), f"{len(newest)} validations")

@@ -22,9 +22,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.hub import make_gguf, read, upload
 from llm_serving.hub import make_tiny as tiny_model
 from llm_serving.hub import source as source_record
-from llm_serving.kinds.serving import resolve
 from llm_serving.options import completions
 from llm_serving.options.arguments import FLEET, AsJson
+from llm_serving.services.models import build_bucket_prefix
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Tokens, format_bytes
@@ -211,7 +211,7 @@ def _resolve_fleet_uri(fleet_file: Path, name: str, weights_format: models.Weigh
     fleet = load(fleet_file, Fleet).value
     account = identity.fetch_identity(AwsSession.from_environment(fleet.region)).account
     bucket = aws_limits.build_bucket_name(fleet.name, "models", account, fleet.region)
-    return f"s3://{bucket}/{resolve.build_bucket_prefix(name, weights_format)}"
+    return f"s3://{bucket}/{build_bucket_prefix(name, weights_format)}"
 
 
 def _parse_tokens(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
+from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.services import inputs
@@ -63,7 +64,7 @@ def sweep(
     )
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
-        result, saved = sweeps.sweep(opened.deployment, options, opened.options)
+        result, saved = sweeps.sweep(narrow(opened.deployment), options, opened.options)
     if as_json:
         print(result.model_dump_json(indent=2))
     else:

@@ -8,13 +8,13 @@ from pydantic import Field
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.catalog.models import WeightsFormat
 from llm_serving.fleet import interfaces
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.roles import Scale
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import LOOPBACK
+from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import Prefetch, ResolvedData, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
@@ -22,61 +22,6 @@ from llm_serving.settings.units import Bounds
 
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
-
-
-class Weights(ResolvedData):
-    """Where the weights come from."""
-
-    uri: str
-    """s3://BUCKET/PREFIX/"""
-
-    format: WeightsFormat = "safetensors"
-    """Their form."""
-
-    loader: str
-    """The engine's own name of the way they are loaded."""
-
-    bytes: int
-    """Size of the weights."""
-
-    random: bool
-    """Whether they are random numbers from a seed: every report of their output says so."""
-
-    memory_computed: bool = True
-    """Whether the memory of the model is computed: of a kind that is not known, the size of the weights is all there
-    is."""
-
-    revision: str = ""
-    """The branch, tag or commit on the hub that they must be a copy of; any where empty."""
-
-
-class LoadedModel(ResolvedData):
-    """A model's files in S3."""
-
-    model: str
-    """As the blueprint names it: in the catalog, on the hub, or a folder."""
-
-    weights: Weights
-
-
-class ServedModel(ResolvedData):
-    """A model as clients see it."""
-
-    model: str
-    """As the blueprint names it: in the catalog, on the hub, or a folder."""
-
-    name: str
-    """What clients put in `model`."""
-
-    weights: Weights
-    context: int
-    """Most tokens of a request."""
-
-    adapters: dict[str, str] = Field(default_factory=dict)
-    """Location of each LoRA adapter, by the name that clients put in `model`."""
-
-    draft: LoadedModel | None = None
-    """The model that guesses tokens ahead; None where none does."""
 
 
 class Parallelism(ResolvedData):
@@ -307,3 +252,10 @@ class ServingDeployment(Deployment):
     def model_names(self) -> tuple[str, ...]:
         """All that clients can put in `model`: models and their adapters."""
         return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
+
+
+def narrow(deployment: Deployment) -> ServingDeployment:
+    """Return a deployment of which is known that it serves, as what it is."""
+    if not isinstance(deployment, ServingDeployment):
+        raise TypeError(f"{deployment.name}: the kind {deployment.kind} serves no models")
+    return deployment

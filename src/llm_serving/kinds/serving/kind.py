@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_serving import paths
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import blueprint as blueprints
-from llm_serving.kinds.serving import measured_capacity, measured_prompts, resolve, summary
+from llm_serving.kinds.serving import measured_capacity, measured_prompts, resolve, summary, vision
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.blueprint import resolve_name
@@ -35,13 +36,20 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
         measured = measured_prompts.find_measured(blueprint, root)
-        capacities = measured_capacity.read_all(root / measured_prompts.RUNS / resolve_name(blueprint))
+        capacities = measured_capacity.read_all(root / paths.RUNS / resolve_name(blueprint))
         return environment.model_copy(update={"measured": measured, "capacities": capacities})
 
     def resolve(
         self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
     ) -> ServingDeployment:
         return resolve.resolve(blueprint, fleet, environment)
+
+    def get_engine(self, blueprint: Blueprint) -> str:
+        return blueprint.engine
+
+    def can_fork(self, blueprint: Blueprint) -> bool:
+        # vLLM prepares a picture in several threads before its further processes start.
+        return not vision.sees(blueprint)
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llm_serving import paths
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import MeasuredPrefix
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Document
 
-RUNS, REPORT = "runs", "report.json"
+REPORT = "report.json"
 """Path of the reports of `validate`: RUNS/NAME/TIME/REPORT."""
 
 MAX_REPORTS = 50
@@ -29,7 +30,7 @@ def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix 
     if value.roles.router.policy or value.traffic.has_shared_prefix:
         return None
     digest = compute_digest(value.traffic, blueprint.path.parent)
-    reports = sorted((root / RUNS / resolve_name(blueprint)).glob(f"[0-9]*/{REPORT}"), reverse=True)
+    reports = sorted((root / paths.RUNS / resolve_name(blueprint)).glob(f"[0-9]*/{REPORT}"), reverse=True)
     results = (_read_measured(report, digest) for report in reports[:MAX_REPORTS])
     return next((result for result in results if result), None)
 

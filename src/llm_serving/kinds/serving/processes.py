@@ -14,11 +14,12 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import DECODE, PREFILL, ServedModel, Weights
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions, Discovery, Environment
+from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from llm_serving.catalog import images, models, records
+from llm_serving.catalog import images, models
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.catalog.models import WeightsFormat
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
@@ -30,22 +28,14 @@ from llm_serving.kinds.serving import (
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.kinds.serving.checks import models as checked_models
-from llm_serving.kinds.serving.deployment import (
-    CompileCache,
-    LoadedModel,
-    ResolvedLoadBalancer,
-    Resources,
-    Role,
-    ServedModel,
-    ServingDeployment,
-    Weights,
-)
+from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalancer, Resources, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
 from llm_serving.services import tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
+from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
 from llm_serving.services.service import Prefetch
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
@@ -143,19 +133,6 @@ def list_port_names(blueprint: Blueprint) -> list[str]:
     return processes.list_port_names(
         blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.engine_roles.items()}
     )
-
-
-def resolve_served_name(model: str) -> str:
-    """What clients put in `model`: the name in the catalog or on the hub, or the last part of a folder or S3 prefix."""
-    if model.startswith(records.S3_SCHEME):
-        return model.rstrip("/").rpartition("/")[2]
-    return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model
-
-
-def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
-    """Prefix of a model in the fleet's model bucket; a model of either form has both, and neither lies in the other."""
-    folder = {"safetensors": "models", "gguf": "gguf"}[weights_format]
-    return f"{folder}/{resolve_served_name(model).replace(':', '/')}"
 
 
 def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:

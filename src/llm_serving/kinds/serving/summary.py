@@ -6,8 +6,9 @@ from typing import Any
 
 from llm_serving.kinds.serving import measured_capacity, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import Role, ServedModel, ServingDeployment
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.services import tasks
+from llm_serving.services.models import ServedModel
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document
 

@@ -9,13 +9,14 @@ import sys
 from llm_serving import paths, processes
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
+from llm_serving.services import kinds
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Resources, Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import engine_setups, servers, subreaper, vision
+from llm_serving.targets.local import engine_setups, servers, subreaper
 from llm_serving.targets.local.conventions import CONVENTIONS
 
 IMAGE_PROGRAMS = {
@@ -46,7 +47,7 @@ SHORTCUTS_NOTE = (
 
 
 def resolve_environment(
-    directory: DeploymentDir, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None
+    directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None
 ) -> Environment:
     """Resolve the environment of a deployment, and choose its ports.
 
@@ -57,11 +58,10 @@ def resolve_environment(
     Raises:
         Unavailable: `port` is in use.
     """
+    kind = kinds.get(blueprint.kind)
     ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
-    # vLLM prepares a picture in several threads before its further processes start: a fork would wait for them forever.
-    has_pictures = isinstance(blueprint, Blueprint) and vision.sees(blueprint)
-    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and not has_pictures
+    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and kind.can_fork(blueprint)
     return Environment(
         target=NAME,
         conventions=CONVENTIONS,
@@ -73,7 +73,7 @@ def resolve_environment(
             **emulator.build_client_env(endpoint, fleet.region),
             **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
         },
-        engine_folder=str(engine_setups.find(getattr(blueprint, "engine", "")).executables),
+        engine_folder=str(engine_setups.find(kind.get_engine(blueprint)).executables),
         data_folder=str(directory.data),
         socket_folder=str(directory.sockets),
         launcher=(sys.executable, subreaper.__file__),

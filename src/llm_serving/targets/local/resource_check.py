@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from llm_serving import processes
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
@@ -21,7 +21,7 @@ EMULATOR_MEMORY_FACTOR = 1.3
 """Bytes of memory that the embedded AWS takes for each byte of weights; measured 1.2 with `mid`, moto 5.2.5."""
 
 
-def check(directory: DeploymentDir, deployment: ServingDeployment, starting: Sequence[Service]) -> None:
+def check(directory: DeploymentDir, deployment: Deployment, starting: Sequence[Service]) -> None:
     """Check ports, memory and disk for the processes that are about to start.
 
     Raises:
@@ -41,7 +41,7 @@ def _check_ports(starting: Sequence[Service]) -> None:
         )
 
 
-def _check_memory(deployment: ServingDeployment, starting: Sequence[Service]) -> None:
+def _check_memory(deployment: Deployment, starting: Sequence[Service]) -> None:
     emulator_copy_bytes = int(EMULATOR_MEMORY_FACTOR * _sum_weight_bytes(deployment))
     required_by_process = {
         process.name: process.resources.memory_bytes + (emulator_copy_bytes if process.is_stateful else 0)
@@ -56,11 +56,11 @@ def _check_memory(deployment: ServingDeployment, starting: Sequence[Service]) ->
         )
 
 
-def _sum_weight_bytes(deployment: ServingDeployment) -> int:
+def _sum_weight_bytes(deployment: Deployment) -> int:
     return sum(loaded_model.weights.bytes for loaded_model in deployment.loaded_models)
 
 
-def _check_disk(directory: DeploymentDir, deployment: ServingDeployment) -> None:
+def _check_disk(directory: DeploymentDir, deployment: Deployment) -> None:
     required = LOGS_BYTES + _sum_weight_bytes(deployment)
     existing_parent = next(parent for parent in (directory.data, *directory.data.parents) if parent.exists())
     available = shutil.disk_usage(existing_parent).free

@@ -9,7 +9,7 @@ from typing import Literal
 import psutil
 
 from llm_serving import console
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
@@ -83,7 +83,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
     )
 
 
-def require_services(directory: DeploymentDir, deployment: ServingDeployment) -> None:
+def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
     """Check that emulated AWS runs.
 
     Raises:

@@ -10,10 +10,9 @@ from pathlib import Path
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services import inputs, kinds
-from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.blueprint import BaseBlueprint, resolve_name
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import render
@@ -41,7 +40,7 @@ class LocalTarget:
     def resolve_environment(
         self,
         directory: DeploymentDir,
-        blueprint: Blueprint,
+        blueprint: BaseBlueprint,
         fleet: Fleet,
         *,
         account: str | None,  # noqa: ARG002 - the embedded AWS has its own
@@ -51,7 +50,7 @@ class LocalTarget:
         is_running = supervisor.find_running(directory) is not None
         return environment.resolve_environment(directory, blueprint, fleet, own_ports=is_running, port=port)
 
-    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
+    def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment with ports that nothing has claimed."""
         ports = {name: _FIRST_ASSUMED_PORT + number for number, name in enumerate(servers.list_port_names(blueprint))}
         return Environment(
@@ -71,7 +70,7 @@ class LocalTarget:
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Set up the engine if models are served, then bring up the plan and wait until every process answers."""
         with processes.handle_interrupts():
-            engine = engine_setups.find(getattr(plan.deployment, "engine", ""))
+            engine = engine_setups.find(plan.deployment.engine)
             if plan.deployment.loaded_models and not engine.is_ready():
                 with console.step("Set up the engine's environment") as step:
                     engine.ensure(on_progress=lambda text: setattr(step, "note", text))
@@ -142,7 +141,7 @@ class LocalTarget:
         with directory.lock(), console.step(f"Destroy {directory.name}"):
             return deploy.destroy(directory)
 
-    def require_deployment(self, folder: Path) -> ServingDeployment:
+    def require_deployment(self, folder: Path) -> Deployment:
         """Return what is deployed of the blueprint in `folder`.
 
         Raises:

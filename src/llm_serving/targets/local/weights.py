@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from llm_serving.catalog import gguf, models, safetensors
+from llm_serving.catalog import gguf, safetensors
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.kinds.serving import resolve
-from llm_serving.kinds.serving.deployment import LoadedModel, ServingDeployment, Weights
+from llm_serving.catalog.models import INDEX_FILE
+from llm_serving.services import models
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
+from llm_serving.services.models import LoadedModel, Weights
 from llm_serving.settings.errors import Unavailable, quote_value
 from llm_serving.targets.deployment_dir import DeploymentDir
 
@@ -29,7 +31,7 @@ class _S3Access(TypedDict):
 
 
 def upload_models(
-    directory: DeploymentDir, deployment: ServingDeployment, on_progress: OnProgress = lambda _done, _all: None
+    directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress = lambda _done, _all: None
 ) -> None:
     """Upload the models to the model bucket, without what it has already.
 
@@ -50,7 +52,7 @@ def _upload_model(
 
     name, uri = loaded_model.model, loaded_model.weights.uri
     weights_format = loaded_model.weights.format
-    if uri != f"s3://{environment.bucket}/{resolve.build_bucket_prefix(name, weights_format)}/":
+    if uri != f"s3://{environment.bucket}/{models.build_bucket_prefix(name, weights_format)}/":
         return
     if name in make_tiny.SIZES:
         folder = _MAKERS[weights_format](name, directory.data / "model" / name, on_progress)
@@ -87,7 +89,7 @@ _MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf}
 """What makes a model here, by the form of its weights."""
 
 
-def check(deployment: ServingDeployment) -> int:
+def check(deployment: Deployment) -> int:
     """Check that each model's URI has all of its files, complete; return the bytes of their weights.
 
     The engine fails without them too, but half a minute later and with a message about its internals.
@@ -168,15 +170,15 @@ def _check_safetensors(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) ->
 
 def _check_index(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> None:
     """All files that the checkpoint's index names must be there."""
-    if models.INDEX_FILE not in sizes:
+    if INDEX_FILE not in sizes:
         return
     try:
-        index = json.loads(bucket.read(models.INDEX_FILE, 0, sizes[models.INDEX_FILE]))
+        index = json.loads(bucket.read(INDEX_FILE, 0, sizes[INDEX_FILE]))
     except ValueError:
-        raise Unavailable(f"{uri}{models.INDEX_FILE}: it is not JSON. Fix: upload the model again.") from None
+        raise Unavailable(f"{uri}{INDEX_FILE}: it is not JSON. Fix: upload the model again.") from None
     missing = safetensors.list_missing(index, sizes)
     if missing:
         raise Unavailable(
-            f"{uri}: {models.INDEX_FILE} names files that are not there, {missing[0]} first. "
+            f"{uri}: {INDEX_FILE} names files that are not there, {missing[0]} first. "
             "Fix: upload the model again with `blueprint model copy`."
         )

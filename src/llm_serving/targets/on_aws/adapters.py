@@ -8,6 +8,7 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.session import AwsSession
 from llm_serving.kinds.serving import adapters
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings.document import raise_mistakes
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
@@ -24,7 +25,10 @@ def check_adapters(plan: DeploymentPlan) -> None:
         InputError: with every adapter that is for another model, incomplete, or of too high a rank.
         Unavailable: S3 does not answer, or has no such bucket.
     """
-    conflicts = adapters.check_remote(plan.blueprint.value, functools.partial(_read_adapter, plan.aws))
+    settings = plan.blueprint.value
+    if not isinstance(settings, Blueprint):
+        return
+    conflicts = adapters.check_remote(settings, functools.partial(_read_adapter, plan.aws))
     raise_mistakes(plan.blueprint.locate(conflicts))
 
 

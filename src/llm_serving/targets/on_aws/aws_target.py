@@ -14,8 +14,8 @@ from typing import ClassVar
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.rehearsal import emulator
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import planning, registry
@@ -51,7 +51,7 @@ class AwsTarget(abc.ABC):
     def resolve_environment(
         self,
         directory: DeploymentDir,  # noqa: ARG002 - for targets that keep state there
-        blueprint: Blueprint,  # noqa: ARG002
+        blueprint: BaseBlueprint,  # noqa: ARG002
         fleet: Fleet,
         *,
         account: str | None,
@@ -60,7 +60,7 @@ class AwsTarget(abc.ABC):
         """Return the environment of the fleet's account, which `account` is; the embedded AWS's if None."""
         return self.build_environment(fleet, account)
 
-    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
+    def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
         """Return the environment of the embedded AWS's account."""
         return self.build_environment(fleet, emulator.ACCOUNT)
 

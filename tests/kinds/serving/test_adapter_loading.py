@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.hub import make_tiny
+from llm_serving.kinds.serving import adapter_loading
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
-from llm_serving.targets.local import adapters
 from tests.http_handler import QuietHandler
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,6 +36,16 @@ class _Engine(QuietHandler):
             json.dumps({"error": {"message": "it has already been loaded"}}).encode() if is_refused else b"Success"
         )
         self.respond(400 if is_refused else 200, payload)
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory with a copy of a pattern in `mine` and a fleet file; it is the current one."""
+    folder = tmp_path / "work"
+    shutil.copytree(ROOT / "blueprints" / "aggregated", folder / "mine")
+    shutil.copy(ROOT / "fleet.yaml", folder)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.fixture
@@ -70,8 +81,8 @@ def test_an_adapter_is_loaded_and_unloaded_over_the_engines_api(
 ) -> None:
     deployment, requests = deployment_and_requests
     folder = make_tiny.make_adapter(tmp_path / "late")
-    adapters.load(deployment, "long", "late", folder)
-    adapters.unload(deployment, "long", "late")
+    adapter_loading.load(deployment, "long", "late", folder)
+    adapter_loading.unload(deployment, "long", "late")
     assert requests == [
         ("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folder)}),
         ("/v1/unload_lora_adapter", {"lora_name": "late"}),
@@ -80,14 +91,14 @@ def test_an_adapter_is_loaded_and_unloaded_over_the_engines_api(
 
 def test_a_refusal_has_the_engines_message(deployment_and_requests: DeploymentAndRequests, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as error:
-        adapters.load(deployment_and_requests[0], "long", "twice", make_tiny.make_adapter(tmp_path / "late"))
+        adapter_loading.load(deployment_and_requests[0], "long", "twice", make_tiny.make_adapter(tmp_path / "late"))
     assert str(error.value) == "long-0 refuses: it has already been loaded"
 
 
 def test_an_engine_that_does_not_answer_is_named(deployment_and_requests: DeploymentAndRequests) -> None:
     moved = _move_to_port(deployment_and_requests[0], processes.claim_free_ports(1)[0])
     with pytest.raises(Unavailable, match=r"^long-0 does not answer: .*refused"):
-        adapters.unload(moved, "long", "tone")
+        adapter_loading.unload(moved, "long", "tone")
 
 
 def test_an_invalid_adapter_is_refused_before_any_request(
@@ -104,12 +115,12 @@ def test_an_invalid_adapter_is_refused_before_any_request(
         ),
     ):
         with pytest.raises(InputError) as error:
-            adapters.load(deployment, role, "late", folder)
+            adapter_loading.load(deployment, role, "late", folder)
         assert str(error.value) == message
     config = folder / "adapter_config.json"
     config.write_text(config.read_text().replace('"tiny"', '"Qwen/Qwen3-8B"'))
     with pytest.raises(InputError) as error:
-        adapters.load(deployment, "long", "late", folder)
+        adapter_loading.load(deployment, "long", "late", folder)
     assert str(error.value) == (
         f'FOLDER: "{folder}": it was trained on Qwen/Qwen3-8B, and the role serves tiny. '
         "Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
@@ -126,9 +137,9 @@ def test_loading_without_a_deployment_is_refused(working_folder: Path, capsys: p
 
 def test_a_location_in_s3_is_refused() -> None:
     with pytest.raises(InputError) as error:
-        adapters.parse_folder("s3://mine/sql")
+        adapter_loading.parse_folder("s3://mine/sql")
     assert str(error.value) == (
         'FOLDER: "s3://mine/sql": replicas on this machine load from a local directory. '
         "Fix: a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
     )
-    assert adapters.parse_folder("mine/sql") == Path("mine/sql")
+    assert adapter_loading.parse_folder("mine/sql") == Path("mine/sql")

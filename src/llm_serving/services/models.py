@@ -1,0 +1,79 @@
+"""The models of a deployment: what clients name, what is loaded, and where the weights are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from llm_serving.catalog import records
+from llm_serving.catalog.models import WeightsFormat
+from llm_serving.services.service import ResolvedData
+
+
+class Weights(ResolvedData):
+    """Where the weights come from."""
+
+    uri: str
+    """s3://BUCKET/PREFIX/"""
+
+    format: WeightsFormat = "safetensors"
+    """Their form."""
+
+    loader: str
+    """The engine's own name of the way they are loaded."""
+
+    bytes: int
+    """Size of the weights."""
+
+    random: bool
+    """Whether they are random numbers from a seed: every report of their output says so."""
+
+    memory_computed: bool = True
+    """Whether the memory of the model is computed: of a kind that is not known, the size of the weights is all there
+    is."""
+
+    revision: str = ""
+    """The branch, tag or commit on the hub that they must be a copy of; any where empty."""
+
+
+class LoadedModel(ResolvedData):
+    """A model's files in S3."""
+
+    model: str
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
+
+    weights: Weights
+
+
+class ServedModel(ResolvedData):
+    """A model as clients see it."""
+
+    model: str
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
+
+    name: str
+    """What clients put in `model`."""
+
+    weights: Weights
+    context: int
+    """Most tokens of a request."""
+
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Location of each LoRA adapter, by the name that clients put in `model`."""
+
+    draft: LoadedModel | None = None
+    """The model that guesses tokens ahead; None where none does."""
+
+
+def resolve_served_name(model: str) -> str:
+    """What clients put in `model`: the name in the catalog or on the hub, or the last part of a folder or S3 prefix."""
+    if model.startswith(records.S3_SCHEME):
+        return model.rstrip("/").rpartition("/")[2]
+    return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model
+
+
+def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
+    """Prefix of a model in the fleet's model bucket; a model of either form has both, and neither lies in the other."""
+    folder = {"safetensors": "models", "gguf": "gguf"}[weights_format]
+    return f"{folder}/{resolve_served_name(model).replace(':', '/')}"
