@@ -137,29 +137,29 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
             _format_blueprint(),
             "local",
             '2:9: engine: "slim": the engine does not run on CPU, and the target local has no accelerators. '
-            "Fix: a target with accelerators: --target TARGET.",
+            "Fix: use a target with accelerators: --target TARGET.",
         ),
         (
             _format_blueprint("worker: {pool: trainium, accelerators: 8}"),
             "eks",
             '6:18: roles.worker.pool: "trainium": trn2.48xlarge has Trainium2, on which the engine slim does not run. '
-            "Fix: a pool of types with gpu, or another engine.",
+            "Fix: use a pool of types with gpu, or another engine.",
         ),
         (
             _format_blueprint("prefill: {pool: gpus}\n  decode: {pool: gpus}", pattern="disaggregated"),
             "eks",
             '1:10: pattern: "disaggregated": the engine slim has no option for it in the catalog. '
-            "Fix: pattern: aggregated, or pools of GPUs.",
+            "Fix: set pattern: aggregated, or choose pools of GPUs.",
         ),
         (
             _format_blueprint("worker: {pool: gpus, accelerators: 16, pipeline: 2}", pattern="distributed"),
             "eks",
-            "6:52: roles.worker.pipeline: 2: the engine slim has no option for it in the catalog. Fix: pipeline: 1.",
+            "6:52: roles.worker.pipeline: 2: the engine slim has no option for it in the catalog. Fix: set pipeline: 1.",
         ),
         (
             _format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
             "eks",
-            '9:20: tuning.kv_cache: "fp8": the engine slim has no option for it in the catalog. Fix: kv_cache: auto.',
+            '9:20: tuning.kv_cache: "fp8": the engine slim has no option for it in the catalog. Fix: set kv_cache: auto.',
         ),
     ],
 )

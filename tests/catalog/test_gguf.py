@@ -70,7 +70,7 @@ def test_one_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
         models.find(str(tmp_path))
     assert str(error.value) == (
         f"{path}: it is one of 3 parts, and llama.cpp is given one file. "
-        "Fix: the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts."
+        "Fix: name the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts."
     )
     _write(tmp_path / "m-00002-of-00003.gguf", parts=3)
     with pytest.raises(ModelError, match="it is one of 3 parts"):
@@ -83,7 +83,7 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_with_near_ones(
         models.find(str(tmp_path))
     assert str(error.value) == (
         f'{path}: general.architecture: "qwenn3": llama.cpp\'s version here runs no such model. '
-        "Fix: a model of qwen3 or qwen35 or qwen."
+        "Fix: use a model of qwen3 or qwen35 or qwen."
     )
     assert {"llama", "qwen3", "gemma3", "gpt-oss", "deepseek2"} <= set(gguf.load_architectures())
 
@@ -91,7 +91,9 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_with_near_ones(
 def test_what_is_no_gguf_file_and_several_files_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "m.gguf")
     _write(tmp_path / "n.gguf")
-    with pytest.raises(ModelError, match=r"it holds 2 GGUF files, m\.gguf, n\.gguf\. Fix: a folder with one of them"):
+    with pytest.raises(
+        ModelError, match=r"it holds 2 GGUF files, m\.gguf, n\.gguf\. Fix: name a folder with one of them"
+    ):
         models.find(str(tmp_path))
     (tmp_path / "m.gguf").write_bytes(b"PK\3\4 an archive")
     with pytest.raises(ModelError, match="it is no GGUF file that can be read: it does not begin with GGUF"):

@@ -241,7 +241,7 @@ def test_an_accelerator_missing_from_the_overlay_has_ec2s_data() -> None:
 def test_an_unknown_type_is_refused_with_the_nearest_names(name: str, fix: str) -> None:
     with pytest.raises(InputError) as error:
         instances.find(name)
-    assert str(error.value).startswith(f"{name}: the catalog has no such instance type. Fix: {fix}")
+    assert str(error.value).startswith(f"{name}: the catalog has no such instance type. Fix: use {fix}")
 
 
 def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:

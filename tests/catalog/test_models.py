@@ -198,7 +198,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shard is missing": (
         lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(),
         "model.safetensors.index.json names files that are not there, model-00002-of-00004.safetensors first. "
-        "Fix: all files of the checkpoint.",
+        "Fix: copy all files of the checkpoint.",
     ),
     "a shard is cut": (
         lambda folder: _cut(folder / "model-00002-of-00004.safetensors", 100_000),
@@ -210,12 +210,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no index": (
         lambda folder: (folder / "model.safetensors.index.json").unlink(),
-        "it holds 4 files of weights and no model.safetensors.index.json. Fix: the index beside them.",
+        "it holds 4 files of weights and no model.safetensors.index.json. Fix: put the index beside them.",
     ),
     "no tokenizer": (
         lambda folder: (folder / "tokenizer.json").unlink(),
         "it holds no tokenizer, none of tokenizer.json, tokenizer.model, tekken.json, vocab.json, tiktoken.model, vocab.txt. "
-        "Fix: the tokenizer's files beside the weights.",
+        "Fix: put the tokenizer's files beside the weights.",
     ),
 }
 

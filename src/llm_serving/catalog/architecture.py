@@ -104,7 +104,7 @@ class Vision(BaseModel):
 class ModelError(InputError):
     """A model that cannot be used: its name is not known, or its config.json is wrong."""
 
-    def __init__(self, reason: str, fix: str = "another model", *, subject: str = "") -> None:
+    def __init__(self, reason: str, fix: str = "use another model", *, subject: str = "") -> None:
         super().__init__(f"{subject}{reason}. Fix: {fix}.")
         self.reason = reason
         self.fix = fix

@@ -44,7 +44,7 @@ FIELD_NAMES = frozenset(
         "discovery_port",  # where a router gets the addresses of prefill and decode
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
-        "kv_role",  # whether it produces or consumes KV caches
+        "kv_role",  # whether it produces or consumes KV caches, in the engine's words
         "threads",  # of computation
         "tensor",  # ways that a layer is split
         "pipeline",  # stages of layers
@@ -57,7 +57,9 @@ FIELD_NAMES = frozenset(
         "sequences",  # most requests of a step
         "slots_context",  # most tokens of all requests of a step together
         "offload_gib",  # memory for cached prompts, GiB
-        "speculative",  # the engine's settings for speculative decoding, JSON
+        "speculative_method",  # eagle, eagle3 or draft_model
+        "speculative_tokens",  # guessed at a time
+        "draft",  # s3://BUCKET/PREFIX/ of the model that guesses, or the folder that it was copied to
         "adapters",  # NAME=LOCATION of each LoRA adapter
         "max_adapters",  # adapters loaded at once
         "memory_share",  # share of an accelerator's memory that the engine uses, 0 to 1
@@ -319,10 +321,13 @@ class Engine(_NamedChoice):
     """Folder in `fleet_image` of the modules that the engine loads."""
 
     options: Mapping[str, CommandPart] = {}
-    """What a setting of the blueprint adds, by the option's name (`processes.list_options`)."""
+    """What a setting of the blueprint adds, by the option's name (`kinds.serving.options`)."""
 
     transfers: Mapping[str, CommandPart] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
+
+    transfer_roles: Mapping[str, str] = {}
+    """The engine's words for the ends of a transfer, by role: `prefill` and `decode`."""
 
     streaming: WeightStreaming | None = None
     """Streaming weights from S3; None where weights are copied to the node before the engine starts."""

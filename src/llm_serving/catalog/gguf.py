@@ -155,7 +155,9 @@ def check_whole(header: Header, size: int, source: str) -> None:
     """
     if header.parts > 1:
         reason = f"{source}: it is one of {header.parts} parts, and llama.cpp is given one file"
-        raise ModelError(reason, "the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts")
+        raise ModelError(
+            reason, "name the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts"
+        )
     if size < header.file_bytes:
         reason = f"{source}: it is cut short: {size} bytes, {header.file_bytes} by its header"
         raise ModelError(reason, "copy or download it again")
@@ -172,7 +174,7 @@ def check_known(header: Header, source: str) -> None:
         raise ModelError(
             f"{source}: general.architecture: {quote_value(header.architecture)}: "
             "llama.cpp's version here runs no such model",
-            f"a model of {' or '.join(close) or 'another architecture'}",
+            f"use a model of {' or '.join(close) or 'another architecture'}",
         )
 
 
@@ -193,7 +195,7 @@ def parse(stream: BinaryIO, source: str) -> Header:
     except EOFError:
         raise ModelError(f"{source}: it is cut short within its header", "copy or download it again") from None
     except (ValueError, KeyError, OverflowError, struct.error) as error:
-        raise ModelError(f"{source}: it is no GGUF file that can be read: {error}", "a GGUF file") from None
+        raise ModelError(f"{source}: it is no GGUF file that can be read: {error}", "name a GGUF file") from None
 
 
 def parse_bytes(content: bytes, source: str) -> Header:

@@ -229,7 +229,7 @@ def find(name: str, catalogue: Catalogue | None = None) -> Instance:
     """
     instances = load() if catalogue is None else catalogue
     if name not in instances:
-        raise InputError(f"{name}: the catalog has no such instance type. Fix: {suggest_names(name, instances)}.")
+        raise InputError(f"{name}: the catalog has no such instance type. Fix: use {suggest_names(name, instances)}.")
     return instances[name]
 
 

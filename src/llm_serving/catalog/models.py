@@ -175,7 +175,7 @@ def _build_checked(
     if not weight_bytes:
         raise ModelError(
             f"{name}: the size of its weights is not known: it holds neither safetensors nor {INDEX_FILE}",
-            f"{INDEX_FILE} from the model's repository beside config.json",
+            f"put {INDEX_FILE} from the model's repository beside config.json",
         )
     return _build_model(name, architecture.assume(config), task, config, source, "", hub_id, weight_bytes)
 
@@ -213,13 +213,13 @@ def _find_near_names(name: str) -> list[str]:
 def _build_unknown_error(name: str) -> ModelError:
     subject = f"model: {quote_value(name)}: "
     if name.startswith(records.S3_SCHEME):
-        fix = f"`blueprint model fit {name}`, which reads it once"
+        fix = f"run `blueprint model fit {name}`, which reads it once"
         return ModelError("what lies there was not read yet", fix, subject=subject)
     ways = "the path of a folder"
     if _may_be_on_hub(name):
         ways += f", or `blueprint model fit {name}`, which asks the hub once"
     suggestions = _find_near_names(name) or list(load())[:3]
-    fix = f"{' or '.join(suggestions)}, or {ways}; `blueprint model list` names all"
+    fix = f"use {' or '.join(suggestions)}, or {ways}; `blueprint model list` names all"
     return ModelError("neither in the catalog nor a folder that holds config.json", fix, subject=subject)
 
 
@@ -253,11 +253,11 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{folder}: it holds no config.json", "the folder of a model") from None
+        raise ModelError(f"{folder}: it holds no config.json", "name the folder of a model") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: it cannot be read as JSON: {error}", "copy or download it again") from None
     if not isinstance(config, dict):
-        raise ModelError(f"{path}: it is not a mapping of keys to values", "the folder of a model")
+        raise ModelError(f"{path}: it is not a mapping of keys to values", "name the folder of a model")
     config = merge_quantization(config, _read_json(folder / QUANTIZATION_FILE))
     stored_bytes = sum(
         file.stat().st_size for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated")
@@ -280,12 +280,12 @@ def check_folder(name: str) -> None:
     names = {path.name for path in folder.iterdir()}
     if len(files) > 1 and INDEX_FILE not in names and files[0].name.startswith("model-00001-of-"):
         raise ModelError(
-            f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}", "the index beside them"
+            f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}", "put the index beside them"
         )
     missing = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
     if missing:
         reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing[0]} first"
-        raise ModelError(reason, "all files of the checkpoint")
+        raise ModelError(reason, "copy all files of the checkpoint")
     for file in files:
         size, expected = file.stat().st_size, _compute_file_bytes(file)
         if size != expected:
@@ -294,7 +294,7 @@ def check_folder(name: str) -> None:
     if not safetensors.has_tokenizer(names):
         tokenizers = ", ".join(safetensors.TOKENIZER_FILES)
         raise ModelError(
-            f"{folder}: it holds no tokenizer, none of {tokenizers}", "the tokenizer's files beside the weights"
+            f"{folder}: it holds no tokenizer, none of {tokenizers}", "put the tokenizer's files beside the weights"
         )
 
 
@@ -337,7 +337,7 @@ def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
     header = gguf.read_file(files[0])  # first, since one of a split model's files says what to do with them
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:4])
-        raise ModelError(f"{folder}: it holds {len(files)} GGUF files, {names}", "a folder with one of them")
+        raise ModelError(f"{folder}: it holds {len(files)} GGUF files, {names}", "name a folder with one of them")
     return _build_gguf(header, str(folder), str(files[0]), None)
 
 

@@ -130,7 +130,7 @@ def test_the_resolvers_mistakes_have_their_lines(capsys: pytest.CaptureFixture[s
     assert code == 2
     assert err == (
         'mine/blueprint.yaml:3:24: roles.worker.pool: "genral": the fleet demo has no such pool. '
-        "Fix: one of its pools, general.\n"
+        "Fix: use one of its pools, general.\n"
     )
 
 
@@ -147,17 +147,17 @@ def test_a_mistake_in_the_template_is_reported_at_its_line(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` creates one."]),
-        (["mein"], ["mein:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."]),
-        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, .."]),
-        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: the folder of a blueprint; `blueprint new` creates one."]),
+        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
+        (["mein"], ["mein:1:1: there is no such folder. Fix: name the folder of a blueprint, such as mine."]),
+        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, .."]),
+        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
         (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml."]),
         (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [
                 "no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml.",
-                "nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` creates one.",
+                "nowhere:1:1: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one.",
             ],
         ),
     ],

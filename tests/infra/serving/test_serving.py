@@ -113,13 +113,13 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
     [
         (
             "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
-            '"1..2": a replica is 2 services on ECS, which autoscaling does not start together. Fix: replicas: 2.',
+            '"1..2": a replica is 2 services on ECS, which autoscaling does not start together. Fix: set replicas: 2.',
         ),
         (
             HEAD + "roles: {worker: {pool: fast}}\n",
             "accelerators: 1: ECS gives each task a network interface of its own on the node's first card, where "
             "p5en.48xlarge has 3 free beside EFA's, and 8 tasks of such replicas would run on it. "
-            "Fix: accelerators: 3 or more, or another target: --target TARGET.",
+            "Fix: set accelerators: 3 or more, or another target: --target TARGET.",
         ),
     ],
 )
@@ -134,4 +134,4 @@ def test_p5_has_room_for_the_interface_of_one_task(tmp_path: Path, fleet: Path) 
     file.write_text(fleet.read_text().replace("p5en.48xlarge", "p5.48xlarge"))
     error_text = get_plan_error(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 4}}\n")
     assert "p5.48xlarge has 1 free beside EFA's, and 2 tasks of such replicas would run on it" in error_text
-    assert "Fix: accelerators: 8 or more" in error_text
+    assert "Fix: set accelerators: 8 or more" in error_text

@@ -94,7 +94,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: 
     _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
     assert _find_errors(tmp_path) == [
         'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": it was trained on Qwen/Qwen3-8B, and '
-        "the role serves tiny. Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
+        "the role serves tiny. Fix: use an adapter of tiny, or a role of Qwen/Qwen3-8B."
     ]
 
 
@@ -102,7 +102,7 @@ def test_an_adapter_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_fo
     _update_config(adapter_folder, r=128)
     assert _find_errors(tmp_path) == [
         'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": its rank is 128, and replicas '
-        "reserve memory for 64. Fix: an adapter of rank 64 or less."
+        "reserve memory for 64. Fix: use an adapter of rank 64 or less."
     ]
 
 
@@ -116,7 +116,7 @@ def test_the_maximum_rank_matches_the_engines_command_line() -> None:
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     assert _find_errors(tmp_path) == [
         'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": adapters/tone has no adapter_config.json '
-        "and no adapter_model.safetensors. Fix: a folder that PEFT wrote."
+        "and no adapter_model.safetensors. Fix: use a folder that PEFT wrote."
     ]
 
 
@@ -124,10 +124,10 @@ def test_a_container_refuses_a_folder_and_the_local_target_refuses_s3(tmp_path: 
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path, target="eks") == [
         'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "adapters/tone": a container on eks cannot read '
-        "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it."
+        "this folder. Fix: use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it."
     ]
     assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
     assert _find_errors(tmp_path, "s3://mine/tone") == [
         'blueprint.yaml:5:58: roles.models.tuned.adapters.tone: "s3://mine/tone": the S3 of this machine is an '
-        "embedded one, which has no adapters. Fix: a folder beside the blueprint."
+        "embedded one, which has no adapters. Fix: use a folder beside the blueprint."
     ]

@@ -59,12 +59,15 @@ def test_random_weights_think_nothing(tmp_path: Path) -> None:
 
 def test_a_parser_of_another_family_is_refused_and_a_misspelt_one_named(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r'tools: "mistral": it does not read the answers of Qwen/Qwen3-8B. Fix: hermes, or off'
+        InputError,
+        match=r'tools: "mistral": it does not read the answers of Qwen/Qwen3-8B. Fix: set tools: hermes, or off',
     ):
         _resolve(tmp_path, "tools: mistral\n")
-    with pytest.raises(InputError, match=r"it does not read the answers of tiny. Fix: hermes, or off"):
+    with pytest.raises(InputError, match=r"it does not read the answers of tiny. Fix: set tools: hermes, or off"):
         _resolve(tmp_path, "tools: mistral\n", "local", model="tiny")
-    with pytest.raises(InputError, match=r'reasoning: "qwen": vllm has no such parser. Fix: qwen3, or off'):
+    with pytest.raises(
+        InputError, match=r'reasoning: "qwen": vllm has no such parser. Fix: set reasoning: qwen3, or off'
+    ):
         _resolve(tmp_path, "reasoning: qwen\n")
 
 

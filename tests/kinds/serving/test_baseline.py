@@ -80,12 +80,12 @@ def test_the_patterns_blueprint_has_a_baseline(tmp_path: Path) -> None:
         (
             "prefill: {pool: gpus}, decode: {pool: others}",
             '4:47: roles.decode.pool: "others": prefill runs in the pool gpus: a baseline\'s replicas are all '
-            "alike, and so are their nodes. Fix: pool: gpus.",
+            "alike, and so are their nodes. Fix: set pool: gpus.",
         ),
         (
             "prefill: {pool: gpus, accelerators: 2}, decode: {pool: gpus, accelerators: 3}",
             "4:9: roles.prefill.replicas: 1: 5 accelerators of prefill and decode together make no whole number of "
-            "replicas of 3 or 2. Fix: replicas or accelerators whose sum is a multiple of 3.",
+            "replicas of 3 or 2. Fix: set replicas or accelerators whose sum is a multiple of 3.",
         ),
     ],
 )
@@ -101,6 +101,6 @@ def test_only_a_disaggregated_blueprint_has_a_baseline(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         baseline.render(original)
     assert (
-        'pattern: "aggregated": the pattern has no baseline: nothing is split that could run together. Fix: the folder of a blueprint with pattern: disaggregated.'
+        'pattern: "aggregated": the pattern has no baseline: nothing is split that could run together. Fix: name the folder of a blueprint with pattern: disaggregated.'
         in str(error.value)
     )

@@ -134,13 +134,13 @@ TOKENS = "Fix: a number of tokens such as"
                 "1:1: roles: required field is missing. Fix: roles: {worker: {pool: general}}.",
                 "1:1: traffic: required field is missing. Fix: traffic: {arrivals: 20/s}.",
                 "1:1: slo: required field is missing. Fix: slo: {ttft_ms: {p95: 800}}.",
-                "1:1: model: required field is missing. Fix: model: Qwen/Qwen3-0.6B.",
+                "1:1: model: required field is missing. Fix: set model: Qwen/Qwen3-0.6B.",
             ],
         ),
         (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, memory, name, reasoning, revision, task, tools, tuning, weights."]),
         (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: model:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
-        (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: worker: {pool: general}."]),
+        (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
         (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: one of accelerators, adapters, data, engine_arguments, environment, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
@@ -156,8 +156,8 @@ TOKENS = "Fix: a number of tokens such as"
         (VALID + "name: Mine\n", ['7:7: name: "Mine": it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general.']),
         (VALID.replace("{pool: general}", "general"), ['4:11: roles.worker: "general": it is a text. Fix: a mapping of keys to values.']),
         (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ['4:37: roles.worker.replicas: "two": it is neither a number of replicas nor a range. Fix: a number of replicas such as 4, or a range such as 1..8.']),
-        (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ['4:37: roles.worker.replicas: 0: nothing would ever run. Fix: replicas: 1, or a range such as 0..4.']),
-        (add_traffic("users: 8, deadline: 45min"), ['5:31: traffic.deadline: "45min": the router cuts a request off after 1800 s, roles.router.request_timeout. Fix: deadline: 1800s or less, or request_timeout: 2700s or more for the router.']),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ['4:37: roles.worker.replicas: 0: nothing would ever run. Fix: set replicas: 1, or a range such as 0..4.']),
+        (add_traffic("users: 8, deadline: 45min"), ['5:31: traffic.deadline: "45min": the router cuts a request off after 1800 s, roles.router.request_timeout. Fix: set deadline: 1800s or less, or request_timeout: 2700s or more for the router.']),
         (VALID.replace("{pool: general}", "{pool: general}\n  router: {request_timeout: 2d}"), ['5:29: roles.router.request_timeout: "2d": it is too large. Fix: 86400 or less.']),
         (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ['4:41: roles.worker.accelerators: 1025: it is too large. Fix: 1024 or less.']),
         (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: \"random-ish\": {CHOICE} Fix: random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
@@ -169,7 +169,7 @@ TOKENS = "Fix: a number of tokens such as"
         (add_traffic("users: 8, shared_prefix: 0.5"), ['5:36: traffic.shared_prefix: 0.5: it has no unit. Fix: a percentage such as 0.1%.']),
         (add_traffic("users: 8, input_tokens: 64..32"), ['5:35: traffic.input_tokens: "64..32": the least, 64, is more than the most, 32. Fix: 32..64.']),
         (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: \"../../etc/passwd\": it is not a JSONL file, or ShareGPT's JSON, in the blueprint's folder. Fix: a JSONL file, or ShareGPT's JSON, in the blueprint's folder such as prompts.jsonl."]),
-        (add_traffic("users: 8, data: prompts.jsonl"), ['5:27: traffic.data: "prompts.jsonl": there is no such file in mine. Fix: the name of a JSONL file beside the blueprint.']),
+        (add_traffic("users: 8, data: prompts.jsonl"), ['5:27: traffic.data: "prompts.jsonl": there is no such file in mine. Fix: name a JSONL file beside the blueprint.']),
         (add_traffic("users: 8, seed: -1"), ['5:27: traffic.seed: -1: it is too small. Fix: 0 or more.']),
         (add_traffic("users: 8, seed: 4294967296"), ['5:27: traffic.seed: 4294967296: it is too large. Fix: a number below 4294967296.']),
         # slo
@@ -188,23 +188,23 @@ TOKENS = "Fix: a number of tokens such as"
         (add_traffic("users: 8, trace_speed: 2"), ['5:34: traffic.trace_speed: 2: it is for the times of a trace, which are not used here. Fix: trace: FILE without users and arrivals, or no trace_speed.']),
         (add_traffic("trace: azure.csv, output_tokens: 1..10"), ["5:1: traffic.input_tokens: it bounds the lengths of a trace, and is missing. Fix: input_tokens: 1..8k."]),
         (add_traffic("users: 8, trace: a.csv, data: b.jsonl, input_tokens: 1..9, output_tokens: 1..9"), ['5:28: traffic.trace: "a.csv": data says what is sent, and so does a trace. Fix: either data or trace.']),
-        (add_traffic("trace: a.csv, input_tokens: 1..9, output_tokens: 1..9"), ['5:18: traffic.trace: "a.csv": there is no such file in mine. Fix: the name of a trace file beside the blueprint.']),
+        (add_traffic("trace: a.csv, input_tokens: 1..9, output_tokens: 1..9"), ['5:18: traffic.trace: "a.csv": there is no such file in mine. Fix: name a trace file beside the blueprint.']),
         (add_traffic("users: 8, input_tokens: {mean: 20, within: 1..10}"), ['5:42: traffic.input_tokens.mean: 20: it is outside 1..10. Fix: a mean within the bounds, or wider bounds.']),
         (add_traffic("users: 8, input_tokens: {mean: 20, shape: pareto, within: 1..30}"), ["5:53: traffic.input_tokens.shape: \"pareto\": not one of the choices. Fix: one of 'normal', 'lognormal' or 'gamma'."]),
-        (add_traffic("users: 8, input_tokens: {mean: 1k, within: 1..5k}"), ["5:35: traffic.input_tokens: a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: context: 5064 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, input_tokens: {mean: 1k, within: 1..5k}"), ["5:35: traffic.input_tokens: a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens."]),
         (add_traffic("users: 8, score_by: contains"), ['5:31: traffic.score_by: "contains": it scores the answers to data, and there is none. Fix: data: FILE with expected answers, or no score_by.']),
         (add_traffic("users: 8, data: a.jsonl, score_by: judge"), ['5:46: traffic.score_by: "judge": it goes with judge, which is missing. Fix: judge: {url: URL, model: NAME}, or another score_by.']),
         (add_traffic("users: 8, data: a.jsonl, judge: {url: 'https://a', model: b}"), ["5:43: traffic.judge: score_by is not judge. Fix: score_by: judge."]),
         (add_traffic("users: 8, data: a.jsonl, score_by: judge, judge: {url: ftp://a, model: b}"), ['5:66: traffic.judge.url: "ftp://a": it is not a URL of an OpenAI-compatible server. Fix: a URL of an OpenAI-compatible server such as https://judge.example.']),
-        (VALID.replace("slo: {}", "slo: {score: 90%}"), ['6:14: slo.score: "90%": no answer is expected: traffic has no data. Fix: data: FILE with expected answers in traffic, or no score.']),
+        (VALID.replace("slo: {}", "slo: {score: 90%}"), ['6:14: slo.score: "90%": no answer is expected: traffic has no data. Fix: set data: FILE with expected answers in traffic, or remove score.']),
         (add_traffic("users: 8, turns: 2, api: completions"), ['5:28: traffic.turns: 2: completions have no conversation. Fix: api: chat, or no turns.']),
         (add_traffic("users: 8, turns: 2, data: a.jsonl"), ['5:28: traffic.turns: 2: data has single requests. Fix: turns without data, or data without turns.']),
-        (add_traffic("users: 8, turns: 2..20"), ["5:1: traffic.input_tokens: a request of this traffic takes up to 6400 tokens, input and output together, and the context is 4096. Fix: context: 6400 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, turns: 2..20"), ["5:1: traffic.input_tokens: a request of this traffic takes up to 6400 tokens, input and output together, and the context is 4096. Fix: set context: 6400 or more, or shorter input_tokens and output_tokens."]),
         (add_traffic("users: 8, prefix_groups: 4"), ['5:36: traffic.prefix_groups: 4: the prompts of a group have nothing in common while shared_prefix is 0%. Fix: shared_prefix: 50% too, or no prefix_groups.']),
         (VALID.replace("slo: {}", "slo: {goodput: 100%}"), ['6:16: slo.goodput: "100%": no number of requests shows that every one will meet the limits. Fix: 99.9% or less.']),
         (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ['6:21: slo.itl_ms.p50: 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Fix: 30 or less, or no p50.']),
-        (VALID + "context: 300\n", ['7:10: context: 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: context: 320 or more, or shorter input_tokens and output_tokens.']),
-        (add_traffic("users: 8, input_tokens: 4k..5k"), ['5:35: traffic.input_tokens: "4k..5k": a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: context: 5064 or more, or shorter input_tokens and output_tokens.']),
+        (VALID + "context: 300\n", ['7:10: context: 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: set context: 320 or more, or shorter input_tokens and output_tokens.']),
+        (add_traffic("users: 8, input_tokens: 4k..5k"), ['5:35: traffic.input_tokens: "4k..5k": a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens.']),
         # the file as a whole
         ("", ["1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
         ("tiny", ['1:1: "tiny": the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
@@ -250,13 +250,13 @@ def get_error(folder: str) -> str:
 
 
 def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
-    fix = "Fix: the folder of a blueprint; `blueprint new` creates one."
+    fix = "Fix: name the folder of a blueprint; `blueprint new` creates one."
     assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
     assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"
     Path("mine/blueprint.yaml").write_text(VALID)
-    assert get_error("mien") == "mien:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."
+    assert get_error("mien") == "mien:1:1: there is no such folder. Fix: name the folder of a blueprint, such as mine."
     assert get_error("mine/blueprint.yaml") == (
-        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, mine."
+        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, mine."
     )
     (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
     assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")
@@ -269,7 +269,7 @@ def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
             "served_name: a/b",
             "served_name: a/b",
             '5:52: roles.models.two.served_name: "a/b": clients put a/b in `model`, and it is in roles.models.one too. '
-            "Fix: a name of its own.",
+            "Fix: use a name of its own.",
         ),
         ("served_name: two", "context: 2k", "clients put two in `model`, and it is in roles.models.one too."),
         ("served_name: tone", "adapters: {tone: x}", "clients put tone in `model`, and it is in roles.models.one too."),

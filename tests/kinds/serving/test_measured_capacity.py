@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 SHORTAGE = (
     "worker: 2 replicas are too few for arrivals of 40/s: they need 4, by 24/s with 2 worker, swept 2026-11-23 "
-    "(runs/mine/sweep-2026-11-23T06-00-00Z/sweep.json). Fix: replicas: 4."
+    "(runs/mine/sweep-2026-11-23T06-00-00Z/sweep.json). Fix: set replicas: 4."
 )
 
 

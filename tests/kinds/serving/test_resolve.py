@@ -264,47 +264,47 @@ REFUSED = [
     (
         {"worker": "{pool: gpu}"},
         'blueprint.yaml:6:18: roles.worker.pool: "gpu": the fleet demo has no such pool. '
-        "Fix: one of its pools, small, large, plain.",
+        "Fix: use one of its pools, small, large, plain.",
     ),
     (
         {"model": "tinyy"},
         'blueprint.yaml:2:8: model: "tinyy": neither in the catalog nor a folder that holds config.json. '
-        "Fix: tiny or tiny-classify, or the path of a folder; `blueprint model list` names all.",
+        "Fix: use tiny or tiny-classify, or the path of a folder; `blueprint model list` names all.",
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
         'blueprint.yaml:2:8: model: "Qwen/Qwen3-Embedding-0.6B": the model is made to embed, and the task here is '
-        "generate. Fix: task: embed, or a model such as Qwen/Qwen3-0.6B.",
+        "generate. Fix: set task: embed, or use a model such as Qwen/Qwen3-0.6B.",
     ),
     (
         {"context": "100k"},
-        "blueprint.yaml:3:10: context: 100000: tiny takes up to 32768 tokens a request. Fix: 32768 or less.",
+        "blueprint.yaml:3:10: context: 100000: tiny takes up to 32768 tokens a request. Fix: set context: 32768 or less.",
     ),
     (
         {"worker": "{pool: small, accelerators: 2}"},
         "blueprint.yaml:6:39: roles.worker.accelerators: 2: a replica runs on one node, and in the pool small "
-        "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
+        "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: set accelerators: 1 or less, or use a pool of larger types, or pattern: distributed.",
     ),
     (
         {"worker": "{pool: plain}"},
         "blueprint.yaml:6:3: roles.worker.accelerators: 1: the pool plain has no accelerators: m8g.4xlarge "
-        "has none. Fix: a pool of types with accelerators.",
+        "has none. Fix: use a pool of types with accelerators.",
     ),
     (
         {"worker": "{pool: large, accelerators: 3}"},
         "blueprint.yaml:6:39: roles.worker.accelerators: 3: 4 attention heads do not divide by 3. "
-        "Fix: accelerators: 1 or 2.",
+        "Fix: set accelerators: 1 or 2.",
     ),
     (
         {"model": "Qwen/Qwen3-235B-A22B-FP8"},
         'blueprint.yaml:2:8: model: "Qwen/Qwen3-235B-A22B-FP8": it does not fit into 1 accelerator of the pool '
         "small: on g6e.2xlarge and g6e.4xlarge weights 236 GB and reserve 3.54 GB are 196 GB more than the 43.7 GB of "
-        "one accelerator. Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+        "one accelerator. Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
     ),
     (
         {"worker": "{pool: small, replicas: 9}"},
         "blueprint.yaml:6:35: roles.worker.replicas: 9: the pool small grows to 8 nodes, which fit 8. "
-        "Fix: replicas: 8 or less, or size: 0..9 in the pool.",
+        "Fix: set replicas: 8 or less, or size: 0..9 in the pool.",
     ),
 ]
 

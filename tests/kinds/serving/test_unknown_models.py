@@ -38,7 +38,7 @@ def test_a_model_of_an_unknown_kind_is_refused_at_its_line_with_the_way_round(tm
         _resolve_unknown(tmp_path, 8 * GB, "")
     message = str(refusal.value)
     assert message.startswith(f'{tmp_path}/blueprint.yaml:3:8: model: "')
-    assert 'model_type: "zebra": its memory is not known here. Fix: memory: unchecked, which counts' in message
+    assert 'model_type: "zebra": its memory is not known here. Fix: set memory: unchecked, which counts' in message
 
 
 def test_unchecked_takes_it_and_says_that_nothing_is_computed(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_weights_that_have_no_room_are_refused_all_the_same(tmp_path: Path) -> N
 
 def test_weights_of_unknown_size_are_refused_with_the_file_that_says_it(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"neither safetensors nor model.safetensors.index.json. Fix: model.safetensors"
+        InputError, match=r"neither safetensors nor model.safetensors.index.json. Fix: put model.safetensors"
     ):
         _resolve_unknown(tmp_path, 0, "memory: unchecked\n")
 
@@ -96,7 +96,7 @@ def test_a_hub_id_of_a_known_kind_is_computed_from_its_record(tmp_path: Path, mo
 
 def test_a_hub_id_of_an_unknown_kind_deploys_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save_record(monkeypatch, tmp_path, model_type="zebra")
-    with pytest.raises(InputError, match=r'model_type: "zebra": .* Fix: memory: unchecked'):
+    with pytest.raises(InputError, match=r'model_type: "zebra": .* Fix: set memory: unchecked'):
         _resolve(tmp_path, "", model=HUB_ID)
     assert any("not computed" in note for note in _resolve(tmp_path, "memory: unchecked\n", model=HUB_ID).notes)
 
@@ -125,11 +125,11 @@ def test_a_model_in_s3_that_nothing_recorded_is_deployed_from_there_once_it_was_
         _resolve(tmp_path, "", model=uri)
     assert str(refusal.value) == (
         f'{tmp_path}/blueprint.yaml:3:8: model: "{uri}": what lies there was not read yet. '
-        f"Fix: `blueprint model fit {uri}`, which reads it once."
+        f"Fix: run `blueprint model fit {uri}`, which reads it once."
     )
     config = {"model_type": "zebra", "text_config": {"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 100}}
     records.save(ModelRecord(source=uri, config=config, weight_bytes=8 * GB), name=f"{uri}/")
-    with pytest.raises(InputError, match=r"its memory is not known here\. Fix: memory: unchecked"):
+    with pytest.raises(InputError, match=r"its memory is not known here\. Fix: set memory: unchecked"):
         _resolve(tmp_path, "", model=uri)
     with pytest.raises(InputError, match=r":3:8: model: .+ the fleet lets its engines read no bucket bring-your-own"):
         _resolve(tmp_path, "memory: unchecked\n", model=uri)
@@ -150,5 +150,5 @@ def test_a_model_that_the_engine_dropped_is_refused_with_its_last_version(tmp_pa
         _resolve(tmp_path, memory, model=str(model))
     assert str(refusal.value).startswith(f'{tmp_path}/blueprint.yaml:3:8: model: "')
     assert str(refusal.value).endswith(
-        '": vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: another model.'
+        '": vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: use another model.'
     )

@@ -43,12 +43,12 @@ def _find_load_error(
     is_remote = location.startswith("s3://")
     if is_remote and not conventions.containers:
         reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
-        return reason, "a folder beside the blueprint"
+        return reason, "use a folder beside the blueprint"
     if is_remote:
         return None  # read when it is deployed: `check_remote`
     if conventions.containers:
         reason = f"a container on {target} cannot read this folder"
-        return reason, "s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
+        return reason, "use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
     return find_folder_error(folder / location, model)
 
 
@@ -79,15 +79,15 @@ def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:
 def _find_error(file_names: Container[str], text: str, location: str, model: str) -> tuple[str, str] | None:
     missing = [name for name in (CONFIG, WEIGHTS) if name not in file_names]
     if missing:
-        return f"{location} has no {' and no '.join(missing)}", "a folder that PEFT wrote"
+        return f"{location} has no {' and no '.join(missing)}", "use a folder that PEFT wrote"
     config = _parse_config(text)
     base, rank = str(config.get("base_model_name_or_path", "")), config.get("r")
     if _normalize_model(base) != _normalize_model(model):
         reason = f"it was trained on {base or 'a model that it does not name'}, and the role serves {model}"
-        return reason, f"an adapter of {model}, or a role of {base}" if base else f"an adapter of {model}"
+        return reason, f"use an adapter of {model}, or a role of {base}" if base else f"use an adapter of {model}"
     if not isinstance(rank, int) or not 0 < rank <= MAX_RANK:
         reason = f"its rank is {rank}, and replicas reserve memory for {MAX_RANK}"
-        return reason, f"an adapter of rank {MAX_RANK} or less"
+        return reason, f"use an adapter of rank {MAX_RANK} or less"
     return None
 
 

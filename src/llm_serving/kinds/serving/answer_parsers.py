@@ -74,7 +74,7 @@ def _check_role(settings: Blueprint, key_path: tuple[str, ...], role: EngineRole
         if written not in names:
             nearest = engine_options.find_nearest(written, names)
             reason = f"{settings.engine} has no such parser"
-            yield Conflict(path, reason, f"{nearest or AUTO}, or {OFF}", written)
+            yield Conflict(path, reason, f"set {key}: {nearest or AUTO}, or {OFF}", written)
         elif (row.models or model.name in models.load()) and written not in defaults:
             reason = f"it does not read the answers of {model.name}"
-            yield Conflict(path, reason, f"{' or '.join(defaults) or AUTO}, or {OFF}", written)
+            yield Conflict(path, reason, f"set {key}: {' or '.join(defaults) or AUTO}, or {OFF}", written)

@@ -37,7 +37,7 @@ def render(blueprint: Document[Blueprint]) -> str:
     if prefill.pool != decode.pool:
         reason = f"prefill runs in the pool {prefill.pool}: a baseline's replicas are all alike, and so are their nodes"
         raise InputError(
-            [blueprint.build_mistake(["roles", "decode", "pool"], decode.pool, reason, f"pool: {prefill.pool}")]
+            [blueprint.build_mistake(["roles", "decode", "pool"], decode.pool, reason, f"set pool: {prefill.pool}")]
         )
     replica_role = _select_role(blueprint, prefill, decode)
     document: dict[str, Any] = yaml_source.read(blueprint.path).data
@@ -64,7 +64,7 @@ def get_pattern(blueprint: Document[Blueprint]) -> str:
         return pattern.baseline
     others = [name for name, other in patterns.load_patterns().items() if other.baseline]
     reason = "the pattern has no baseline: nothing is split that could run together"
-    fix = f"the folder of a blueprint with pattern: {' or '.join(others)}"
+    fix = f"name the folder of a blueprint with pattern: {' or '.join(others)}"
     raise InputError([blueprint.build_mistake(["pattern"], pattern.name, reason, fix)])
 
 
@@ -78,7 +78,7 @@ def _select_role(blueprint: Document[Blueprint], prefill: EngineRole, decode: En
         f"{total} accelerators of prefill and decode together make no whole number of replicas of "
         f"{decode.accelerators} or {prefill.accelerators}"
     )
-    fix = f"replicas or accelerators whose sum is a multiple of {decode.accelerators}"
+    fix = f"set replicas or accelerators whose sum is a multiple of {decode.accelerators}"
     value = format_bounds(prefill.replicas)
     raise InputError([blueprint.build_mistake(["roles", "prefill", "replicas"], value, reason, fix)])
 

@@ -84,10 +84,10 @@ class Speculative(Settings):
     def _check_model(self) -> Iterator[Conflict]:
         needs_model = self.method in ("eagle", "eagle3", "draft_model")
         if needs_model and not self.model:
-            yield Conflict(("method",), "this method needs a draft model", "model: NAME too, or ngram")
+            yield Conflict(("method",), "this method needs a draft model", "set model: NAME too, or ngram")
         if self.model and not needs_model:
             reason = f"{self.method} needs no second model"
-            yield Conflict(("model",), reason, "no model, or method: draft_model")
+            yield Conflict(("model",), reason, "remove model, or set method: draft_model")
 
 
 class Tuning(Settings):
@@ -269,7 +269,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         if self.task not in pattern_tasks:
             others = [row.name for row in patterns.load_patterns().values() if self.task in row.tasks]
             reason = f"the pattern {self.pattern} is made for {' and '.join(pattern_tasks)}"
-            yield Conflict(("task",), reason, f"pattern: {' or '.join(others)}, or no task")
+            yield Conflict(("task",), reason, f"set pattern: {' or '.join(others)}, or remove task")
 
     def _check_token_settings(self) -> Iterator[Conflict]:
         """Settings that have no meaning by what an answer is, and whose user expects one."""
@@ -289,15 +289,15 @@ class Blueprint(BaseBlueprint, ModelSettings):
             ("traffic", "turns"): self.traffic.turns.max > 1,
             ("slo", "score"): self.slo.score is not None and self.task != "classify",
         }
-        fixes = {"kv_usage": "queue: 4", "policy": "policy: load-aware"}
+        fixes = {"kv_usage": "set queue: 4", "policy": "set policy: load-aware"}
         for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
-            yield Conflict(key_path, reason, fixes.get(key_path[-1], f"no {key_path[-1]}"))
+            yield Conflict(key_path, reason, fixes.get(key_path[-1], f"remove {key_path[-1]}"))
         if self.traffic.images is not None:
-            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "no images")
+            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "remove images")
         if self.traffic.data is not None and self.task == "rerank":
-            yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "no data")
+            yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "remove data")
         if self.traffic.data is not None and self.traffic.inputs.max > 1:
-            yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "no inputs")
+            yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "remove inputs")
         yield from self._check_remaining_limits(reason)
 
     def _check_text_settings(self) -> Iterator[Conflict]:
@@ -307,7 +307,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         }.items():
             if is_written:
                 reason = "a request of the task generate has one prompt"
-                yield Conflict(key_path, reason, f"task: {' or '.join(tasks.POOLED)}, or no {key_path[-1]}")
+                yield Conflict(key_path, reason, f"set task: {' or '.join(tasks.POOLED)}, or remove {key_path[-1]}")
 
     def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
         """Limits on tokens alone: without them nothing would be left to hold."""
@@ -316,7 +316,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         if latencies and self.slo.e2e_ms == Percentiles():
             limits = getattr(self.slo, latencies[0]).model_dump(exclude_none=True)
             name, limit = next(iter(limits.items()), ("p95", 1000.0))
-            yield Conflict(("slo", latencies[0]), reason, f"e2e_ms: {{{name}: {limit:g}}} in its place")
+            yield Conflict(("slo", latencies[0]), reason, f"set e2e_ms: {{{name}: {limit:g}}} in its place")
 
     def _check_served_names(self) -> Iterator[Conflict]:
         """Names that clients put in `model` and that two models or adapters have: the router would mix them."""
@@ -327,13 +327,13 @@ class Blueprint(BaseBlueprint, ModelSettings):
             for key, name in names + [(("adapters", adapter), adapter) for adapter in role.adapters]:
                 if name in owners:
                     reason = f"clients put {name} in `model`, and it is in roles.models.{owners[name]} too"
-                    yield Conflict(("roles", "models", role_name, *key), reason, "a name of its own")
+                    yield Conflict(("roles", "models", role_name, *key), reason, "use a name of its own")
                 owners.setdefault(name, role_name)
 
     def _check_routers(self) -> Iterator[Conflict]:
         if self.load_balancer and self.roles.router.replicas < MIN_ROUTERS:
             reason = "one router is in one zone, and the load balancer is for the loss of it"
-            yield Conflict(("roles", "router", "replicas"), reason, f"replicas: {MIN_ROUTERS} or more")
+            yield Conflict(("roles", "router", "replicas"), reason, f"set replicas: {MIN_ROUTERS} or more")
 
     def _check_pattern_roles(self) -> Iterator[Conflict]:
         pattern_roles = patterns.load_patterns()[self.pattern].roles
@@ -341,17 +341,17 @@ class Blueprint(BaseBlueprint, ModelSettings):
             is_present = bool(getattr(self.roles, name))
             if is_present and name not in pattern_roles:
                 role_names = " and ".join(pattern_roles)
-                yield Conflict(("roles", name), f"the pattern {self.pattern} has {role_names}", f"no {name}")
+                yield Conflict(("roles", name), f"the pattern {self.pattern} has {role_names}", f"remove {name}")
             if name in pattern_roles and not is_present:
                 reason = f"the pattern {self.pattern} needs it, and it is missing"
-                yield Conflict(("roles", name), reason, f"{name}: {_format_example_role(name)}")
+                yield Conflict(("roles", name), reason, f"set {name}: {_format_example_role(name)}")
 
     def _check_model(self) -> Iterator[Conflict]:
         has_many_models = "models" in patterns.load_patterns()[self.pattern].roles
         if has_many_models and self.model:
-            yield Conflict(("model",), "each role of this pattern names its own", "model in each of roles.models")
+            yield Conflict(("model",), "each role of this pattern names its own", "name model in each of roles.models")
         if not has_many_models and not self.model:
-            yield Conflict(("model",), "required field is missing", "model: Qwen/Qwen3-0.6B")
+            yield Conflict(("model",), "required field is missing", "set model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:
         max_tokens = self.max_sequence_tokens
@@ -365,7 +365,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
                 f"{sequence} of this traffic takes up to {max_tokens} tokens, {together}and the context is "
                 f"{max(contexts)}",
-                f"context: {max_tokens} or more, or shorter {shorter}",
+                f"set context: {max_tokens} or more, or shorter {shorter}",
             )
 
     def _check_pipeline(self) -> Iterator[Conflict]:
@@ -373,18 +373,18 @@ class Blueprint(BaseBlueprint, ModelSettings):
             role: EngineRole | None = getattr(self.roles, name)
             if role and role.pipeline > 1:
                 reason = "the KV transfer sends the cache of one pipeline stage"
-                yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
+                yield Conflict(("roles", name, "pipeline"), reason, "set pipeline: 1")
 
     def _check_score(self) -> Iterator[Conflict]:
         if self.slo.score is not None and self.traffic.data is None:
             reason = "no answer is expected: traffic has no data"
-            yield Conflict(("slo", "score"), reason, "data: FILE with expected answers in traffic, or no score")
+            yield Conflict(("slo", "score"), reason, "set data: FILE with expected answers in traffic, or remove score")
 
     def _check_deadline(self) -> Iterator[Conflict]:
         timeout, deadline = self.roles.router.request_timeout, self.traffic.deadline
         if deadline > timeout:
             reason = f"the router cuts a request off after {timeout:g} s, roles.router.request_timeout"
-            fix = f"deadline: {timeout:g}s or less, or request_timeout: {deadline:g}s or more for the router"
+            fix = f"set deadline: {timeout:g}s or less, or request_timeout: {deadline:g}s or more for the router"
             yield Conflict(("traffic", "deadline"), reason, fix)
 
 
@@ -402,15 +402,15 @@ def read(folder: Path) -> Document[Blueprint]:
         raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _suggest_folder(folder))])
     if not folder.is_dir():
         reason = "it is a file, and a blueprint is a folder"
-        raise InputError([Mistake(folder, 1, 1, "", "", reason, f"the folder that holds it, {folder.parent}")])
+        raise InputError([Mistake(folder, 1, 1, "", "", reason, f"name the folder that holds it, {folder.parent}")])
     if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
         reason = f"the folder holds no {FILE_NAME}"
         raise InputError(
-            [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` creates one")]
+            [Mistake(folder, 1, 1, "", "", reason, "name the folder of a blueprint; `blueprint new` creates one")]
         )
     document = load(folder / FILE_NAME, Blueprint)
     missing_files = [
-        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"the name of a {what}")
+        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"name a {what}")
         for key_path, file, what in _list_files(document.value)
         if not (folder / file).is_file()
     ]
@@ -437,4 +437,5 @@ def _suggest_folder(folder: Path) -> str:
     patterns = [file.parent for file in paths.PATTERNS.glob(f"*/{FILE_NAME}")]
     close_names = difflib.get_close_matches(folder.name, [suggested.name for suggested in siblings + patterns], n=1)
     suggested = [path for path in siblings + patterns if path.name in close_names]
-    return f"the folder of a blueprint{f', such as {suggested[0]}' if suggested else '; `blueprint new` creates one'}"
+    hint = f", such as {suggested[0]}" if suggested else "; `blueprint new` creates one"
+    return f"name the folder of a blueprint{hint}"

@@ -71,10 +71,12 @@ class LoadBalancer(Settings):
     def _check_public(self) -> Iterator[Conflict]:
         if self.public and not self.gateway:
             reason = "the router answers everybody who reaches it, and nothing before it authenticates requests"
-            yield Conflict(("public",), reason, "public: off, or gateway: NAME:PORT of a Service that authenticates")
+            yield Conflict(
+                ("public",), reason, "set public: off, or gateway: NAME:PORT of a Service that authenticates"
+            )
         elif self.public and not self.web_acl:
             reason = "the internet reaches the load balancer, and nothing filters or limits its requests"
-            yield Conflict(("public",), reason, "web_acl: ARN of an AWS WAF web ACL, or public: off")
+            yield Conflict(("public",), reason, "set web_acl: ARN of an AWS WAF web ACL, or public: off")
 
 
 def list_ranges(fleet: Fleet) -> tuple[str, ...]:

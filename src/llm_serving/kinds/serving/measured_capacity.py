@@ -88,7 +88,7 @@ def list_shortages(deployment: ServingDeployment) -> Iterator[str]:
         if role.replicas.max < needed.get(role.name, 0):
             yield (
                 f"{role.name}: {role.replicas} replicas are too few for arrivals of {arrivals:g}/s: they need "
-                f"{needed[role.name]}, by {_describe_measurement(capacity)}. Fix: replicas: {needed[role.name]}."
+                f"{needed[role.name]}, by {_describe_measurement(capacity)}. Fix: set replicas: {needed[role.name]}."
             )
 
 

@@ -127,12 +127,12 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
     """
     pool = fleet.pools.get(role.pool)
     if pool is None:
-        fix = f"one of its pools, {', '.join(fleet.pools)}"
+        fix = f"use one of its pools, {', '.join(fleet.pools)}"
         raise PlacementError(Conflict((*key_path, "pool"), f"the fleet {fleet.name} has no such pool", fix, role.pool))
     known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
     if not known_types:
         reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
-        raise PlacementError(Conflict((*key_path, "pool"), reason, "a pool of types that it has", role.pool))
+        raise PlacementError(Conflict((*key_path, "pool"), reason, "use a pool of types that it has", role.pool))
     return pool, known_types
 
 
@@ -260,10 +260,10 @@ class _PlacementSearch:
         pattern = patterns.load_patterns()[self.settings.pattern]
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
-            raise self._build_error("accelerators", accelerators, reason, "a pool of types with accelerators")
+            raise self._build_error("accelerators", accelerators, reason, "use a pool of types with accelerators")
         if not pattern.spans_nodes:
             reason = f"a replica runs on one node, and in the pool {self.role.pool} {counts}"
-            fix = f"accelerators: {max_accelerators} or less, or a pool of larger types"
+            fix = f"set accelerators: {max_accelerators} or less, or use a pool of larger types"
             larger_pattern = patterns.find_multi_node(pattern.roles)
             if larger_pattern:
                 fix += f", or pattern: {larger_pattern}"
@@ -279,14 +279,16 @@ class _PlacementSearch:
         accelerators = self.role.accelerators
         if accelerators % per_node:
             reason = f"a replica over several nodes takes whole ones, and {types[0].name} has {per_node}"
-            raise self._build_error("accelerators", accelerators, reason, f"a multiple of {per_node}")
+            raise self._build_error("accelerators", accelerators, reason, f"use a multiple of {per_node}")
         if self.role.tensor > per_node:
             reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one node"
-            fix = f"pipeline: {accelerators // per_node}, so that a layer stays on one node"
+            fix = f"set pipeline: {accelerators // per_node}, so that a layer stays on one node"
             raise self._build_error("pipeline", self.role.pipeline, reason, fix)
         if not pool.efa:
             reason = f"the nodes of a replica would communicate over TCP: the pool {self.role.pool} has no EFA"
-            raise self._build_error("pool", self.role.pool, reason, f"efa: on in the pool, or accelerators: {per_node}")
+            raise self._build_error(
+                "pool", self.role.pool, reason, f"set efa: on in the pool, or accelerators: {per_node}"
+            )
         return types[:1]  # one type: the slowest node sets the pace of all
 
     def _check_divisible(self, instance: Instance) -> None:
@@ -295,10 +297,10 @@ class _PlacementSearch:
         role = self.role
         if role.expert and not self.model.experts:
             reason = f"{self.model.name} has no experts to spread"
-            raise self._build_error("expert", role.expert, reason, "expert: off")
+            raise self._build_error("expert", role.expert, reason, "set expert: off")
         if role.pipeline > self.model.layers:
             reason = f"the model has {self.model.layers} layers"
-            raise self._build_error("pipeline", role.pipeline, reason, f"pipeline: {self.model.layers} or less")
+            raise self._build_error("pipeline", role.pipeline, reason, f"set pipeline: {self.model.layers} or less")
         misfit = self._memory_model.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
         if misfit:
             degrees = [
@@ -307,12 +309,11 @@ class _PlacementSearch:
                 if not self._memory_model.describe_indivisible(self.model, degree, whole_experts=role.expert)
             ]
             options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
-            fix = f"accelerators: {' or '.join(map(str, options))}"
+            fix = f"set accelerators: {' or '.join(map(str, options))}"
             if instance.accelerators and self._select_platform(instance.accelerators).limits:
                 # A replica needs its whole node here.
-                fix = (
-                    f"data: {role.accelerators // max(degree for degree in degrees if role.accelerators % degree == 0)}"
-                )
+                largest = max(degree for degree in degrees if role.accelerators % degree == 0)
+                fix = f"set data: {role.accelerators // largest}"
             if not role.expert and not self._memory_model.describe_indivisible(
                 self.model, role.tensor, whole_experts=True
             ):
@@ -358,7 +359,7 @@ class _PlacementSearch:
         if self._runs_on_cpu_pools:
             return self._describe_larger_nodes()
         if not self.model.is_known:
-            return "more accelerators, types with more memory, or a smaller model"
+            return "use more accelerators, types with more memory, or a smaller model"
         model = apply_quantization(self.model, self.settings.tuning)
         context = min(self.context, model.max_context)
         candidates = [
@@ -374,14 +375,14 @@ class _PlacementSearch:
             larger_pattern = patterns.find_multi_node()
             alternative = f", or pattern: {larger_pattern}" if larger_pattern else ""
             return (
-                f"a smaller or more strongly quantized model{alternative}: "
+                f"use a smaller or more strongly quantized model{alternative}: "
                 "no single instance type of the catalog holds this one"
             )
         same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
         suggestions = [
             f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
         ]
-        return f"{' or '.join(suggestions)}, or a smaller model"
+        return f"set {' or '.join(suggestions)}, or use a smaller model"
 
     def _describe_larger_nodes(self) -> str:
         """The smallest type without accelerators whose memory holds the model."""
@@ -390,8 +391,8 @@ class _PlacementSearch:
             for instance in instances.load().values()
             if instance.accelerators is None and (fit := self._compute_fit(instance)) and fit.fits
         ]
-        smaller = "a smaller or more strongly quantized model, a shorter context, or fewer tuning.sequences"
-        return f"a pool of {min(fits)[2]} or larger, {smaller}" if fits else smaller
+        smaller = "use a smaller or more strongly quantized model, a shorter context, or fewer tuning.sequences"
+        return f"use a pool of {min(fits)[2]} or larger, {smaller.removeprefix('use ')}" if fits else smaller
 
     def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
         """Types of which the pool, at its maximum, has nodes for all replicas."""
@@ -404,7 +405,7 @@ class _PlacementSearch:
         max_replicas, replicas = self._count_max_replicas(pool, largest), self.role.replicas.max
         nodes = count_nodes(largest, self.role.accelerators, replicas)
         reason = f"the pool {self.role.pool} grows to {pool.size.max} nodes, which fit {max_replicas}"
-        fix = f"replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
+        fix = f"set replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
         raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
 
     def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
@@ -447,7 +448,11 @@ class _PlacementSearch:
                 f"where the engine keeps this cache: {room_bytes / 2**30:.0f} GiB are free there, and it takes "
                 f"{OFFLOAD_ROOM:g} times its size"
             )
-            fix = f"kv_offload: {max_gib}Gi or less" if max_gib else "no kv_offload, or a pool of larger types"
+            fix = (
+                f"set kv_offload: {max_gib}Gi or less"
+                if max_gib
+                else "remove kv_offload, or use a pool of larger types"
+            )
             raise PlacementError(Conflict(("tuning", "kv_offload"), reason, fix, f"{offload / 2**30:g}Gi"))
 
     def _list_tolerations(self) -> tuple[Toleration, ...]:
@@ -494,7 +499,8 @@ def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflic
             parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
             reason = f"the roles need {parts} nodes of the pool {name}, which grows to {max_nodes}"
             key_path, role, _ = pool_roles[-1]
-            fix = f"fewer replicas, or size: {fleet.pools[name].size.min}..{sum(node_counts.values())} in the pool"
+            size = f"{fleet.pools[name].size.min}..{sum(node_counts.values())}"
+            fix = f"use fewer replicas, or set size: {size} in the pool"
             conflicts.append(Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas)))
     return conflicts
 

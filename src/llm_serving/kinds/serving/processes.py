@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
-from llm_serving.kinds.serving import answer_parsers
+from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
+from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import tasks
@@ -57,8 +57,6 @@ WEIGHTS_FOLDER, DRAFT_FOLDER = "weights", "draft"
 """Folders that weights are copied to before the engine starts, where they are not streamed: the model's, and those of
 the model that guesses tokens ahead."""
 
-KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
-
 
 @dataclass(frozen=True)
 class Context:
@@ -100,6 +98,11 @@ class Context:
         """The engine on the processors that it runs on: the pool's accelerators, or this machine's CPU instead."""
         return role_placement.platform if self.conventions.real_accelerators else self.engine.platforms["cpu"]
 
+    def describe_node(self, name: str, role: EngineRole, role_placement: Placement, rank: int = 0) -> Node:
+        """Return node `rank` of the replicas of a role."""
+        platform = self.select_platform(role_placement)
+        return Node(self.blueprint, (name,), role, role_placement, platform, self.conventions, rank)
+
     def streams(self, role_placement: Placement) -> bool:
         """Whether the engine streams its weights from S3."""
         return self.engine.streams_on(self.select_platform(role_placement))
@@ -131,54 +134,6 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
         *processes,
         *(f"{process}-{name}" for process in processes for name in extra_names),
     ]
-
-
-def list_options(context: Context, role: EngineRole, role_placement: Placement, rank: int) -> Iterator[str]:
-    """Names of the engine's options that node `rank` of a replica needs, in the order of the command line."""
-    tuning, nodes = context.blueprint.tuning, role_placement.nodes
-    is_compiled = context.select_platform(role_placement).limits is not None
-    parsers = answer_parsers.select(context.blueprint, role, role_placement.model)
-    requested = {
-        "one-rank": role.accelerators == 1,
-        "shared-weights": shares_weights(role, role_placement),
-        "own-weights": not shares_weights(role, role_placement),
-        "tensor": role.tensor > 1,
-        "pipeline": role.pipeline > 1,
-        "data": role.data > 1,
-        "data-adapters": role.data > 1 and bool(role.adapters) and rank == 0,
-        "expert": role.expert,
-        "nodes": nodes > 1,
-        "data-nodes": nodes > 1 and role.data > 1,
-        "fp8-weights": tuning.quantization == "fp8",
-        "fp8-cache": tuning.kv_cache == "fp8",
-        "no-prefix-cache": not tuning.prefix_cache,
-        "no-chunked-prefill": not tuning.chunked_prefill,
-        "batch-tokens": tuning.batch_tokens is not None or is_compiled,
-        "sequences": tuning.sequences is not None or is_compiled,
-        "kv-offload": tuning.kv_offload is not None,
-        "speculative": tuning.speculative is not None,
-        "priority": tuning.priority,
-        "pooled": context.blueprint.is_pooled,
-        "model-config": bool(parsers.model_config_json),
-        "tools": bool(parsers.tools),
-        "reasoning": bool(parsers.reasoning),
-        "chat-template": bool(_locate_chat_template(context, role, role_placement)),
-        "adapters": bool(role.adapters),
-        "kv-events": context.policy == "kv-aware",
-        "drain": context.conventions.drains,
-        "compile-cache": tuning.compile_cache is not None and context.conventions.containers,
-    }
-    return (name for name, is_used in requested.items() if is_used)
-
-
-def shares_weights(role: EngineRole, role_placement: Placement) -> bool:
-    """Whether ranks of a node read the checkpoint together.
-
-    Data-parallel ranks do for a mixture of experts; for other models they are independent engines, each with tensor
-    and pipeline ranks alone. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
-    parallel_state.py, `init_distributed_environment`.
-    """
-    return role.tensor * role.pipeline * (role.data if role_placement.model.experts else 1) > 1
 
 
 def _compute_stream_bytes(role: EngineRole, role_placement: Placement) -> int:
@@ -237,9 +192,10 @@ def build_engine_service(
     """The engine on one node of a replica: what its command line decides."""
     environment, platform = context.environment, context.select_platform(role_placement)
     process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
-    parts = list_command_parts(context, role, role_placement, rank)
+    node = context.describe_node(name, role, role_placement, rank)
+    parts = list_command_parts(context, node)
     values = {
-        **_build_shared_values(context, name, role, role_placement, served_model),
+        **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
     }
     command = engines.fill_arguments(
@@ -274,9 +230,9 @@ def build_engine_service(
 
 def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
     """The words of the engine's own options that the blueprint gives a role; `checks` has refused what is none."""
-    options = engine_options.get_options(context.blueprint.engine)
+    recorded = engine_options.get_options(context.blueprint.engine)
     arguments = context.blueprint.merge_arguments(role)
-    return tuple(word for name, value in arguments.items() for word in options[name].format_words(name, value))
+    return tuple(word for name, value in arguments.items() for word in recorded[name].format_words(name, value))
 
 
 def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:
@@ -284,21 +240,21 @@ def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel
     return platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S
 
 
-def list_command_parts(context: Context, role: EngineRole, role_placement: Placement, rank: int) -> list[CommandPart]:
-    """What is added to the engine's command, in the order of the command line."""
-    engine, platform = context.engine, context.select_platform(role_placement)
+def list_command_parts(context: Context, node: Node) -> list[CommandPart]:
+    """Return what is added to the engine's command, in the order of the command line."""
+    engine, platform, role_placement = context.engine, node.platform, node.placement
     parts: list[CommandPart] = []
     if engine.streaming and context.streams(role_placement):
         parts += [engine.streaming, *((engine.other_s3,) if context.environment.s3_endpoint else ())]
     parts.append(platform)
-    for option in list_options(context, role, role_placement, rank):
+    for option in options.list_names(node):
         parts += [part for part in (engine.options.get(option), platform.options.get(option)) if part]
     wide_experts = role_placement.wide_experts
     if wide_experts:
         parts += [wide_experts, *([wide_experts.balancing] if role_placement.spare_experts else [])]
     if context.transfer:
         parts.append(engine.transfers[context.transfer])
-    if rank and "follower" in engine.options:
+    if node.rank and "follower" in engine.options:
         parts.append(engine.options["follower"])
     return parts
 
@@ -311,12 +267,9 @@ def _build_process_name(context: Context, role: str, nodes: int, replica: int, r
     return f"{role}-follower" if rank else role
 
 
-def _build_shared_values(
-    context: Context, name: str, role: EngineRole, role_placement: Placement, served_model: ServedModel
-) -> Values:
-    """Values that all processes of a role share."""
-    tuning = context.blueprint.tuning
-    parsers = answer_parsers.select(context.blueprint, role, role_placement.model)
+def _build_shared_values(context: Context, node: Node, served_model: ServedModel) -> Values:
+    """Return the values that all processes of a role share."""
+    role, role_placement, draft = node.role, node.placement, served_model.draft
     rank_count = sum(
         compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
         for engine_role in context.blueprint.roles.engine_roles.values()
@@ -327,7 +280,7 @@ def _build_shared_values(
         "host": context.conventions.bind_host,
         "context": served_model.context,
         "kv_bytes": _compute_kv_bytes(context, role, role_placement, served_model),
-        "kv_role": KV_ROLES.get(name, "kv_both"),
+        "kv_role": context.engine.transfer_roles.get(node.key_path[-1], ""),
         "threads": _count_threads(context, role_placement, rank_count),
         "tensor": role.tensor,
         "pipeline": role.pipeline,
@@ -336,22 +289,17 @@ def _build_shared_values(
         "batch_tokens": role_placement.batch.tokens,
         "sequences": role_placement.batch.sequences,
         "slots_context": served_model.context * role_placement.batch.sequences,
-        # The engine reserves it for each data-parallel rank.
-        "offload_gib": f"{(tuning.kv_offload or 0) / max(1, role.data // role_placement.nodes) / 2**30:g}",
-        "speculative": _format_speculative(context, role_placement, served_model),
+        "draft": _locate_weights(context, role_placement, draft.weights, DRAFT_FOLDER) if draft else "",
         "adapters": tuple(f"{adapter}={path}" for adapter, path in _list_adapter_paths(context, served_model).items()),
-        "tools": parsers.tools,
-        "reasoning": parsers.reasoning,
-        "chat_template": _locate_chat_template(context, role, role_placement),
-        "model_config": parsers.model_config_json,
-        "max_adapters": len(served_model.adapters),
+        "chat_template": _locate_chat_template(context, node),
         "stream_bytes": _compute_stream_bytes(role, role_placement),
         "stream_clients": compute_stream_clients(role_placement.instances),
         "drain_s": math.ceil(context.blueprint.disruption.drain),
         "memory_share": f"{role_placement.wide_experts.memory_share:g}" if role_placement.wide_experts else "",
         "spare_experts": role_placement.spare_experts,
-        "start_limit_s": math.ceil(_compute_start_limit_s(context.select_platform(role_placement), served_model)),
+        "start_limit_s": math.ceil(_compute_start_limit_s(node.platform, served_model)),
         "socket_folder": context.environment.socket_folder,
+        **options.build_values(node),
     }
 
 
@@ -398,31 +346,15 @@ def _locate_weights(context: Context, role_placement: Placement, weights: Weight
     return weights.uri if context.streams(role_placement) else f"{context.prefetch_folder}/{folder}"
 
 
-def _locate_chat_template(context: Context, role: EngineRole, role_placement: Placement) -> str:
+def _locate_chat_template(context: Context, node: Node) -> str:
     """The user's template or the catalog's, as the engine takes it; empty where the model's own is used.
 
     In a container the user's template is the argument itself: engines take either.
     """
-    written = context.blueprint.select_model_settings(role).chat_template
-    if written:
-        file = context.folder / written
-        return file.read_text(encoding="utf-8") if context.conventions.containers else str(file.resolve())
-    if not context.conventions.containers or context.select_platform(role_placement).image:
-        return ""  # the catalog's lie in the engine's own image
-    return answer_parsers.select(context.blueprint, role, role_placement.model).chat_template
-
-
-def _format_speculative(context: Context, role_placement: Placement, served_model: ServedModel) -> str:
-    speculative = context.blueprint.tuning.speculative
-    if speculative is None:
-        return ""
-    config: dict[str, str | int] = {"method": speculative.method, "num_speculative_tokens": speculative.tokens}
-    if speculative.method == "ngram":
-        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    draft = served_model.draft
-    if draft:
-        config["model"] = _locate_weights(context, role_placement, draft.weights, DRAFT_FOLDER)
-    return json.dumps(config)
+    if node.written_template is None:
+        return node.catalog_template
+    file = context.folder / node.written_template
+    return file.read_text(encoding="utf-8") if context.conventions.containers else str(file.resolve())
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:

@@ -79,7 +79,7 @@ class Scale(Settings):
     def _check_one_metric(self) -> Iterator[Conflict]:
         if (self.queue is None) == (self.kv_usage is None):
             key_path = () if self.queue is None else ("kv_usage",)
-            yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "queue: 4, or kv_usage: 80%")
+            yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "set queue: 4, or kv_usage: 80%")
 
 
 class EngineRole(Settings):
@@ -130,19 +130,19 @@ class EngineRole(Settings):
         if self.accelerators % (self.pipeline * self.data):
             divisor = f"pipeline {self.pipeline} times data {self.data}"
             reason = f"{divisor} is {self.pipeline * self.data}, by which it does not divide"
-            yield Conflict(("accelerators",), reason, f"a multiple of {self.pipeline * self.data}")
+            yield Conflict(("accelerators",), reason, f"use a multiple of {self.pipeline * self.data}")
 
     def _check_scale_range(self) -> Iterator[Conflict]:
         if self.replicas.max == 0:
-            yield Conflict(("replicas",), "nothing would ever run", "replicas: 1, or a range such as 0..4")
+            yield Conflict(("replicas",), "nothing would ever run", "set replicas: 1, or a range such as 0..4")
         if self.scale and self.replicas.min == self.replicas.max:
             reason = f"the replicas are always {self.replicas.max}"
-            yield Conflict(("scale",), reason, f"replicas: 1..{self.replicas.max + 1}, or no scale")
+            yield Conflict(("scale",), reason, f"set replicas: 1..{self.replicas.max + 1}, or remove scale")
 
     def _check_executor(self) -> Iterator[Conflict]:
         if self.executor == "ray":
             reason = "the engine's image has no Ray, and the engine connects the nodes of a replica by itself"
-            yield Conflict(("executor",), reason, "no executor")
+            yield Conflict(("executor",), reason, "remove executor")
 
 
 class ModelSettings(Settings):

@@ -39,18 +39,18 @@ def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
 
 
 REFUSALS = {
-    "max_num_sequs: 4": 'max_num_sequs: "4": vLLM 0.32.0 has no such option. Fix: max_num_seqs, or no max_num_sequs.',
-    "max_modl_len: 4": 'max_modl_len: "4": vLLM 0.32.0 has no such option. Fix: context, or no max_modl_len.',
-    "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number. Fix: a whole number.',
+    "max_num_sequs: 4": 'max_num_sequs: "4": vLLM 0.32.0 has no such option. Fix: write max_num_seqs, or remove max_num_sequs.',
+    "max_modl_len: 4": 'max_modl_len: "4": vLLM 0.32.0 has no such option. Fix: write context, or remove max_modl_len.',
+    "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number. Fix: write a whole number.',
     "logprobs_mode: raw": 'logprobs_mode: "raw": the engine takes one of processed_logits, processed_logprobs, '
-    "raw_logits, raw_logprobs. Fix: one of processed_logits, processed_logprobs, raw_logits, raw_logprobs.",
+    "raw_logits, raw_logprobs. Fix: write one of processed_logits, processed_logprobs, raw_logits, raw_logprobs.",
     "max_model_len: 4096": 'max_model_len: "4096": the deployment writes it from context. '
-    "Fix: context, and no max_model_len here.",
-    "port: 80": 'port: "80": the deployment writes it by itself. Fix: no port.',
+    "Fix: set context, and remove max_model_len here.",
+    "port: 80": 'port: "80": the deployment writes it by itself. Fix: remove port.',
     "block_size: 16": 'block_size: "16": it changes how the engine divides memory, and this program\'s arithmetic '
-    "would not know. Fix: no block_size.",
+    "would not know. Fix: remove block_size.",
     "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
-    "line is. Fix: no api_key.",
+    "line is. Fix: remove api_key.",
 }
 
 
@@ -64,7 +64,7 @@ def test_an_argument_that_cannot_be_set_is_refused_at_its_line(tmp_path: Path, a
 
 def test_an_argument_that_a_key_sets_too_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"tuning.sequences says it too. Fix: one of max_num_seqs and tuning.sequences"
+        InputError, match=r"tuning.sequences says it too. Fix: keep one of max_num_seqs and tuning.sequences"
     ):
         _resolve(tmp_path, "tuning: {sequences: 8}\nengine_arguments: {max_num_seqs: 8}\n")
 
@@ -73,7 +73,7 @@ def test_an_argument_that_the_target_needs_for_itself_is_refused_there_alone(tmp
     extra = "engine_arguments: {enforce_eager: false}\n"
     assert _list_words(_resolve(tmp_path, extra))[-1] == "--no-enforce-eager"
     with pytest.raises(
-        InputError, match=r'"false": the deployment writes it by itself on this machine. Fix: no enforce_eager'
+        InputError, match=r'"false": the deployment writes it by itself on this machine. Fix: remove enforce_eager'
     ):
         _resolve(tmp_path, extra, target="local", model="tiny")
     assert "--enforce-eager" in _list_words(
@@ -116,7 +116,7 @@ def test_a_larger_step_takes_more_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["HF_TOKEN", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
 def test_a_secret_in_the_environment_is_refused_without_its_value(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        InputError, match=rf"environment.{name}: .*a secret here could be read.*Fix: no {name}"
+        InputError, match=rf"environment.{name}: .*a secret here could be read.*Fix: remove {name}"
     ) as refusal:
         _resolve(tmp_path, f"environment: {{{name}: hush}}\n")
     assert "hush" not in str(refusal.value)
@@ -124,7 +124,8 @@ def test_a_secret_in_the_environment_is_refused_without_its_value(tmp_path: Path
 
 def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"vLLM 0.32.0 reads no such variable. Fix: VLLM_LOGGING_LEVEL, or no VLLM_LOGING_LEVEL"
+        InputError,
+        match=r"vLLM 0.32.0 reads no such variable. Fix: write VLLM_LOGGING_LEVEL, or remove VLLM_LOGING_LEVEL",
     ):
         _resolve(tmp_path, "environment: {VLLM_LOGING_LEVEL: DEBUG}\n")
     variables = 'VLLM_LOGGING_LEVEL: DEBUG, ANY_OTHER: x, VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD: "8"'

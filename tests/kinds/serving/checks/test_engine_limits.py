@@ -61,7 +61,7 @@ def get_flag(service: Service, name: str) -> str:
 PLUGIN = "vLLM's plugin for Neuron"
 OLDER = (
     f"{PLUGIN} runs on Trainium2 and newer, and what served Trainium and Inferentia2 before, NxD Inference, gets no new "
-    "releases. Fix: a pool of trn2, or one of GPUs."
+    "releases. Fix: use a pool of trn2, or one of GPUs."
 )
 
 REFUSED = [
@@ -78,91 +78,91 @@ REFUSED = [
     (
         format_blueprint("pool: trainium, accelerators: 16"),
         f"5:42: roles.worker.accelerators: 16: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: set accelerators: 64.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
         f"5:42: roles.worker.accelerators: 8: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: set accelerators: 64, with data: 2 or more.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
-        "5:42: roles.worker.accelerators: 64: 32 attention heads do not divide by 64. Fix: data: 2.",
+        "5:42: roles.worker.accelerators: 64: 32 attention heads do not divide by 64. Fix: set data: 2.",
     ),
     (
         format_blueprint("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
         f"5:39: roles.worker.accelerators: 4: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: set accelerators: 64, with data: 2 or more.",
     ),
     (
         format_blueprint("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
         f"5:40: roles.worker.accelerators: 128: the documentation of {PLUGIN} does not describe replicas over several nodes. "
-        "Fix: accelerators: 64.",
+        "Fix: set accelerators: 64.",
     ),
     # settings
     (
         format_blueprint(f"{WHOLE_MACHINE}, pipeline: 2"),
-        f"5:65: roles.worker.pipeline: 2: {PLUGIN} has no pipeline stages. Fix: pipeline: 1.",
+        f"5:65: roles.worker.pipeline: 2: {PLUGIN} has no pipeline stages. Fix: set pipeline: 1.",
     ),
     (
         format_blueprint(f"{WHOLE_MACHINE}, adapters: {{sql: s3://mine/sql}}"),
-        f'5:65: roles.worker.adapters: "sql": the documentation of {PLUGIN} does not mention LoRA adapters. Fix: no adapters.',
+        f'5:65: roles.worker.adapters: "sql": the documentation of {PLUGIN} does not mention LoRA adapters. Fix: remove adapters.',
     ),
     (
         format_blueprint(extra="tuning: {quantization: fp8}\n"),
-        f'7:24: tuning.quantization: "fp8": {PLUGIN} makes no weights smaller as it loads them. Fix: no quantization.',
+        f'7:24: tuning.quantization: "fp8": {PLUGIN} makes no weights smaller as it loads them. Fix: remove quantization.',
     ),
     (
         format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
         f'7:20: tuning.kv_cache: "fp8": {PLUGIN} reads an 8-bit cache by scales that come with the checkpoint, and '
-        "this row is for those of 16 bits. Fix: kv_cache: auto.",
+        "this row is for those of 16 bits. Fix: set kv_cache: auto.",
     ),
     (
         format_blueprint(extra="tuning: {chunked_prefill: off}\n"),
         f"7:27: tuning.chunked_prefill: false: {PLUGIN} computes prompts in segments, each a program compiled "
-        "beforehand. Fix: chunked_prefill: on.",
+        "beforehand. Fix: set chunked_prefill: on.",
     ),
     (
         format_blueprint(extra="tuning: {kv_offload: 16Gi}\n"),
         f'7:22: tuning.kv_offload: "16Gi": the documentation of {PLUGIN} does not mention KV offloading to CPU memory. Fix: '
-        "no kv_offload.",
+        "remove kv_offload.",
     ),
     (
         format_blueprint(extra="task: embed\n", model="Qwen/Qwen3-Embedding-8B"),
         f'7:7: task: "embed": this row is for what {PLUGIN} writes: its recipes are of models that chat. '
-        "Fix: task: generate, or engine: vllm.",
+        "Fix: set task: generate.",
     ),
     (
         format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
         f'7:23: tuning.speculative: "ngram": {PLUGIN} supports EAGLE3 draft models alone, which this '
-        "repository does not deploy. Fix: no speculative.",
+        "repository does not deploy. Fix: remove speculative.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 64", role_lines="  router: {policy: kv-aware}\n"),
         '6:20: roles.router.policy: "kv-aware": the module that tells a router of a cache is in the fleet\'s own image '
-        "of vLLM, for GPUs, alone. Fix: policy: cache-aware.",
+        "of vLLM, for GPUs, alone. Fix: set policy: cache-aware.",
     ),
     # programs that are compiled beforehand
     (
         format_blueprint(extra="tuning: {batch_tokens: 3000}\n"),
         "7:24: tuning.batch_tokens: 3000: a step is one segment of a prompt here, compiled for its size and below the "
-        "context. Fix: one of 512, 1024, 2048, 4096, 8192.",
+        "context. Fix: use one of 512, 1024, 2048, 4096, 8192.",
     ),
     (
         format_blueprint().replace("16384", "512"),
         "6:10: context: 512: the engine computes prompts in segments here, the least of 512, below the context. Fix: "
-        "context: 1024 or more.",
+        "set context: 1024 or more.",
     ),
     # models
     (
         format_blueprint(model="openai/gpt-oss-120b"),
         '3:8: model: "openai/gpt-oss-120b": it is a gpt_oss, and on Trainium2 the engine runs llama and qwen3. Fix: '
-        "a model of one of these.",
+        "use a model of one of these.",
     ),
     (
         format_blueprint(model="tiny", worker="pool: trainium, accelerators: 64, data: 16"),
         '3:8: model: "tiny": its heads have 64 numbers each, and on Trainium2 the engine takes 128 for a qwen3. Fix: '
-        "another model.",
+        "use another model.",
     ),
 ]
 
@@ -180,7 +180,7 @@ def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
     [error] = list_errors(tmp_path, format_blueprint("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
     assert error.startswith("blueprint.yaml:3:8: model: ")
     assert error.endswith(
-        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Fix: the checkpoint that is not "
+        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Fix: use the checkpoint that is not "
         "quantized."
     )
 
@@ -190,7 +190,7 @@ def test_disaggregation_is_refused(tmp_path: Path) -> None:
     text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
     assert (
         f'blueprint.yaml:2:10: pattern: "disaggregated": {PLUGIN} transfers caches with its own connector '
-        "and proxy, for which the engines' catalog has no row. Fix: pattern: aggregated, or pools of GPUs."
+        "and proxy, for which the engines' catalog has no row. Fix: set pattern: aggregated, or choose pools of GPUs."
     ) in list_errors(tmp_path, text)
 
 

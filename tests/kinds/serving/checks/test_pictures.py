@@ -27,19 +27,19 @@ def _resolve(folder: Path, images: str, model: str = VISION, extra: str = "", tr
 REFUSALS = {
     "a text model": (
         {"model": "Qwen/Qwen3-8B"},
-        'traffic.images: "640 x 480": Qwen/Qwen3-8B reads text alone as vllm runs it. Fix: no images, or a model that '
+        'traffic.images: "640 x 480": Qwen/Qwen3-8B reads text alone as vllm runs it. Fix: remove images, or use a model that '
         "sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct.",
     ),
     "more than the context": (
         {"traffic": ", turns: 5"},
         'traffic.images: "640 x 480": a request of this traffic takes up to 2290 tokens with '
-        "Qwen/Qwen2.5-VL-7B-Instruct, 5 pictures of up to 418 each among them, and the context is 2000. Fix: context: 2290 "
-        "or more, or smaller or fewer pictures.",
+        "Qwen/Qwen2.5-VL-7B-Instruct, 5 pictures of up to 418 each among them, and the context is 2000. Fix: set context: 2290 "
+        "or more, or use smaller or fewer pictures.",
     ),
     "more than the engine is told to take": (
         {"traffic": ", turns: 2", "extra": "engine_arguments: {limit_mm_per_prompt: {image: 1}}\n"},
         'traffic.images.count: "1": a request of this traffic has up to 2 pictures, and limit_mm_per_prompt allows 1. '
-        "Fix: limit_mm_per_prompt: {image: 2} in engine_arguments, or fewer pictures.",
+        "Fix: set limit_mm_per_prompt: {image: 2} in engine_arguments, or use fewer pictures.",
     ),
     "completions": (
         {"traffic": ", api: completions"},
@@ -47,7 +47,7 @@ REFUSALS = {
     ),
     "a task without chats": (
         {"model": "Qwen/Qwen3-Embedding-0.6B", "extra": "task: embed\n"},
-        "a request of the task embed has texts alone. Fix: no images.",
+        "a request of the task embed has texts alone. Fix: remove images.",
     ),
 }
 
@@ -74,7 +74,7 @@ def test_a_limit_of_pictures_for_a_text_model_is_refused(tmp_path: Path, role: s
     resolving.resolve_files(tmp_path, blueprint.replace("{}", VISION, 1), FLEET, "eks")
     with pytest.raises(InputError) as refusal:
         resolving.resolve_files(tmp_path, blueprint.replace("{}", "Qwen/Qwen3-8B", 1), FLEET, "eks")
-    reason = "{image: 1}: Qwen/Qwen3-8B reads text alone. Fix: no limit_mm_per_prompt, or a model that sees."
+    reason = "{image: 1}: Qwen/Qwen3-8B reads text alone. Fix: remove limit_mm_per_prompt, or use a model that sees."
     key = "roles.worker.engine_arguments" if role else "engine_arguments"
     assert f"{key}.limit_mm_per_prompt: {reason}" in str(refusal.value)
 

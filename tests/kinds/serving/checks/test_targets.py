@@ -80,91 +80,91 @@ REFUSED = [
     (
         format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
         'blueprint.yaml:6:22: tuning.kv_offload: "16Gi": the engine has one connector for KV caches: offloading '
-        "would replace the one that sends them to decode. Fix: no kv_offload, or pattern: aggregated.",
+        "would replace the one that sends them to decode. Fix: remove kv_offload, or set pattern: aggregated.",
     ),
     (
         format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has g6e.12xlarge, whose EFA does not reach '
-        "the GPUs' memory (no GPUDirect RDMA). Fix: kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
+        "the GPUs' memory (no GPUDirect RDMA). Fix: set kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
     ),
     (
         format_disaggregated({"pool": "p5en-without"}, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has p5en.48xlarge, and efa is off there. '
-        "Fix: efa: on in the pool.",
+        "Fix: set efa: on in the pool.",
     ),
     (
         format_disaggregated(P5EN, {"pool": "p5en-apart"}),
         'blueprint.yaml:5:18: roles.decode.pool: "p5en-apart": EFA traffic does not cross an Availability Zone: '
-        "prefill runs in us-west-2c and decode in us-west-2a. Fix: a pool in us-west-2c, or kv_transfer: host.",
+        "prefill runs in us-west-2c and decode in us-west-2a. Fix: use a pool in us-west-2c, or kv_transfer: host.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}, "tiny"),
         "blueprint.yaml:5:38: roles.decode.accelerators: 2: prefill splits a layer 4 ways and decode 2: the 2 key and "
         "value heads lie on several of prefill's accelerators each, and the KV transfer then reads them into as many "
-        "ways or more. Fix: accelerators: 4 for decode, or 2 or fewer for prefill.",
+        "ways or more. Fix: set accelerators: 4 for decode, or 2 or fewer for prefill.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
         "blueprint.yaml:4:52: roles.prefill.pipeline: 2: the KV transfer sends the cache of one pipeline stage. "
-        "Fix: pipeline: 1.",
+        "Fix: set pipeline: 1.",
     ),
     (
         format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
         "blueprint.yaml:5:3: roles.decode.replicas: 1: the roles need prefill 2 and decode 1 nodes of the pool "
-        "b300, which grows to 2. Fix: fewer replicas, or size: 2..3 in the pool.",
+        "b300, which grows to 2. Fix: use fewer replicas, or set size: 2..3 in the pool.",
     ),
     # how a replica is split
     (
         format_distributed(pool="p5en", accelerators=16),
         "blueprint.yaml:4:3: roles.worker.pipeline: 1: each layer would be split 16 ways, over more than the 8 of one "
-        "node. Fix: pipeline: 2, so that a layer stays on one node.",
+        "node. Fix: set pipeline: 2, so that a layer stays on one node.",
     ),
     (
         format_distributed(pool="p5en", accelerators=16, pipeline=2),
         "blueprint.yaml:4:38: roles.worker.accelerators: 16: an expert's width, 1536, split 8 ways is 192, which cuts "
-        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: accelerators: 2 or 4 or 8, or expert: on.",
+        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: set accelerators: 2 or 4 or 8, or expert: on.",
     ),
     (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
         "blueprint.yaml:4:38: roles.worker.accelerators: 12: a replica over several nodes takes whole ones, and "
-        "p5en.48xlarge has 8. Fix: a multiple of 8.",
+        "p5en.48xlarge has 8. Fix: use a multiple of 8.",
     ),
     (
         format_distributed(pool="p5en-without", accelerators=16, pipeline=2),
         'blueprint.yaml:4:18: roles.worker.pool: "p5en-without": the nodes of a replica would communicate over TCP: the '
-        "pool p5en-without has no EFA. Fix: efa: on in the pool, or accelerators: 8.",
+        "pool p5en-without has no EFA. Fix: set efa: on in the pool, or accelerators: 8.",
     ),
     (
         format_aggregated(pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: true: Qwen/Qwen3-0.6B has no experts to spread. Fix: expert: off.",
+        "blueprint.yaml:4:49: roles.worker.expert: true: Qwen/Qwen3-0.6B has no experts to spread. Fix: set expert: off.",
     ),
     (
         format_distributed(model="tiny", pool="p5en", accelerators=8, pipeline=8),
-        "blueprint.yaml:4:51: roles.worker.pipeline: 8: the model has 4 layers. Fix: pipeline: 4 or less.",
+        "blueprint.yaml:4:51: roles.worker.pipeline: 8: the model has 4 layers. Fix: set pipeline: 4 or less.",
     ),
     (
         format_aggregated(pool="general", accelerators=3, data=2),
         "blueprint.yaml:4:41: roles.worker.accelerators: 3: pipeline 1 times data 2 is 2, by which it does not "
-        "divide. Fix: a multiple of 2.",
+        "divide. Fix: use a multiple of 2.",
     ),
     # the machine
     (
         format_aggregated(pool="general", extra="tuning: {kv_offload: 900Gi}\n"),
         'blueprint.yaml:5:22: tuning.kv_offload: "900Gi": a replica\'s share of its node is 82 GiB, of which half '
         "may be shared memory, where the engine keeps this cache: 37 GiB are free there, and it takes 1.2 times its "
-        "size. Fix: kv_offload: 30Gi or less.",
+        "size. Fix: set kv_offload: 30Gi or less.",
     ),
     (
         format_distributed(
             model="deepseek-ai/DeepSeek-V3", pool="p5en", accelerators=16, pipeline=2, expert="on", executor="ray"
         ),
         'blueprint.yaml:4:77: roles.worker.executor: "ray": the engine\'s image has no Ray, and the engine connects the '
-        "nodes of a replica by itself. Fix: no executor.",
+        "nodes of a replica by itself. Fix: remove executor.",
     ),
     (
         format_aggregated(pool="on-ecs"),
         'blueprint.yaml:4:18: roles.worker.pool: "on-ecs": ecs runs the pool\'s containers, and the target is eks. '
-        "Fix: --target ecs, or a pool of eks.",
+        "Fix: use --target ecs, or choose a pool of eks.",
     ),
 ]
 
@@ -172,27 +172,27 @@ REFUSED_LOCALLY = [
     (
         format_distributed(model="tiny", pool="p5en", accelerators=2, pipeline=2),
         "blueprint.yaml:4:51: roles.worker.pipeline: 2: the engine's pipeline stages start on CPU, and never answer. "
-        "Fix: pipeline: 1 in a copy to try here.",
+        "Fix: set pipeline: 1 in a copy to try here.",
     ),
     (
         format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
         "blueprint.yaml:4:49: roles.worker.expert: true: the engine spreads experts by libraries that need GPUs. "
-        "Fix: expert: off in a copy to try here.",
+        "Fix: set expert: off in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: 3: worker 6 engine processes would run on 2 cores, which carry "
-        "4. Fix: fewer in a copy to try here; a target with more nodes, --target TARGET, renders it.",
+        "4. Fix: set fewer in a copy to try here; a target with more nodes, --target TARGET, renders it.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),
         'blueprint.yaml:5:24: tuning.quantization: "fp8": the engine has no arithmetic of 8-bit floats on CPU. '
-        "Fix: no quantization in a copy to try here.",
+        "Fix: remove quantization in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {kv_offload: 1Gi}\n"),
         'blueprint.yaml:5:22: tuning.kv_offload: "1Gi": the engine moves cached prompts to memory from GPUs alone. '
-        "Fix: no kv_offload in a copy to try here.",
+        "Fix: remove kv_offload in a copy to try here.",
     ),
 ]
 
@@ -234,7 +234,7 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
 def test_kv_aware_routing_is_refused_without_cache_events(tmp_path: Path, text: str, target: str, reason: str) -> None:
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
     assert get_error(tmp_path, text, target) == (
-        f'blueprint.yaml:{line}:20: roles.router.policy: "kv-aware": {reason}. Fix: policy: cache-aware.'
+        f'blueprint.yaml:{line}:20: roles.router.policy: "kv-aware": {reason}. Fix: set policy: cache-aware.'
     )
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
@@ -254,13 +254,13 @@ def test_settings_that_need_an_accelerator_are_refused_on_local_alone(tmp_path: 
             "Qwen/Qwen3-235B-A22B-FP8",
             "p5en",
             "on p5en.48xlarge weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator. "
-            "Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+            "Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
         ),
         (
             "nvidia/Qwen3-235B-A22B-NVFP4",
             "p5en",
             "on p5en.48xlarge weights 134 GB and reserve 6.26 GB are 2.49 GB more than the 138 GB of one accelerator. "
-            "Fix: accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
+            "Fix: set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model.",
         ),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_transfer_between_splits_that_are_no_multiples_is_refused(tmp_path: Pa
     text = format_disaggregated({**P5EN, "accelerators": 2}, {**P5EN, "accelerators": 3}, f"{tmp_path}/twelve")
     assert get_error(tmp_path, text) == (
         "blueprint.yaml:5:38: roles.decode.accelerators: 3: prefill splits a layer 2 ways and decode 3: the KV "
-        "transfer needs one to be a multiple of the other. Fix: accelerators: 2 or 4 for decode."
+        "transfer needs one to be a multiple of the other. Fix: set accelerators: 2 or 4 for decode."
     )
 
 
@@ -477,14 +477,14 @@ def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
             "general",
             "eks: {al2023: v20251016}",
             'fleet.yaml:12:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
-            "vllm needs. Fix: al2023: v20251023 or later.",
+            "vllm needs. Fix: set al2023: v20251023 or later.",
         ),
         (
             "ecs",
             "on-ecs",
             "ecs: {al2023: 2023.0.20250923}",
             'fleet.yaml:12:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
-            "image of vllm needs. Fix: al2023: 2023.0.20251015 or later.",
+            "image of vllm needs. Fix: set al2023: 2023.0.20251015 or later.",
         ),
     ],
 )
@@ -561,7 +561,7 @@ def test_weights_and_adapters_of_a_bucket_that_engines_may_not_read_are_refused(
     assert 'weights: "s3://other-models/qwen3/": the fleet lets its engines read no bucket other-models.' in refusal
     assert (
         'roles.worker.adapters.sql: "s3://demo-models-old/sql/": the fleet lets its engines read no bucket demo-models-old. '
-        "Fix: storage: {model_buckets: {bucket: demo-models-old}} in the fleet, "
+        "Fix: set storage: {model_buckets: {bucket: demo-models-old}} in the fleet, "
     ) in refusal
     assert resolving.resolve_files(folder, text, FLEET + BUCKETS, target, cores=2)
 
@@ -607,7 +607,7 @@ def test_a_single_decode_engine_at_a_known_address_leaves_no_choice(tmp_path: Pa
 
 def test_a_claim_for_compiled_programs_is_refused_where_there_are_none(tmp_path: Path) -> None:
     text = format_aggregated(extra="tuning: {compile_cache: 'claim:compiled'}\n", pool="on-ecs")
-    assert "ECS has no PersistentVolumeClaims. Fix: compile_cache: node" in get_error(tmp_path, text, "ecs")
+    assert "ECS has no PersistentVolumeClaims. Fix: set compile_cache: node" in get_error(tmp_path, text, "ecs")
     role = resolve_blueprint(tmp_path, text.replace("on-ecs", "general")).roles[0]
     assert role.compile_cache is not None
     assert (role.compile_cache.claim, role.compile_cache.node_path) == ("compiled", "")

@@ -47,7 +47,7 @@ def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[
     recorded = engine_options.load(name)
     if arguments and recorded is None:
         reason = f"the catalog has no list of what the parser of {name} takes"
-        yield Conflict(key_path, reason, "no engine_arguments, or another engine", dict(arguments))
+        yield Conflict(key_path, reason, "remove engine_arguments, or choose another engine", dict(arguments))
         return
     for option, value in arguments.items():
         assert recorded, "there are arguments"
@@ -66,21 +66,25 @@ def _find_refusal(
     if option not in recorded.options:
         nearest = recorded.suggest_option(option)
         nearest = engine.argument_keys.get(nearest, nearest)
-        fix = f"{nearest}, or no {option}" if nearest else f"no {option}; the help of {settings.engine} names all"
+        fix = (
+            f"write {nearest}, or remove {option}"
+            if nearest
+            else f"remove {option}; the help of {settings.engine} names all"
+        )
         return f"{recorded.source.partition(',')[0]} has no such option", fix
     key = engine.argument_keys.get(option)
     if key:
-        return f"the deployment writes it from {key}", f"{key}, and no {option} here"
+        return f"the deployment writes it from {key}", f"set {key}, and remove {option} here"
     refused = next((row.reason for row in engine.refused_arguments if option in row.names), None)
     if refused:
-        return refused, f"no {option}"
+        return refused, f"remove {option}"
     if option in engine.written_arguments:
-        return "the deployment writes it by itself", f"no {option}"
+        return "the deployment writes it by itself", f"remove {option}"
     setting = engine.reckoned_arguments.get(option)
     if setting and getattr(settings.tuning, setting, None) is not None:
-        return f"tuning.{setting} says it too", f"one of {option} and tuning.{setting}"
+        return f"tuning.{setting} says it too", f"keep one of {option} and tuning.{setting}"
     mismatch = recorded.options[option].describe_mismatch(value)
-    return (f"the engine takes {mismatch}", mismatch) if mismatch else None
+    return (f"the engine takes {mismatch}", f"write {mismatch}") if mismatch else None
 
 
 def _format_value(value: JsonValue) -> str:
@@ -92,12 +96,15 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
     for name in variables:
         if _SECRET.search(name):
             reason = "a secret here could be read by whoever reads this file, the state or the command line"
-            yield Conflict((*key_path, name), reason, f"no {name}", HIDDEN)
+            yield Conflict((*key_path, name), reason, f"remove {name}", HIDDEN)
         elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
             nearest = recorded.suggest_variable(name)
             reason = f"{recorded.source.partition(',')[0]} reads no such variable"
             yield Conflict(
-                (*key_path, name), reason, f"{nearest or 'a variable that it reads'}, or no {name}", variables[name]
+                (*key_path, name),
+                reason,
+                f"write {nearest or 'a variable that it reads'}, or remove {name}",
+                variables[name],
             )
 
 
@@ -111,13 +118,13 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
     """Yield options and variables that this deployment writes by itself where a role runs."""
     reason = f"the deployment writes it by itself on {context.conventions.title}"
     for key_path, role, role_placement in placed_roles:
-        parts = processes.list_command_parts(context, role, role_placement, 0)
+        parts = processes.list_command_parts(context, context.describe_node(key_path[-1], role, role_placement))
         for option, value in _list_rewritten_options(
             context, role, [word for part in parts for word in part.arguments]
         ):
             path = (*key_path, ARGUMENTS) if option in role.engine_arguments else (ARGUMENTS,)
             setting = context.engine.reckoned_arguments.get(option)
-            fix = f"tuning.{setting}, and no {option} here" if setting else f"no {option}"
+            fix = f"set tuning.{setting}, and remove {option} here" if setting else f"remove {option}"
             yield Conflict((*path, option), reason, fix, _format_value(value))
         written_variables = {*context.engine.environment, *context.environment.env}
         for part in parts:
@@ -125,7 +132,7 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
         for name, text in context.blueprint.merge_environment(role).items():
             if name in written_variables:
                 path = (*key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
-                yield Conflict((*path, name), reason, f"no {name}", text)
+                yield Conflict((*path, name), reason, f"remove {name}", text)
 
 
 def _list_rewritten_options(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from llm_serving.catalog import drivers, engines, instances
 from llm_serving.catalog.engines import Engine, EngineLimits, Platform
@@ -13,11 +12,11 @@ from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import patterns
-from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving import options
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators
 from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
-from llm_serving.services import tasks
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 
@@ -30,13 +29,13 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
     engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
     if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
         reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
-        yield Conflict(("engine",), reason, "a target with accelerators: --target TARGET", settings.engine)
+        yield Conflict(("engine",), reason, "use a target with accelerators: --target TARGET", settings.engine)
     if not environment.conventions.containers and engine.streaming is None and not environment.fetcher:
         reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
-        yield Conflict(("engine",), reason, "a target with containers: --target TARGET", settings.engine)
+        yield Conflict(("engine",), reason, "use a target with containers: --target TARGET", settings.engine)
     if framework.targets and target not in framework.targets:
         reason = f"the framework does not run on the target {target}"
-        fix = f"--target {' or '.join(framework.targets)}, or another framework"
+        fix = f"use --target {' or '.join(framework.targets)}, or another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
 
 
@@ -48,13 +47,13 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
         device = instance.accelerators
         if device and device.kind not in platforms:
             reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run"
-            fix = f"a pool of {_describe_processors(platforms)}, or another engine"
+            fix = f"use a pool of {_describe_processors(platforms)}, or another engine"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
         limits = platforms[device.kind].limits if device else None
         if limits and device and instance.family not in limits.families:
             reason = f"{instance.name} carries {device.name}: {limits.unsupported_reason}"
-            fix = f"a pool of {' or '.join(limits.families)}, or one of GPUs"
+            fix = f"use a pool of {' or '.join(limits.families)}, or one of GPUs"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
 
@@ -80,7 +79,7 @@ def check_drivers(
         if drivers.find_branch(release.ami, release.name) < branch:
             engine = settings.engine
             reason = f"its NVIDIA driver is older than branch {branch}, which the image of {engine} needs"
-            fix = f"{release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
+            fix = f"set {release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
             conflicts.append(Conflict(release.key_path, reason, fix, release.name))
     yield from dict.fromkeys(conflicts)
 
@@ -93,7 +92,7 @@ def check_settings(
     for key_path, role, role_placement in placed_roles:
         is_real = environment.conventions.real_accelerators
         platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
-        conflicts += _check_options(settings, key_path, role, role_placement, platform, is_real=is_real)
+        conflicts += options.check(Node(settings, key_path, role, role_placement, platform, environment.conventions))
         if platform.limits:
             conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
             conflicts += _check_segments(settings, key_path, role, platform.limits)
@@ -107,80 +106,6 @@ def _get_engine(settings: Blueprint) -> Engine:
     return engines.load_engines()[settings.engine]
 
 
-def _check_options(
-    settings: Blueprint,
-    key_path: KeyPath,
-    role: EngineRole,
-    role_placement: Placement,
-    platform: Platform,
-    *,
-    is_real: bool,
-) -> Iterator[Conflict]:
-    """Options that the blueprint needs and that the engine's row, or its platform, does not have."""
-    engine = _get_engine(settings)
-    options = {
-        "pooled": (settings.is_pooled, ("task",), settings.task, "task: generate, or engine: vllm"),
-        "ranked": (
-            settings.task in tasks.RANKED,
-            ("task",),
-            settings.task,
-            "task: embed, or engine: vllm",
-        ),
-        **_list_role_options(settings, key_path, role, role_placement),
-        **_list_tuning_options(settings.tuning),
-    }
-    present = {*engine.options, *platform.options, *(("transfer",) if engine.transfers else ())}
-    suffix = "" if is_real else " in a copy to try here"
-    for option, (is_requested, option_path, value, fix) in options.items():
-        reason = platform.unsupported_options.get(option, "")
-        if option not in present:
-            reason = reason or f"the engine {settings.engine} has no option for it in the catalog"
-        if is_requested and reason:
-            yield Conflict(option_path, reason, f"{fix}{suffix}", value)
-
-
-RequestedOptions = dict[str, tuple[bool, KeyPath, Any, str]]
-"""By option: whether the blueprint needs it, the key path, the current value, and the fix."""
-
-
-def _list_role_options(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement
-) -> RequestedOptions:
-    policy, whole_node = settings.roles.router.policy, f"accelerators: {count_accelerators(role_placement.instance)}"
-    pattern = patterns.load_patterns()[settings.pattern]
-    transfer_fix = f"pattern: {pattern.baseline}, or pools of GPUs" if pattern.baseline else "pools of GPUs"
-    accelerators_path, spans_nodes = (*key_path, "accelerators"), role_placement.nodes > 1
-    return {
-        "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
-        "transfer": (settings.is_disaggregated, ("pattern",), settings.pattern, transfer_fix),
-        "nodes": (spans_nodes, accelerators_path, role.accelerators, whole_node),
-        "tensor": (role.tensor > 1, accelerators_path, role.accelerators, "accelerators: 1"),
-        "pipeline": (role.pipeline > 1, (*key_path, "pipeline"), role.pipeline, "pipeline: 1"),
-        "data": (role.data > 1, (*key_path, "data"), role.data, "data: 1"),
-        "expert": (role.expert, (*key_path, "expert"), True, "expert: off"),
-        "adapters": (bool(role.adapters), (*key_path, "adapters"), ", ".join(role.adapters), "no adapters"),
-    }
-
-
-def _list_tuning_options(tuning: Tuning) -> RequestedOptions:
-    speculative, offload = tuning.speculative, tuning.kv_offload
-    options = {
-        "fp8-weights": (tuning.quantization == "fp8", "quantization", "fp8", "no quantization"),
-        "fp8-cache": (tuning.kv_cache == "fp8", "kv_cache", "fp8", "kv_cache: auto"),
-        "no-prefix-cache": (not tuning.prefix_cache, "prefix_cache", False, "prefix_cache: on"),
-        "no-chunked-prefill": (not tuning.chunked_prefill, "chunked_prefill", False, "chunked_prefill: on"),
-        "batch-tokens": (tuning.batch_tokens is not None, "batch_tokens", tuning.batch_tokens, "no batch_tokens"),
-        "sequences": (tuning.sequences is not None, "sequences", tuning.sequences, "no sequences"),
-        "kv-offload": (offload is not None, "kv_offload", f"{(offload or 0) / 2**30:g}Gi", "no kv_offload"),
-        "speculative": (speculative is not None, "speculative", speculative and speculative.method, "no speculative"),
-        "priority": (tuning.priority, "priority", True, "priority: off"),
-    }
-    return {
-        option: (is_requested, ("tuning", key), value, fix)
-        for option, (is_requested, key, value, fix) in options.items()
-    }
-
-
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Scaling by a measure that the engine does not have."""
     scale, engine = resolve_scale(key_path[-1], role), settings.engine
@@ -188,7 +113,7 @@ def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> It
         return
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
     if metric not in _get_engine(settings).metrics:
-        others = {"queue": "scale: {kv_usage: 80%}", "kv_usage": "scale: {queue: 4}"}
+        others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}
         reason = f"the engine {engine} has no metric of it"
         yield Conflict((*key_path, "scale", key), reason, others[key], value)
 
@@ -202,17 +127,17 @@ def _check_model(
     sizes = limits.architectures.get(model.kind, ())
     if not sizes:
         reason = f"it is a {model.kind}, and {engine_label} runs {' and '.join(limits.architectures)}"
-        yield Conflict(model_path, reason, "a model of one of these", model.name)
+        yield Conflict(model_path, reason, "use a model of one of these", model.name)
     elif model.quantization != "none":
         reason = f"its weights are {model.quantization}, and {engine_label} takes those of 16 bits"
-        yield Conflict(model_path, reason, "the checkpoint that is not quantized", model.name)
+        yield Conflict(model_path, reason, "use the checkpoint that is not quantized", model.name)
     elif model.head_dim not in sizes:
         supported_sizes = " or ".join(map(str, sizes))
         reason = (
             f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} "
             f"for a {model.kind}"
         )
-        yield Conflict(model_path, reason, "another model", model.name)
+        yield Conflict(model_path, reason, "use another model", model.name)
 
 
 def _check_segments(
@@ -223,10 +148,10 @@ def _check_segments(
     if not sizes:
         context_path = settings.find_model_key_path(key_path, role, "context")
         reason = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
-        yield Conflict(context_path, reason, f"context: {2 * limits.segments[0]} or more", model_settings.context)
+        yield Conflict(context_path, reason, f"set context: {2 * limits.segments[0]} or more", model_settings.context)
     elif tokens is not None and tokens not in sizes:
         reason = "a step is one segment of a prompt here, compiled for its size and below the context"
-        yield Conflict(("tuning", "batch_tokens"), reason, f"one of {', '.join(map(str, sizes))}", tokens)
+        yield Conflict(("tuning", "batch_tokens"), reason, f"use one of {', '.join(map(str, sizes))}", tokens)
 
 
 def _check_whole_node(
@@ -255,6 +180,6 @@ def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Inst
         ),
         default=1,
     )
-    return f"accelerators: {max_accelerators}" + (
+    return f"set accelerators: {max_accelerators}" + (
         f", with data: {max_accelerators // degree} or more" if degree < max_accelerators else ""
     )

@@ -25,7 +25,7 @@ def find_model(
         model = models.find(name, unchecked=model_settings.memory == "unchecked")
         models.check_folder(name)
     except UnknownMemoryError as error:
-        fix = f"memory: unchecked, which counts its weights alone, or {error.fix}"
+        fix = f"set memory: unchecked, which counts its weights alone, or {error.fix}"
         problem = _describe_dropped(settings.engine, error.architectures) or (error.reason, fix)
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:
@@ -46,7 +46,7 @@ def _check_model(
         yield Conflict(key_path, *problem, name)
     elif context > model.max_context:
         reason = f"{name} takes up to {model.max_context} tokens a request"
-        yield Conflict((*key_path[:-1], "context"), reason, f"{model.max_context} or less", context)
+        yield Conflict((*key_path[:-1], "context"), reason, f"set context: {model.max_context} or less", context)
 
 
 def _check_revision(
@@ -63,7 +63,7 @@ def _check_revision(
     elif record and not record.is_revision(revision):
         commit = (record.commit or "")[:12]
         reason = f"what is known here is {record.source} at {record.revision}, commit {commit}"
-        fix = f"revision: {commit}, or `blueprint model copy {record.source} --revision {revision}`"
+        fix = f"set revision: {commit}, or `blueprint model copy {record.source} --revision {revision}`"
         yield Conflict(path, reason, fix, revision)
 
 
@@ -74,7 +74,7 @@ def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, s
         if recorded and architecture in recorded.dropped_architectures:
             version = recorded.dropped_architectures[architecture]
             reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
-            return reason, "another model"
+            return reason, "use another model"
     return None
 
 
@@ -88,7 +88,7 @@ def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
     is_folder = model.hub is None and model.name not in models.load()
     mark = f"; {models.MODULES_FILE} in its folder would say that it embeds" if is_folder else ""
     reason = f"the model is made to {model.task}, and the task here is {settings.task}{mark}"
-    return reason, f"{pattern}task: {model.task}, or a model such as {example.name}"
+    return reason, f"set {pattern}task: {model.task}, or use a model such as {example.name}"
 
 
 def _describe_format(engine: str, model: Model) -> tuple[str, str]:
@@ -97,4 +97,6 @@ def _describe_format(engine: str, model: Model) -> tuple[str, str]:
     reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
     others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
     copies = models.list_copies(model, form)
-    return reason, " or ".join([*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)])
+    return reason, "set " + " or ".join(
+        [*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)]
+    )

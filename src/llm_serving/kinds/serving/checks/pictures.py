@@ -32,20 +32,20 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
         if model.vision is None and limits is not None:
             path = (*key_path, "engine_arguments") if _LIMIT in role.engine_arguments else ("engine_arguments",)
             reason = f"{model.name} reads text alone"
-            yield Conflict((*path, _LIMIT), reason, f"no {_LIMIT}, or a model that sees", limits)
+            yield Conflict((*path, _LIMIT), reason, f"remove {_LIMIT}, or use a model that sees", limits)
     for _, role, model in models.values() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
         if model.vision is None:
             reason = f"{model.name} reads text alone as {settings.engine} runs it"
-            fix = "no images, or a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
+            fix = "remove images, or use a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
         yield from _check_context(settings, role, model, images)
         limit, count = find_limit(settings, role), settings.traffic.max_images
         if limit is not None and count > limit:
             reason = f"a request of this traffic has up to {count} pictures, and {_LIMIT} allows {limit}"
-            fix = f"{_LIMIT}: {{image: {count}}} in engine_arguments, or fewer pictures"
+            fix = f"set {_LIMIT}: {{image: {count}}} in engine_arguments, or use fewer pictures"
             yield Conflict((*_KEY_PATH, "count"), reason, fix, str(images.count))
 
 
@@ -60,7 +60,7 @@ def _check_context(settings: Blueprint, role: EngineRole, model: Model, images: 
             f"a request of this traffic takes up to {needed} tokens with {model.name}, {pictures} among them, and the "
             f"context is {context}"
         )
-        fix = f"context: {needed} or more, or smaller or fewer pictures"
+        fix = f"set context: {needed} or more, or use smaller or fewer pictures"
         yield Conflict(_KEY_PATH, reason, fix, f"{images.width} x {images.height}")
 
 

@@ -61,23 +61,23 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
     for field, arn in (("certificate", row.certificate), ("web_acl", row.web_acl)):
         if arn and parse_arn_region(arn) != fleet.region:
             reason = f"a load balancer takes those of its own region, {fleet.region}"
-            yield Conflict((key, field), reason, f"one in {fleet.region}", arn)
+            yield Conflict((key, field), reason, f"use one in {fleet.region}", arn)
     if len(fleet.zones) < MIN_ZONES:
         reason = (
             f"an Application Load Balancer takes subnets in {MIN_ZONES} zones, and the fleet has {len(fleet.zones)}"
         )
-        yield Conflict((key,), reason, "a fleet of two zones, or no load_balancer", row.certificate)
+        yield Conflict((key,), reason, "use a fleet of two zones, or remove load_balancer", row.certificate)
     if row.public and fleet.is_closed:
         reason = "the fleet's network has no way to the internet"
-        yield Conflict((key, "public"), reason, "public: off, or network: {nat: on} in the fleet", True)
+        yield Conflict((key, "public"), reason, "set public: off, or network: {nat: on} in the fleet", True)
     if row.web_acl and fleet.is_closed and environment.conventions.gateways:
         # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
         reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
-        fix = "no web_acl, or network: {nat: on} in the fleet"
+        fix = "remove web_acl, or set network: {nat: on} in the fleet"
         yield Conflict((key, "web_acl"), reason, fix, row.web_acl)
     if row.gateway and not environment.conventions.gateways:
         reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
-        fix = "no gateway, an internal load balancer, and a public gateway of your own that calls it"
+        fix = "remove gateway, and use an internal load balancer and a public gateway of your own that calls it"
         yield Conflict((key, "gateway"), reason, fix, row.gateway)
 
 
@@ -85,7 +85,7 @@ def _check_compile_cache(settings: Blueprint, conventions: Conventions) -> Itera
     cache = settings.tuning.compile_cache
     if cache and cache != "node" and not conventions.claims:
         reason = f"{conventions.title} has no PersistentVolumeClaims"
-        yield Conflict(("tuning", "compile_cache"), reason, "compile_cache: node", cache)
+        yield Conflict(("tuning", "compile_cache"), reason, "set compile_cache: node", cache)
 
 
 def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
@@ -95,7 +95,7 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
         )
         value = f"{settings.tuning.kv_offload / 2**30:g}Gi"
         baseline = patterns.load_patterns()[settings.pattern].baseline
-        fix = f"no kv_offload, or pattern: {baseline}" if baseline else "no kv_offload"
+        fix = f"remove kv_offload, or set pattern: {baseline}" if baseline else "remove kv_offload"
         yield Conflict(("tuning", "kv_offload"), reason, fix, value)
 
 
@@ -117,13 +117,13 @@ def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
     subject = f"{role_placement.role}'s pool has {role_placement.instance.name}"
     if not role_placement.instance.gpudirect_rdma:
         reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
-        return reason, "kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
+        return reason, "set kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
     if not role_placement.pool.efa:
-        return f"{subject}, and efa is off there", "efa: on in the pool"
+        return f"{subject}, and efa is off there", "set efa: on in the pool"
     per_replica = role_placement.resources.accelerators
     return (
         f"{subject}, which has fewer EFA interfaces than replicas of {per_replica}",
-        f"accelerators: {2 * per_replica} a replica",
+        f"set accelerators: {2 * per_replica} a replica",
     )
 
 
@@ -134,14 +134,14 @@ def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
             f"EFA traffic does not cross an Availability Zone: {first.role} runs in {', '.join(first.zones)} "
             f"and {last.role} in {', '.join(last.zones)}"
         )
-        yield Conflict((*key_path, "pool"), reason, f"a pool in {first.zones[0]}, or kv_transfer: host", role.pool)
+        yield Conflict((*key_path, "pool"), reason, f"use a pool in {first.zones[0]}, or kv_transfer: host", role.pool)
 
 
 def _check_one_machine(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, role_placement in placed_roles:
         if role_placement.nodes > 1:
             reason = f"this is one machine, and a replica needs {role_placement.nodes}"
-            fix = "fewer accelerators in a copy to try here; a target with more nodes, --target TARGET, renders it"
+            fix = "set fewer accelerators in a copy to try here; a target with more nodes, --target TARGET, renders it"
             yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
 
 
@@ -156,7 +156,7 @@ def _check_cores(environment: Environment, placed_roles: Sequence[PlacedRole]) -
         cores = f"{environment.cores} core{'s' * (environment.cores != 1)}"
         reason = f"{parts} engine processes would run on {cores}, which carry {max_ranks}"
         value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
-        fix = "fewer in a copy to try here; a target with more nodes, --target TARGET, renders it"
+        fix = "set fewer in a copy to try here; a target with more nodes, --target TARGET, renders it"
         yield Conflict((*key_path, key), reason, fix, value)
 
 
@@ -167,7 +167,7 @@ def _check_orchestrator(
         orchestrator = fleet.get_orchestrator(role_placement.pool)
         if orchestrator != target_orchestrator:
             reason = f"{orchestrator} runs the pool's containers, and the target is {target_orchestrator}"
-            fix = f"--target {orchestrator}, or a pool of {target_orchestrator}"
+            fix = f"use --target {orchestrator}, or choose a pool of {target_orchestrator}"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
 
 
@@ -188,7 +188,7 @@ def _check_buckets(
         if location.startswith("s3://") and bucket not in readable and not own.fullmatch(bucket):
             reason = f"the fleet lets its engines read no bucket {bucket}"
             fix = (
-                f"storage: {{model_buckets: {{bucket: {bucket}}}}} in the fleet, with `key: ARN` for a bucket with "
+                f"set storage: {{model_buckets: {{bucket: {bucket}}}}} in the fleet, with `key: ARN` for a bucket with "
                 "a KMS key, and apply the fleet"
             )
             yield Conflict(location_path, reason, fix, location)
@@ -208,13 +208,13 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
     reason, fix = "", ""
     if many % few:
         reason = f"{subject}: the KV transfer needs one to be a multiple of the other"
-        fix = f"accelerators: {prefill.tensor} or {2 * prefill.tensor} for decode"
+        fix = f"set accelerators: {prefill.tensor} or {2 * prefill.tensor} for decode"
     elif prefill.tensor > decode.tensor and prefill.tensor > model.kv_heads and not model.latent:
         reason = (
             f"{subject}: the {model.kv_heads} key and value heads lie on several of prefill's accelerators each, and "
             "the KV transfer then reads them into as many ways or more"
         )
-        fix = f"accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
+        fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
     if reason:
         yield Conflict((*key_path, "accelerators"), reason, fix, decode.accelerators)
 
@@ -239,7 +239,7 @@ def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) ->
             "ranks as well"
         )
     if reason:
-        yield Conflict(("roles", "router", "policy"), reason, "policy: cache-aware", "kv-aware")
+        yield Conflict(("roles", "router", "policy"), reason, "set policy: cache-aware", "kv-aware")
 
 
 def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -249,14 +249,14 @@ def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iter
                 f"a replica is {role_placement.nodes} services on {title}, which autoscaling does not start together"
             )
             replicas = format_bounds(role.replicas)
-            yield Conflict((*key_path, "replicas"), reason, f"replicas: {role.replicas.max}", replicas)
+            yield Conflict((*key_path, "replicas"), reason, f"set replicas: {role.replicas.max}", replicas)
 
 
 def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     for key_path, role, _ in placed_roles:
         if role.replicas.max > conventions.max_replicas:
             reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
-            fix = f"{conventions.max_replicas} or fewer, and a second deployment for the rest"
+            fix = f"set {conventions.max_replicas} or fewer, and create a second deployment for the rest"
             yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
@@ -274,7 +274,8 @@ def _check_waiting_replicas(
         f"where the first choice of {role.pool} has no instances, all{others} could wait there; {conventions.title} "
         f"then starts no task in the next choice, with more than {most} waiting"
     )
-    fix = f"{most} or fewer in all, and a deployment in another fleet for the rest; or a pool with one choice"
+    rest = "create a deployment in another fleet for the rest"
+    fix = f"set {most} or fewer in all, and {rest}; or use a pool with one choice"
     yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
@@ -299,9 +300,9 @@ def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> It
             "run on it"
         )
         if free_interfaces:
-            fix = f"accelerators: {-(-node_accelerators // free_interfaces)} or more"
+            fix = f"set accelerators: {-(-node_accelerators // free_interfaces)} or more"
         else:
-            fix = "a pool of another type, such as p5en or p6-b200"
+            fix = "use a pool of another type, such as p5en or p6-b200"
         fix += ", or another target: --target TARGET"
         yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
 

@@ -1,0 +1,261 @@
+"""Options of an engine that a blueprint can ask for: when each is needed, its values, and what to write without it.
+
+An option is a row of OPTIONS, and a line of `options` in the file of each engine that has it. An engine without the
+line refuses a blueprint that needs it, for the reason of its `unsupported_options` if it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import Platform
+from llm_serving.kinds.serving import answer_parsers, patterns
+from llm_serving.kinds.serving.answer_parsers import SelectedParsers
+from llm_serving.kinds.serving.blueprint import Blueprint, Speculative, Tuning
+from llm_serving.kinds.serving.placement import Placement, count_accelerators
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services import tasks
+from llm_serving.services.environment import Conventions
+from llm_serving.settings.document import Conflict
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a replica, which decides its options."""
+
+    settings: Blueprint
+    key_path: tuple[str, ...]
+    """Of the role."""
+
+    role: EngineRole
+    placement: Placement
+    platform: Platform
+    """The engine on the processors that it runs on."""
+
+    conventions: Conventions
+    rank: int = 0
+
+    @property
+    def tuning(self) -> Tuning:
+        """The settings of the engine."""
+        return self.settings.tuning
+
+    @property
+    def speculative(self) -> Speculative | None:
+        """The settings of speculative decoding."""
+        return self.settings.tuning.speculative
+
+    @property
+    def parsers(self) -> SelectedParsers:
+        """What the engine reads the answers with."""
+        return answer_parsers.select(self.settings, self.role, self.placement.model)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether programs are compiled for fixed shapes."""
+        return self.platform.limits is not None
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ranks of a node read the checkpoint together.
+
+        Data-parallel ranks do for a mixture of experts; for other models they are independent engines, each with
+        tensor and pipeline ranks alone. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
+        parallel_state.py, `init_distributed_environment`.
+        """
+        data_ranks = self.role.data if self.placement.model.experts else 1
+        return self.role.tensor * self.role.pipeline * data_ranks > 1
+
+    @property
+    def written_template(self) -> str | None:
+        """The file of the blueprint's own chat template."""
+        return self.settings.select_model_settings(self.role).chat_template
+
+    @property
+    def catalog_template(self) -> str:
+        """The catalog's chat template, which lies in the engine's own image; empty where there is none."""
+        if not self.conventions.containers or self.platform.image:
+            return ""
+        return self.parsers.chat_template
+
+
+class Option(NamedTuple):
+    """An option, and where a blueprint asks for it."""
+
+    name: str
+    is_needed: Callable[[Node], Any]
+    key: str = ""
+    """Key that asks for it, below the role if it begins with `role.`; empty if an engine may go without."""
+
+    fix: str | Callable[[Node], str] = ""
+    """What to write for an engine without it."""
+
+    values: Callable[[Node], engines.Values] = lambda _: {}
+    """Values in its arguments."""
+
+
+def list_names(node: Node) -> list[str]:
+    """Return the names of the options that a node needs, in the order of the command line."""
+    return [option.name for option in OPTIONS if option.is_needed(node)]
+
+
+def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
+    """Return the values in the arguments of all options."""
+    values: dict[str, str | int | tuple[str, ...]] = {}
+    for option in OPTIONS:
+        values |= option.values(node)
+    return values
+
+
+def check(node: Node) -> Iterator[Conflict]:
+    """Yield options that the blueprint asks for and that the engine, or its platform, does not have."""
+    engine = engines.load_engines()[node.settings.engine]
+    present = {*engine.options, *node.platform.options, *(("transfer",) if engine.transfers else ())}
+    suffix = "" if node.conventions.real_accelerators else " in a copy to try here"
+    for option in OPTIONS:
+        reason = node.platform.unsupported_options.get(option.name, "")
+        if option.name not in present:
+            reason = reason or f"the engine {node.settings.engine} has no option for it in the catalog"
+        if reason and option.key and option.is_needed(node):
+            key_path, value = _find_request(node, option)
+            fix = option.fix if isinstance(option.fix, str) else option.fix(node)
+            yield Conflict(key_path, reason, f"{fix}{suffix}", value)
+
+
+def _find_request(node: Node, option: Option) -> tuple[tuple[str, ...], Any]:
+    """Return the key path that asks for an option, and its value as the blueprint says it."""
+    keys = tuple(option.key.split("."))
+    is_of_role = keys[0] == "role"
+    value: Any = node.role if is_of_role else node.settings
+    for key in keys[1:] if is_of_role else keys:
+        value = getattr(value, key)
+    key_path = (*node.key_path, *keys[1:]) if is_of_role else keys
+    if isinstance(value, Speculative):
+        value = value.method
+    if isinstance(value, Mapping):
+        value = ", ".join(value)
+    return key_path, f"{value / 2**30:g}Gi" if option.name == "kv-offload" else value
+
+
+def _describe_other_engines(node: Node, option: str) -> str:
+    """Return the other engines that have an option for the node's model, as part of a fix."""
+    return "".join(
+        f", or engine: {name}"
+        for name, row in engines.load_engines().items()
+        if name != node.settings.engine
+        and option in row.options
+        and row.weights_format in node.placement.model.formats
+        and not all(option in platform.unsupported_options for platform in row.platforms.values())
+    )
+
+
+def _describe_unsplit(node: Node) -> str:
+    baseline = patterns.load_patterns()[node.settings.pattern].baseline
+    return f"set pattern: {baseline}, or choose pools of GPUs" if baseline else "choose pools of GPUs"
+
+
+def _uses_method(node: Node, *methods: str) -> bool:
+    return node.speculative is not None and node.speculative.method in methods
+
+
+def _compute_offload_gib(node: Node) -> str:
+    """Return the cache of each data-parallel rank, for which the engine reserves it."""
+    return f"{(node.tuning.kv_offload or 0) / max(1, node.role.data // node.placement.nodes) / 2**30:g}"
+
+
+OPTIONS = (
+    Option("one-rank", lambda node: node.role.accelerators == 1),
+    Option("shared-weights", lambda node: node.shares_weights),
+    Option("own-weights", lambda node: not node.shares_weights),
+    Option("tensor", lambda node: node.role.tensor > 1, "role.accelerators", "set accelerators: 1"),
+    Option("pipeline", lambda node: node.role.pipeline > 1, "role.pipeline", "set pipeline: 1"),
+    Option("data", lambda node: node.role.data > 1, "role.data", "set data: 1"),
+    Option("data-adapters", lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
+    Option("expert", lambda node: node.role.expert, "role.expert", "set expert: off"),
+    Option(
+        "nodes",
+        lambda node: node.placement.nodes > 1,
+        "role.accelerators",
+        lambda node: f"set accelerators: {count_accelerators(node.placement.instance)}",
+    ),
+    Option("data-nodes", lambda node: node.placement.nodes > 1 and node.role.data > 1),
+    Option("fp8-weights", lambda node: node.tuning.quantization == "fp8", "tuning.quantization", "remove quantization"),
+    Option("fp8-cache", lambda node: node.tuning.kv_cache == "fp8", "tuning.kv_cache", "set kv_cache: auto"),
+    Option("no-prefix-cache", lambda node: not node.tuning.prefix_cache, "tuning.prefix_cache", "set prefix_cache: on"),
+    Option(
+        "no-chunked-prefill",
+        lambda node: not node.tuning.chunked_prefill,
+        "tuning.chunked_prefill",
+        "set chunked_prefill: on",
+    ),
+    Option(
+        "batch-tokens",
+        lambda node: node.tuning.batch_tokens or node.is_compiled,
+        "tuning.batch_tokens",
+        "remove batch_tokens",
+    ),
+    Option("sequences", lambda node: node.tuning.sequences or node.is_compiled, "tuning.sequences", "remove sequences"),
+    Option(
+        "kv-offload",
+        lambda node: node.tuning.kv_offload,
+        "tuning.kv_offload",
+        "remove kv_offload",
+        lambda node: {"offload_gib": _compute_offload_gib(node)},
+    ),
+    Option(
+        "speculative-prompt",
+        lambda node: _uses_method(node, "ngram"),
+        "tuning.speculative",
+        "remove speculative",
+        lambda node: {"speculative_tokens": node.speculative.tokens if node.speculative else 0},
+    ),
+    Option(
+        "speculative-draft",
+        lambda node: _uses_method(node, "eagle", "eagle3", "draft_model"),
+        "tuning.speculative",
+        "remove speculative",
+        lambda node: {"speculative_method": node.speculative.method if node.speculative else ""},
+    ),
+    Option("speculative-layers", lambda node: _uses_method(node, "mtp"), "tuning.speculative", "remove speculative"),
+    Option("priority", lambda node: node.tuning.priority, "tuning.priority", "set priority: off"),
+    Option(
+        "pooled",
+        lambda node: node.settings.is_pooled,
+        "task",
+        lambda node: f"set task: generate{_describe_other_engines(node, 'pooled')}",
+    ),
+    Option(
+        "ranked",
+        lambda node: node.settings.task in tasks.RANKED,
+        "task",
+        lambda node: f"set task: embed{_describe_other_engines(node, 'ranked')}",
+    ),
+    Option(
+        "model-config",
+        lambda node: node.parsers.model_config_json,
+        values=lambda node: {"model_config": node.parsers.model_config_json},
+    ),
+    Option("tools", lambda node: node.parsers.tools, values=lambda node: {"tools": node.parsers.tools}),
+    Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),
+    Option("chat-template", lambda node: node.written_template or node.catalog_template),
+    Option(
+        "adapters",
+        lambda node: node.role.adapters,
+        "role.adapters",
+        "remove adapters",
+        lambda node: {"max_adapters": len(node.role.adapters)},
+    ),
+    Option(
+        "kv-events",
+        lambda node: node.settings.roles.router.policy == "kv-aware",
+        "roles.router.policy",
+        "set policy: cache-aware",
+    ),
+    Option("drain", lambda node: node.conventions.drains),
+    Option("compile-cache", lambda node: node.tuning.compile_cache and node.conventions.containers),
+    Option("transfer", lambda node: node.settings.is_disaggregated, "pattern", _describe_unsplit),
+)
+"""In the order of the command line."""
