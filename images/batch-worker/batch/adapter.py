@@ -59,7 +59,8 @@ class Adapter:
     async def adapt(self) -> None:
         """Take one step of the concurrency limit."""
         pages = await self._endpoint.read_metrics()
-        scrape = {url: parse_histograms(page, self._meter.metrics) for url, page in pages.items()}
+        histograms = self._meter.metrics
+        scrape = {url: parse_histograms(page, histograms) for url, page in pages.items()} if histograms else {}
         counters, last = self._dispatcher.counters, self._last
         self._last = now = _Moment(
             at=time.monotonic(),

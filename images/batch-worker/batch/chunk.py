@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from batch import layout, reader, rows
 from batch.errors import Permanent
 from batch.layout import COUNTS, Chunk, Head, Job, Layout
-from batch.store import Conflict, Store
+from batch.store import Conflict, Store, Writer
+
+SIZES = {"output": "output_bytes", "errors": "error_bytes"}
+"""Kinds of results, and their size's name in a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,8 @@ class ChunkState:
         number = len(self.head["parts"])
         part: dict[str, Any] = {"output": "", "errors": "", "faults": results.faults, **results.counts}
         part["failures"] = results.failures
-        for kind, body, size in (("output", results.output, "output_bytes"), ("errors", results.errors, "error_bytes")):
-            part[size] = len(body)
+        for kind, body in (("output", results.output), ("errors", results.errors)):
+            part[SIZES[kind]] = len(body)
             if body:
                 part[kind] = self._get_part_key(number, kind)
                 self._store.write(part[kind], bytes(body))
@@ -182,14 +185,12 @@ class ChunkState:
         joined = parts
         if len(parts) > 1:
             part: dict[str, Any] = {"output": "", "errors": "", "faults": False, **layout.add_counts(parts)}
-            for kind, size in (("output", "output_bytes"), ("errors", "error_bytes")):
+            for kind, size in SIZES.items():
                 part[size] = sum(entry[size] for entry in parts)
                 if part[size]:
                     part[kind] = self._get_part_key(len(parts), kind)
                     with self._store.open_writer(part[kind]) as writer:
-                        for entry in parts:
-                            if entry[kind]:
-                                writer.append_object(entry[kind], entry[size])
+                        append_parts(writer, parts, kind)
             joined = [part]
         self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
 
@@ -256,6 +257,14 @@ class ChunkState:
                 if part[kind] and not part["faults"]:
                     for line in self._store.read_lines(part[kind]):
                         yield json.loads(line)["custom_id"]
+
+
+def append_parts(writer: Writer, parts: Iterable[Mapping[str, Any]], kind: str) -> list[str]:
+    """Append the results of one kind of several parts; returns their keys."""
+    named = [part for part in parts if part[kind]]
+    for part in named:
+        writer.append_object(part[kind], part[SIZES[kind]])
+    return [part[kind] for part in named]
 
 
 def take_chunk(store: Store, keys: Layout, job_id: str, index: int, worker: str) -> tuple[ChunkState, Job]:

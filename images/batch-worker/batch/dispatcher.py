@@ -57,6 +57,7 @@ class Dispatcher:
         self._settings, self._chunks, self._limit, self._usage = settings, chunks, limit, usage
         self._endpoint, self._runner = endpoint, runner
         self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
+        self._ranks = {priority: rank for rank, priority in enumerate(settings.priorities)}
         self._row_tokens = FIRST_TOKENS
         self.requests: set[asyncio.Task[None]] = set()
         self.counters = Counters()
@@ -80,9 +81,8 @@ class Dispatcher:
     def choose(self) -> OpenChunk | None:
         """Choose the chunk whose row is next; None if there is none."""
         chunks = list(self._chunks)
-        ranks = {priority: rank for rank, priority in enumerate(self._settings.priorities)}
         candidates = [
-            Candidate(position, chunk.job["team"], ranks[chunk.job["priority"]], chunk.job["deadline_at"])
+            Candidate(position, chunk.job["team"], self._ranks[chunk.job["priority"]], chunk.job["deadline_at"])
             for position, chunk in enumerate(chunks)
             if chunk.state.pending and not self._usage.is_spent(chunk.job["team"])
         ]

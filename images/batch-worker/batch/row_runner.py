@@ -72,9 +72,8 @@ class RowRunner:
         except Exception as error:  # whatever a row or its answer contains, it gets a result
             log.exception("line %d of %s", pending.line, job["id"])
             failure = "worker_error"
-            line = rows.format_error(
-                row.custom_id, failure, f"{type(error).__name__}: {error}"[:300], line=pending.line
-            )
+            text = f"{type(error).__name__}: {error}"[:300]
+            line = rows.format_error(row.custom_id, failure, text, line=pending.line)
         return Outcome(line, failure, request.input_tokens, request.output_tokens)
 
     def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:

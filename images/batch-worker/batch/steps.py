@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from batch import layout, reader, rows
-from batch.chunk import ChunkState, read_chunk_lines
+from batch.chunk import ChunkState, append_parts, read_chunk_lines
 from batch.errors import CHANGED_FILE, Permanent
 from batch.layout import Chunk, Head, Job, Layout, RowFault
 from batch.reader import CorruptFile
@@ -240,11 +240,8 @@ class Steps:
         ):
             for head in self._read_heads(job):
                 counted = layout.add_counts((counted, layout.count_rows([head])))
-                for part in head["parts"]:
-                    for kind, size, writer in (("output", "output_bytes", outputs), ("errors", "error_bytes", errors)):
-                        if part[kind]:
-                            writer.append_object(part[kind], part[size])
-                            keys.append(part[kind])
+                keys += append_parts(outputs, head["parts"], "output")
+                keys += append_parts(errors, head["parts"], "errors")
         total = counted["completed"] + counted["failed"]
         if total != job["request_counts"]["total"]:
             text = f"{total} rows have a result, and the input has {job['request_counts']['total']}"

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llm_serving.kinds.batch import commands as batch
+from llm_serving.kinds.batch.blueprint import Limits, Team
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.targets import registry
 
@@ -122,6 +123,22 @@ def test_a_file_that_was_submitted_before_is_not_left_out_in_silence(
     assert result.exit_code == 0, result.output
     note = "The same rows were submitted before, and that job stays as it is. --again WORD runs them once more."
     assert (note in " ".join(result.stdout.split())) == (status != "validating")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--team", "nobody", "there is no such team. Fix: choose ads."),
+        ("--priority", "urgent", "there is no such priority. Fix: choose high or normal or low."),
+    ],
+)
+def test_an_estimate_for_no_team_or_priority_of_the_batch_is_refused(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str
+) -> None:
+    target = Target(BatchDeployment.model_construct(kind="batch", url="", teams={"ads": Team()}, limits=Limits()))
+    monkeypatch.setattr(registry, "load_target", lambda _: target)
+    result = CliRunner().invoke(batch.app, ["submit", "mine", "s3://rows/in.jsonl", "--dry-run", option, value])
+    assert str(result.exception) == f'{option}: "{value}": {message}'
 
 
 @pytest.mark.parametrize("words", [["mine", "--watch"], ["mine", "batch_1", "--watch", "--json"]])

@@ -19,6 +19,7 @@ from llm_serving.kinds.batch import table as batch_table
 from llm_serving.kinds.batch.blueprint import resolve_deadline
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.kinds.batch.worker_settings import PRIORITIES
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import CheckFailed, InputError, quote_value
 from llm_serving.settings.units import Duration, format_bytes
@@ -224,6 +225,11 @@ def _print_estimate(
         raise InputError(
             f"--team: {quote_value(team_name)}: there is no such team. Fix: choose {' or '.join(deployment.teams)}."
         )
+    priority = metadata.get("priority") or team.priority
+    if priority not in PRIORITIES:
+        raise InputError(
+            f"--priority: {quote_value(priority)}: there is no such priority. Fix: choose {' or '.join(PRIORITIES)}."
+        )
     with console.step("Count rows and tokens"):
         counts = client.count(**source, model=metadata.get("model", ""))
     payload = estimate.build(
@@ -231,7 +237,7 @@ def _print_estimate(
         counts,
         list(client.list_batches()),
         team=team_name,
-        priority=metadata.get("priority") or team.priority,
+        priority=priority,
         deadline_s=float(metadata.get("deadline") or resolve_deadline(team, deployment.limits)),
     )
     if as_json:
