@@ -3,8 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from llm_serving.catalog import instances, network_test
+from llm_serving.catalog import instances
 from llm_serving.operations.network_test import output
 
 PUBLISHED = Path(__file__).with_name("published")
@@ -64,8 +65,8 @@ def test_a_type_whose_efa_does_not_reach_the_gpus_is_judged_by_its_log_alone() -
 def test_every_published_result_is_healthy_by_our_floor() -> None:
     """A floor above what healthy instances reach would refuse them."""
     rows = instances.load()
-    for result in network_test.load().published:
-        if result.type in rows:
-            floor = output.compute_min_bandwidth(rows[result.type])
+    for result in yaml.safe_load((PUBLISHED / "results.yaml").read_text()):
+        if result["type"] in rows:
+            floor = output.compute_min_bandwidth(rows[result["type"]])
             assert floor is not None
-            assert floor <= result.bus_gb_s, result
+            assert floor <= result["bus_gb_s"], result
