@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service
+from llm_serving.services.traffic import Slo
 
 
 class Deployment(ResolvedData):
@@ -54,3 +57,32 @@ class Deployment(ResolvedData):
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """The models whose weights the bucket must hold before the workers start."""
         return ()
+
+
+class FoundDeployment(ResolvedData):
+    """What others need of a deployment to call it. Facts that are not known are empty."""
+
+    name: str
+    kind: str = ""
+    url: str
+    """Base URL for clients."""
+
+    models: tuple[str, ...] = ()
+    """What clients can put in `model`."""
+
+    engine: str = ""
+    usd_h: float | None = None
+    """Cost per hour; None without prices, and where its replicas follow the load."""
+
+    price: str = ""
+    """How the cost is calculated."""
+
+    slo: Slo | None = None
+    metrics_urls: tuple[str, ...] = ()
+    """Pages with its workers' metrics."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+    """Prometheus names of what a worker measures of a whole request, by signal."""
+
+    has_priority: bool = False
+    """Whether it schedules by `priority` of a request."""

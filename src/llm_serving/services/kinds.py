@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
-from llm_serving.services.deployment import Deployment
+from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.local_server import LocalServer
 from llm_serving.settings.document import Document
@@ -112,6 +112,11 @@ class Kind(ABC, Generic[B, D]):
     def refresh(self, deployment: D, blueprint: B) -> D:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""
         return deployment
+
+    def describe_for_others(self, deployment: D) -> FoundDeployment:
+        """Return what other deployments need of one to call it."""
+        models = tuple(model.name for model in deployment.served_models)
+        return FoundDeployment(name=deployment.name, kind=deployment.kind, url=deployment.url, models=models)
 
     def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
         """Return the blueprint with all of its work on another pool of the fleet."""

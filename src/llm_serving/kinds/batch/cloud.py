@@ -13,7 +13,7 @@ from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.kinds.batch import secrets, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
-from llm_serving.kinds.serving.processes import ENGINE_PORT
+from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import ResolvedData, Secret, Toleration
 from llm_serving.settings.document import Conflict
@@ -118,7 +118,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         inputs=settings.inputs,
         endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
         endpoint_deployment=settings.endpoint.deployment or "",
-        metrics_port=ENGINE_PORT,
+        metrics_port=WORKER_PORT,
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
         worker_secrets=secrets.list_read(api_key, login),
         api_secrets=secrets.list_read(api_key),

@@ -18,11 +18,10 @@ from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.price import price_deployment
-from llm_serving.kinds.serving.processes import ENGINE_PORT, ROUTER_PORT
 from llm_serving.kinds.serving.roles import EngineRole, Roles
-from llm_serving.services import inputs, kinds
-from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
+from llm_serving.services import deployments
+from llm_serving.services.blueprint import DEFAULT_KIND, resolve_name
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Placement, Probe, Replicas, Resources, Service, Stop
 from llm_serving.services.traffic import Slo, Traffic
@@ -36,9 +35,6 @@ LOCAL_RESOURCES = {WORKER: Resources(memory_bytes=400_000_000), API: Resources(m
 API_DEADLINE_S = 120.0
 RESTART_S = 1
 """Seconds after which a worker counts as started: it may be killed at any time, and restarts."""
-
-METRICS_PATH = "/metrics"
-"""Path of engines' metrics, which workers read."""
 
 STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
 
@@ -60,9 +56,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if in_containers:
         raise_mistakes(blueprint.locate(cloud_parts.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
-    answering = _find_endpoint(blueprint, own_serving, environment)
-    price = _price_endpoint(blueprint, fleet, environment)
-    usd_h = settings.endpoint.usd_per_hour or (price and price[0])
+    found = _find_named(blueprint, fleet, environment)
+    answering = _describe_endpoint(settings.endpoint, own_serving, found, environment)
+    usd_h = settings.endpoint.usd_per_hour or (found.usd_h if found else None)
     cloud = None
     if in_containers:
         raise_mistakes(blueprint.locate(cloud_parts.check(settings, fleet.value, environment, name)))
@@ -104,7 +100,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             _build_api(environment, document, port, cloud),
         ),
         cloud=cloud,
-        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, price)),
+        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, found)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
@@ -186,42 +182,18 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 
 
 def _list_notes(
-    settings: Blueprint, environment: Environment, answering: Answering, price: tuple[float, str] | None
+    settings: Blueprint, environment: Environment, answering: Answering, found: FoundDeployment | None
 ) -> Iterator[str]:
     if settings.endpoint.deployment:
         yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
-    if price and settings.endpoint.usd_per_hour is None:
-        yield f"Jobs cost their share of {settings.endpoint.deployment}, {price[0]:,.2f} USD/h on demand: {price[1]}."
+    if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
+        yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
     named = cloud_parts.list_secrets(settings)
     if named and not environment.conventions.containers:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
-
-
-def _price_endpoint(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-) -> tuple[float, str] | None:
-    """Return what the deployment on AWS that answers the rows costs an hour, and how that is calculated.
-
-    Its blueprint is the folder of its name beside this one. None without that folder, where a price is unknown, and
-    where its replicas follow the load: their number then is.
-    """
-    name = blueprint.value.endpoint.deployment
-    folder = blueprint.path.resolve().parent.parent / str(name)
-    if name is None or not environment.conventions.containers or not (folder / FILE_NAME).is_file():
-        return None
-    try:
-        fed = inputs.read_blueprint(folder)
-        if fed.value.kind != DEFAULT_KIND or resolve_name(fed) != name:
-            return None
-        deployment: ServingDeployment = kinds.get_for(fed).resolve(fed, fleet, environment)
-    except InputError:  # its own deploy reports that
-        return None
-    if any(role.replicas.min != role.replicas.max for role in deployment.engine_roles):
-        return None
-    return price_deployment(deployment)
 
 
 def _describe_back_off(fed: str, environment: Environment, answering: Answering) -> Iterator[str]:
@@ -238,15 +210,10 @@ def _describe_back_off(fed: str, environment: Environment, answering: Answering)
         yield f"Rows give way to a queue at {fed} alone: its metrics show no percentile of its SLO."
 
 
-def _find_endpoint(
-    blueprint: Document[Blueprint], own_serving: ServingDeployment | None, environment: Environment
+def _describe_endpoint(
+    endpoint: Endpoint, own_serving: ServingDeployment | None, found: FoundDeployment | None, environment: Environment
 ) -> Answering:
-    """Find the endpoint that answers the rows.
-
-    Raises:
-        InputError: the deployment that it names does not run.
-    """
-    endpoint = blueprint.value.endpoint
+    """Describe the endpoint that answers the rows."""
     if own_serving:
         return Answering(
             own_serving.url,
@@ -258,39 +225,37 @@ def _find_endpoint(
     if endpoint.url:
         url = endpoint.url.rstrip("/").removesuffix("/v1")
         return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
+    if found is None:
+        raise ValueError("an endpoint has a model, a URL or a deployment")
     if environment.conventions.containers:
-        names = {"deployment": endpoint.deployment, "namespace": environment.namespace}
-        url = environment.conventions.url.format(**names, port=ROUTER_PORT)
-        engines_url = environment.conventions.engines_url.format(**names, port=ENGINE_PORT)
-        metrics_urls = (f"{engines_url}{METRICS_PATH}",) if engines_url else ()
-        return Answering(url, metrics_urls, is_shared=True, has_priority=False)
-    if not environment.data_folder:  # a check contacts nothing
-        url = environment.conventions.url.format(deployment=endpoint.deployment, namespace="", port=0)
-        return Answering(url, (), is_shared=True, has_priority=False)
-    deployment = _read_deployment(blueprint, Path(environment.data_folder).parent)
+        return Answering(found.url, found.metrics_urls, is_shared=True, has_priority=False)
     return Answering(
-        deployment.url,
-        tuple(deployment.metrics_urls.values()),
+        found.url,
+        found.metrics_urls,
         is_shared=True,
-        has_priority=deployment.tuning.priority,
-        limits=tuple(worker_settings.list_limits(deployment)),
-        engine=deployment.engine,
+        has_priority=found.has_priority,
+        limits=tuple(worker_settings.list_limits(found)),
+        engine=found.engine,
     )
 
 
-def _read_deployment(blueprint: Document[Blueprint], data: Path) -> ServingDeployment:
-    """Read the serving deployment on this machine that the endpoint names.
+def _find_named(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> FoundDeployment | None:
+    """Find the deployment that the endpoint names; None if it names none.
 
     Raises:
         InputError: it does not run.
     """
     name = blueprint.value.endpoint.deployment
-    try:
-        return ServingDeployment.model_validate_json((data / str(name) / "deployment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if name is None:
+        return None
+    found = deployments.find(name, blueprint.path.resolve().parent.parent, fleet, environment)
+    if found is None or found.kind not in ("", DEFAULT_KIND):
         reason = "no serving deployment of this name is up here"
         fix = f"blueprint deploy {name} first, from this directory"
-        raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)]) from None
+        raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)])
+    return found
 
 
 def _resolve_serving(

@@ -14,8 +14,7 @@ from pydantic import JsonValue
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.batch.blueprint import Blueprint, Cache, Priority, resolve_deadline
-from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.services.traffic import Percentiles
+from llm_serving.services.deployment import FoundDeployment
 
 VARIABLE = "BATCH_SETTINGS"
 
@@ -170,17 +169,16 @@ def _build_cache(cache: Cache | None, *, has_secrets: bool) -> JsonValue:
     return {"url": cache.url, "ttl_s": cache.ttl, "is_cluster": cache.cluster, "login_secret": login_secret}
 
 
-def list_limits(deployment: ServingDeployment) -> Iterator[Limit]:
-    """List the percentile limits on latencies in the engines' metrics.
+def list_limits(found: FoundDeployment) -> Iterator[Limit]:
+    """List the percentile limits on latencies in the metrics of the deployment's engines.
 
-    With disaggregation no engine sees the whole time to a first token. End-to-end latency is left out: it depends on
-    the length of a row's answer, which does not slow down people's answers.
+    End-to-end latency is left out: it depends on the length of a row's answer, which does not slow down people's
+    answers.
     """
-    metrics = engines.load_engines()[deployment.engine].metrics
-    latencies: dict[EngineMetric, Percentiles] = {"itl": deployment.slo.itl_ms}
-    if deployment.answering_roles == deployment.engine_roles:
-        latencies = {"ttft": deployment.slo.ttft_ms, **latencies}
-    for latency, limits in latencies.items():
+    if found.slo is None:
+        return
+    for latency, limits in (("ttft", found.slo.ttft_ms), ("itl", found.slo.itl_ms)):
         for name, ms in limits:
-            if latency in metrics and ms is not None and name != "mean":
-                yield Limit(f"{latency} {name}", metrics[latency], ms, allowed=1 - int(name.removeprefix("p")) / 100)
+            if latency in found.metrics and ms is not None and name != "mean":
+                allowed = 1 - int(name.removeprefix("p")) / 100
+                yield Limit(f"{latency} {name}", found.metrics[latency], ms, allowed)

@@ -14,6 +14,7 @@ from llm_serving.kinds.serving import measured_capacity, measured_prompts, resol
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Capability, Kind
 from llm_serving.settings.document import Document
@@ -54,6 +55,9 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}
         return deployment.model_copy(update=settings)
+
+    def describe_for_others(self, deployment: ServingDeployment) -> FoundDeployment:
+        return summary.describe_for_others(deployment)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles

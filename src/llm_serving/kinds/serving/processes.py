@@ -17,13 +17,14 @@ from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
-from llm_serving.services import tasks
+from llm_serving.services import deployments, tasks
 from llm_serving.services.environment import Conventions, Discovery, Environment
 from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
 
-ENGINE_PORT, ROUTER_PORT, ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 8081, 9090, 9091
+ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
+ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
 """Ports of a container that has its own address."""
 
 PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345}

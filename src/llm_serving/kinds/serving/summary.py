@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from llm_serving.catalog import engines
 from llm_serving.kinds.serving import measured_capacity, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import tasks
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.models import ServedModel
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document
@@ -115,3 +118,28 @@ def _describe_role(role: Role) -> str:
     nodes = f" over {role.nodes} nodes" if role.nodes > 1 else ""
     types = " or ".join(role.instance_types)
     return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}"
+
+
+def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
+    """Return what other deployments need to call this one.
+
+    With disaggregation no engine sees the whole time to a first token.
+    """
+    metrics = dict(engines.load_engines()[deployment.engine].metrics)
+    if deployment.answering_roles != deployment.engine_roles:
+        metrics.pop("ttft", None)
+    is_fixed = all(role.replicas.min == role.replicas.max for role in deployment.engine_roles)
+    usd_h, price = (price_deployment(deployment) if is_fixed else None) or (None, "")
+    return FoundDeployment(
+        name=deployment.name,
+        kind=deployment.kind,
+        url=deployment.url,
+        models=deployment.model_names,
+        engine=deployment.engine,
+        usd_h=usd_h,
+        price=price,
+        slo=deployment.slo,
+        metrics_urls=tuple(deployment.metrics_urls.values()),
+        metrics={str(signal): name for signal, name in metrics.items()},
+        has_priority=deployment.tuning.priority,
+    )

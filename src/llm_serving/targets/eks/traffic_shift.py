@@ -12,8 +12,8 @@ import yaml
 
 from llm_serving import console
 from llm_serving.fleet import names
-from llm_serving.kinds.serving import processes
 from llm_serving.operations import add_ons as addons
+from llm_serving.services import deployments
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets.eks import charts
 
@@ -59,7 +59,7 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
         )
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
-        {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()
+        {"release": release, "port": deployments.ENTRY_PORT, "weight": weight} for release, weight in weights.items()
     ]
     gateway_values = {"name": name, "namespace": namespace, "section": ""}
     # Each release's router ends a request by its own timeout, and these may differ.

@@ -1,0 +1,68 @@
+"""Deployments of the fleet by name: where one answers, what it serves, costs and promises, on every target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.services import inputs, kinds
+from llm_serving.services.blueprint import FILE_NAME, resolve_name
+from llm_serving.services.deployment import Deployment, FoundDeployment
+from llm_serving.services.environment import Environment
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
+
+ENTRY_PORT, WORKER_PORT = 8080, 8000
+"""Ports of a deployment's entry and of its workers, where each replica has its own address."""
+
+FILE = "deployment.json"
+"""What is deployed on this machine, in the deployment's data folder."""
+
+METRICS_PATH = "/metrics"
+
+
+def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environment) -> FoundDeployment | None:
+    """Find a deployment of the fleet on the target of `environment`; None where it does not run on this machine.
+
+    On AWS its address follows from its name. The rest is known of one whose blueprint is here.
+
+    Args:
+        siblings: folder with the folder of its blueprint, which has its name.
+    """
+    conventions = environment.conventions
+    if not conventions.containers:
+        if not environment.data_folder:  # a check contacts nothing
+            return FoundDeployment(name=name, url=conventions.url.format(deployment=name, namespace="", port=0))
+        deployment = _read(Path(environment.data_folder).parent / name / FILE)
+        return None if deployment is None else kinds.get(deployment.kind).describe_for_others(deployment)
+    names = {"deployment": name, "namespace": environment.namespace}
+    workers_url = conventions.engines_url.format(**names, port=WORKER_PORT)
+    address = {
+        "url": conventions.url.format(**names, port=ENTRY_PORT),
+        "metrics_urls": (f"{workers_url}{METRICS_PATH}",) if workers_url else (),
+    }
+    deployment = _resolve(name, siblings / name, fleet, environment)
+    if deployment is None:
+        return FoundDeployment.model_validate({"name": name, **address})
+    return kinds.get(deployment.kind).describe_for_others(deployment).model_copy(update=address)
+
+
+def _read(file: Path) -> Deployment | None:
+    try:
+        return kinds.load_deployment(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, InputError):
+        return None
+
+
+def _resolve(name: str, folder: Path, fleet: Document[Fleet], environment: Environment) -> Deployment | None:
+    """Resolve the blueprint in a folder; None where it is of another name, or cannot work, which its deploy reports."""
+    if not (folder / FILE_NAME).is_file():
+        return None
+    try:
+        blueprint = inputs.read_blueprint(folder)
+        if resolve_name(blueprint) != name:
+            return None
+        deployment: Deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
+    except InputError:
+        return None
+    return deployment
