@@ -93,7 +93,7 @@ def test_each_task_has_its_own_body(task: Task, path: str, body: dict[str, Any])
     assert _build_plan("generate").pooled is None
     # What writes text is asked as before.
     assert "messages" in request_body.build(
-        Prompt(({"role": "user", "content": "a"},), 4), "m", "chat", vllm_dialect=True
+        Prompt(({"role": "user", "content": "a"},), 4), "m", "chat", engine_dialect=True
     )
 
 

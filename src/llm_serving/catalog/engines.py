@@ -123,6 +123,9 @@ class WeightStreaming(CommandPart):
     loader: str
     """The engine's own name of this loader."""
 
+    log_line: str = ""
+    """Regular expression of the line that it logs: bytes, their unit and seconds; empty if it logs none."""
+
 
 class WideExperts(CommandPart):
     """Whole experts over the accelerators of several nodes."""
@@ -285,6 +288,16 @@ class AnswerParsers(_Row):
     """What the model's config.json is to say instead, JSON, for a ranking model that is stored as one that chats."""
 
 
+class AdapterApi(_Row):
+    """How LoRA adapters come and go while the engine runs: paths, and fields of the bodies that are posted to them."""
+
+    load: str
+    unload: str
+    name_field: str
+    path_field: str
+    """Of the adapter's folder."""
+
+
 class RefusedArguments(_Row):
     """Options of the engine that `engine_arguments` cannot set, and why."""
 
@@ -334,6 +347,9 @@ class Engine(_NamedChoice):
 
     wide_experts: WideExperts | None = None
     """Experts over several nodes; None where the engine has nothing to set for them."""
+
+    adapter_api: AdapterApi | None = None
+    """None where adapters are loaded at the start alone."""
 
     other_s3: CommandPart = CommandPart()
     """For an S3 other than AWS's own."""

@@ -70,7 +70,7 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     plan = load.plan
     user = environment.user_classes[0](environment)
     result.kernel_times = user.connection.kernel_times
-    load.vllm_dialect = result.vllm_dialect = _detect_vllm_dialect(user, load)
+    load.engine_dialect = result.engine_dialect = _detect_dialect(user, load)
     setup = _measure_server(user, load)
     meeting.announce_setup(setup)
     if plan.traffic.images:
@@ -91,7 +91,7 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
 def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
     """Play a share at the leader's word."""
     setup = meeting.wait_for_setup()
-    load.vllm_dialect = setup.vllm_dialect
+    load.engine_dialect = setup.engine_dialect
     overlap = _prepare(load, setup)
     _freeze_memory()
     meeting.announce_ready()
@@ -128,7 +128,7 @@ def _measure_server(user: Any, load: Load) -> Setup:
     if plan.data:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
         rates = _measure_recorded_answers(user, plan, rows)
-        return Setup(vllm_dialect=load.vllm_dialect, tokens_per_character=rates)
+        return Setup(engine_dialect=load.engine_dialect, tokens_per_character=rates)
     map_concurrently = Pool(prompts.CONCURRENCY).imap
     costs = {
         model: prompts.measure_costs(
@@ -136,7 +136,7 @@ def _measure_server(user: Any, load: Load) -> Setup:
         )
         for model in plan.models
     }
-    return Setup(vllm_dialect=load.vllm_dialect, costs=costs)
+    return Setup(engine_dialect=load.engine_dialect, costs=costs)
 
 
 def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> tuple[Iterator[Prompt], int | None]:
@@ -158,11 +158,11 @@ def _measure_recorded_answers(user: Any, plan: LoadPlan, rows: Sequence[DataRow]
     }
 
 
-def _detect_vllm_dialect(user: Any, load: Load) -> bool:
-    """Return whether the server accepts vLLM's own parameters, tested with a request like the load's."""
+def _detect_dialect(user: Any, load: Load) -> bool:
+    """Return whether the server accepts the engines' own parameters, tested with a request like the load's."""
     prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
     for dialect in (True, False):
-        load.vllm_dialect = dialect
+        load.engine_dialect = dialect
         try:
             _send_request(user, user.body(prompt))
         except HttpError as error:

@@ -115,8 +115,8 @@ class DriverResult(BaseModel):
     warm_up_sent: int = 0
     warm_up_failed: int = 0
 
-    vllm_dialect: bool = False
-    """Whether the server accepts vLLM's own parameters: exact answer lengths, and a usage with each event."""
+    engine_dialect: bool = False
+    """Whether the server accepts the engines' own parameters: exact answer lengths, and a usage with each event."""
 
     kernel_times: bool = False
     """Whether the time of each chunk is the kernel's, not that of the driver's read."""

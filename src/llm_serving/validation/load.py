@@ -64,8 +64,8 @@ class Load:
         """perf_counter at the start of the counted load."""
         self.end_time = 0.0
         """perf_counter at the end of the last counted request."""
-        self.vllm_dialect = False
-        """Whether the server accepts vLLM's own parameters."""
+        self.engine_dialect = False
+        """Whether the server accepts the engines' own parameters."""
         self.warm_up_failed = 0
         starts = list_starts(plan.traffic)
         self._starts = list(shard.select(starts)) if plan.traffic.turns.max > 1 else shard.select(starts)

@@ -25,8 +25,8 @@ class Setup(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    vllm_dialect: bool
-    """Whether the server accepts vLLM's own parameters."""
+    engine_dialect: bool
+    """Whether the server accepts the engines' own parameters."""
 
     costs: dict[str, TokenCosts] = {}
     """Tokens of words by model; empty with the user's own prompts."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from llm_serving import console
 from llm_serving.aws import s3
+from llm_serving.catalog import engines
 from llm_serving.console import Command
 from llm_serving.hub import source
 from llm_serving.kinds.serving import measured_prompts
@@ -133,7 +134,9 @@ def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoa
         if role.served_model == main_model
         for service in deployment.list_services(role)
     ]
-    loading = weight_loading.read(main_model.weights, [logs / f"{service.name}.log" for service in replicas])
+    streaming = engines.load_engines()[deployment.engine].streaming
+    logs_of_replicas = [logs / f"{service.name}.log" for service in replicas]
+    loading = weight_loading.read(main_model.weights, logs_of_replicas, streaming.log_line if streaming else "")
     environment = deployment.environment
 
     def open_bucket() -> s3.Bucket:

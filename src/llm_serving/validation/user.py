@@ -71,7 +71,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         pooled = self.plan.pooled
         if pooled:
             return {"model": model, **pooled.build(prompt.texts)}
-        return request_body.build(prompt, model, self.plan.traffic.api, vllm_dialect=self.load.vllm_dialect)
+        return request_body.build(prompt, model, self.plan.traffic.api, engine_dialect=self.load.engine_dialect)
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
         """Return None for a good answer, or a name of its error; the report counts failures by this name."""

@@ -9,16 +9,18 @@ from pathlib import Path
 from llm_serving.services.models import Weights
 from llm_serving.validation.report import WeightLoading
 
-_LINE = re.compile(r"Overall time to stream ([\d.]+) (Bytes?|[KMGT]iB) of all files to \S+: ([\d.]+)s")
 _UNITS = {"Byte": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def read(weights: Weights, logs: Iterable[Path]) -> WeightLoading:
+def read(weights: Weights, logs: Iterable[Path], line: str) -> WeightLoading:
     """Return what one replica read, and how long the slowest took; null if no log has the line.
 
     The log rounds the bytes to a tenth of its unit.
+
+    Args:
+        line: `streaming.log_line` of the engine's row; empty if it writes none.
     """
-    loads = [load for log in logs if (load := _parse_last_load(log))]
+    loads = [load for log in logs if line and (load := _parse_last_load(log, line))]
     return WeightLoading(
         source=weights.uri,
         bytes=max((size for size, _ in loads), default=None),
@@ -27,11 +29,11 @@ def read(weights: Weights, logs: Iterable[Path]) -> WeightLoading:
     )
 
 
-def _parse_last_load(log: Path) -> tuple[int, float] | None:
+def _parse_last_load(log: Path, line: str) -> tuple[int, float] | None:
     """Return bytes and seconds of the last start in the log."""
     if not log.is_file():
         return None
-    matches = _LINE.findall(log.read_text(encoding="utf-8", errors="replace"))
+    matches = re.findall(line, log.read_text(encoding="utf-8", errors="replace"))
     if not matches:
         return None
     size, unit, seconds = matches[-1]

@@ -143,3 +143,15 @@ def test_a_location_in_s3_is_refused() -> None:
         "Fix: a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
     )
     assert adapter_loading.parse_folder("mine/sql") == Path("mine/sql")
+
+
+def test_an_engine_without_such_an_api_is_refused(
+    deployment_and_requests: tuple[ServingDeployment, list[tuple[str, dict[str, str]]]],
+) -> None:
+    deployment = deployment_and_requests[0].model_copy(update={"engine": "llama.cpp"})
+    with pytest.raises(InputError) as error:
+        adapter_loading.unload(deployment, "long", "tone")
+    assert str(error.value) == (
+        "ROLE: the engine llama.cpp loads adapters when it starts alone. "
+        "Fix: add the adapter to the blueprint and deploy it."
+    )

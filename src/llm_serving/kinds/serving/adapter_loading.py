@@ -10,6 +10,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import AdapterApi
 from llm_serving.kinds.serving import adapters
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.services.service import Service
@@ -46,8 +48,9 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
     )
     if mismatch:
         raise InputError(f"FOLDER: {quote_value(folder)}: {mismatch[0]}. Fix: {mismatch[1]}.")
-    for process in deployment.list_services(deployed_role):
-        _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
+    api = _get_api(deployment)
+    for service in deployment.list_services(deployed_role):
+        _post(service, api.load, {api.name_field: name, api.path_field: str(folder.resolve())})
 
 
 def unload(deployment: ServingDeployment, role: str, name: str) -> None:
@@ -58,8 +61,17 @@ def unload(deployment: ServingDeployment, role: str, name: str) -> None:
         CheckFailed: an engine refuses.
         Unavailable: an engine does not answer.
     """
-    for process in deployment.list_services(_require_role(deployment, role)):
-        _post(process, "unload_lora_adapter", {"lora_name": name})
+    deployed_role, api = _require_role(deployment, role), _get_api(deployment)
+    for service in deployment.list_services(deployed_role):
+        _post(service, api.unload, {api.name_field: name})
+
+
+def _get_api(deployment: ServingDeployment) -> AdapterApi:
+    api = engines.load_engines()[deployment.engine].adapter_api
+    if api is None:
+        reason = f"the engine {deployment.engine} loads adapters when it starts alone"
+        raise InputError(f"ROLE: {reason}. Fix: add the adapter to the blueprint and deploy it.")
+    return api
 
 
 def _require_role(deployment: ServingDeployment, name: str) -> Role:
@@ -74,9 +86,9 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
     return role
 
 
-def _post(process: Service, endpoint: str, body: dict[str, str]) -> None:
+def _post(service: Service, path: str, body: dict[str, str]) -> None:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{process.port}/v1/{endpoint}",
+        f"http://127.0.0.1:{service.port}{path}",
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
@@ -84,9 +96,9 @@ def _post(process: Service, endpoint: str, body: dict[str, str]) -> None:
     try:
         opener.open(request, timeout=_LOAD_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
-        raise CheckFailed(f"{process.name} refuses: {_read_error_message(error)}") from None
+        raise CheckFailed(f"{service.name} refuses: {_read_error_message(error)}") from None
     except OSError as error:
-        raise Unavailable(f"{process.name} does not answer: {error}") from None
+        raise Unavailable(f"{service.name} does not answer: {error}") from None
 
 
 def _read_error_message(error: urllib.error.HTTPError) -> str:

@@ -30,7 +30,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         {
             **time,
             "session_id": str(number),
-            "payload": request_body.build(prompt, job.model, traffic.api, vllm_dialect=job.vllm_dialect),
+            "payload": request_body.build(prompt, job.model, traffic.api, engine_dialect=job.engine_dialect),
         }
         for number, (prompt, time) in enumerate(zip(job.prompts, times, strict=True))
     ]

@@ -31,8 +31,8 @@ class Job:
     """Of the counted requests, in order."""
     due: Sequence[float] | None
     """When each is due by our own draw, in seconds from the start; None in the closed loop."""
-    vllm_dialect: bool
-    """Whether the server accepts vLLM's own parameters."""
+    engine_dialect: bool
+    """Whether the server accepts the engines' own parameters."""
     folder: Path
     """The driver's own files."""
 

@@ -73,7 +73,7 @@ def _build_config(job: Job, data: Path) -> dict[str, Any]:
         },
         "server": {
             "type": "vllm", "model_name": job.model, "base_url": job.url,
-            "ignore_eos": job.vllm_dialect and all(prompt.exact for prompt in job.prompts),
+            "ignore_eos": job.engine_dialect and all(prompt.exact for prompt in job.prompts),
         },
         "tokenizer": {"pretrained_model_name_or_path": str(job.tokenizer)},
         "report": {

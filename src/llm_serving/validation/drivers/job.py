@@ -102,7 +102,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     server = Server(plan)
     job, warm_up = _build_job(driver, plan, server, folder)
     _write_tokenizer(job.tokenizer)
-    result = DriverResult(planned=len(job.prompts), vllm_dialect=job.vllm_dialect)
+    result = DriverResult(planned=len(job.prompts), engine_dialect=job.engine_dialect)
     result.warm_up_sent, result.warm_up_failed = server.warm_up(warm_up)
     overlap = PrefixOverlap()
     for prompt in job.prompts:
@@ -154,7 +154,7 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
     due = load_plan.draw_arrivals(traffic, plan.trace)
     count = traffic.requests if due is None else len(due)
     with console.step("Make the prompts"):
-        dialect = server.detect_vllm_dialect()
+        dialect = server.detect_dialect()
         warm_up, counted = _create_prompts(plan, server)
         created = list(itertools.islice(counted, count))
     if not driver.sends_messages:
@@ -202,15 +202,15 @@ class Server:
         path = "chat/completions" if plan.traffic.api == "chat" else "completions"
         self._url = f"{plan.url}/v1/{path}"
 
-    def detect_vllm_dialect(self) -> bool:
-        """Return whether the server accepts vLLM's own parameters.
+    def detect_dialect(self) -> bool:
+        """Return whether the server accepts the engines' own parameters.
 
         Raises:
             Unavailable: it does not respond.
         """
         prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
         try:
-            self._post(prompt, vllm_dialect=True)
+            self._post(prompt, engine_dialect=True)
         except urllib.error.HTTPError as error:
             if error.code in (400, 422):
                 return False
@@ -223,7 +223,7 @@ class Server:
     def count_tokens(self, content: Any) -> int:
         """Return the tokens of a prompt, from the server's usage; its words if the server reports none."""
         prompt = Prompt(({"role": "user", "content": content},), max_tokens=1)
-        body = self._build_body(prompt, vllm_dialect=False)
+        body = self._build_body(prompt, engine_dialect=False)
         del body["stream_options"]
         usage = json.loads(self._send({**body, "stream": False})).get("usage") or {}
         return int(usage.get("prompt_tokens") or len(prompt.text.split()))
@@ -233,7 +233,7 @@ class Server:
 
         def has_failed(prompt: Prompt) -> bool:
             try:
-                self._post(prompt, vllm_dialect=False)
+                self._post(prompt, engine_dialect=False)
             except (OSError, http.client.HTTPException):
                 return True
             return False
@@ -243,11 +243,11 @@ class Server:
             step.note = f"{len(warm_up)} requests"
             return len(warm_up), sum(pool.map(has_failed, warm_up))
 
-    def _post(self, prompt: Prompt, *, vllm_dialect: bool) -> bytes:
-        return self._send(self._build_body(prompt, vllm_dialect=vllm_dialect))
+    def _post(self, prompt: Prompt, *, engine_dialect: bool) -> bytes:
+        return self._send(self._build_body(prompt, engine_dialect=engine_dialect))
 
-    def _build_body(self, prompt: Prompt, *, vllm_dialect: bool) -> dict[str, Any]:
-        return request_body.build(prompt, self._plan.models[0], self._plan.traffic.api, vllm_dialect=vllm_dialect)
+    def _build_body(self, prompt: Prompt, *, engine_dialect: bool) -> dict[str, Any]:
+        return request_body.build(prompt, self._plan.models[0], self._plan.traffic.api, engine_dialect=engine_dialect)
 
     def _send(self, body: dict[str, Any]) -> bytes:
         request = urllib.request.Request(self._url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -35,7 +35,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         "--request-rate", f"{traffic.arrivals:g}" if traffic.arrivals else "inf",
         "--burstiness", f"{traffic.burstiness:g}",
         *(["--max-concurrency", str(concurrency)] if concurrency else []),
-        *(["--ignore-eos"] if job.vllm_dialect and all(prompt.exact for prompt in job.prompts) else []),
+        *(["--ignore-eos"] if job.engine_dialect and all(prompt.exact for prompt in job.prompts) else []),
         "--temperature", "0", "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el",
         "--save-result", "--save-detailed", "--result-dir", str(job.folder), "--result-filename", job.result.name,
     ]  # fmt: skip
