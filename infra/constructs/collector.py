@@ -74,7 +74,7 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, obj
     names = list(select_metrics(service, stream).values())
     scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.metrics_port}", stream, names)]
     if service.kind == "router":
-        # So that the sum of a role's `up` is there, and 0, while it has no replica: what is missing wakes nobody.
+        # The sum of a role's `up` is 0 while it has no replica: a missing metric never triggers the alarm.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
     processors = _build_processors(select_metrics(service, stream))
     exporter = {

@@ -1,8 +1,8 @@
 """What makes a role's tasks come and go: between one and many by the engine's own load, to none and back by requests.
 
-Tracking a target neither leaves 0, since it multiplies the tasks that there are, nor sees a role without a task, which
-has no load. So a role whose least is 0 has alarms and steps beside it: requests that find no replica bring the first,
-and replicas that nobody asked for a while go. What they read is counted by the router's and the replicas' collectors
+Target tracking cannot scale from zero: it multiplies the running tasks, and without one measures no load. So a role
+whose least is 0 has alarms and steps beside it: requests that find no replica bring the first, and replicas that nobody
+asked for a while go. What they read is counted by the router's and the replicas' collectors
 (infra/constructs/collector.py).
 
 Source: Application Auto Scaling user guide, "Target tracking scaling policies" and "Step scaling policies"; EC2 Auto

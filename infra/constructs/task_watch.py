@@ -15,10 +15,10 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest, Service, TaskService
 
 _MIN_ERROR_SHARE = 0.01
-"""Share of requests whose failure is nobody's night's sleep."""
+"""Error rate below which the alarm stays silent."""
 
 _MAX_SCALE_TO_ZERO_ROLES = 8
-"""An alarm reckons with ten metrics at the most. Models sleep and wake together, so that some speak for all."""
+"""CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
 
 _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
@@ -55,7 +55,7 @@ def add_errors_alarm(
                 build_task_metric(query_id, stream, service, "up", "Sum")
                 for query_id, service in scale_to_zero_services.items()
             ),
-            # Who is refused while a role sleeps wakes it: that is no failure.
+            # A 503 while a role is scaled to zero starts a replica, and is no error.
             build_expression_query(
                 "share",
                 f"IF({awake_condition}, {share}, 0)" if awake_condition else share,

@@ -347,7 +347,7 @@ def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypat
 
 @pytest.mark.parametrize("uri", ["bucket/prefix", "s3://", "s3://UPPER/x", "https://b.s3.amazonaws.com/x"])
 def test_an_invalid_s3_uri_is_refused(folder: Path, uri: str) -> None:
-    with pytest.raises(InputError, match=r"--to: .*: it is no place in S3\. Fix: s3://BUCKET/PREFIX"):
+    with pytest.raises(InputError, match=r"--to: .*: it is not a location in S3\. Fix: write s3://BUCKET/PREFIX"):
         upload.upload(folder, uri)
 
 

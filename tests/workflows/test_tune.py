@@ -163,7 +163,7 @@ def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
     deployed, sent = len(target.deployed), len(loader.sent)
     monkeypatch.setattr(loader, "interrupted_at", 0)
     assert _tune(*arguments) == 0
-    assert "Going on with runs/mine/tune-" in capsys.readouterr().err
+    assert "Resuming runs/mine/tune-" in capsys.readouterr().err
     resumed = json.loads(next(Path("runs/mine").glob("tune-*/tune.json")).read_text())
     assert len(list(Path("runs/mine").iterdir())) == 1
     assert len(target.deployed) <= deployed + 2

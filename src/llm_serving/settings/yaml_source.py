@@ -1,7 +1,7 @@
 """Reads a settings file into plain data with positions of keys and values; no file can hang it or run code.
 
-Taken is the YAML that every reader understands alike: mappings, lists, texts, decimal numbers, true and false. What
-YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) stays the text that was written.
+Accepts the subset of YAML that every reader understands alike: mappings, lists, texts, decimal numbers, true and false.
+What YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) stays the text that was written.
 """
 
 from __future__ import annotations

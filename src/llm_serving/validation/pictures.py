@@ -1,4 +1,4 @@
-"""Made pictures for models that see, each another: PNG files of colors drawn from a seed.
+"""Unique PNG pictures for multimodal models, of colors drawn from a seed.
 
 A picture is rows of random pixels, each repeated ROW_REPEATS times: as many bytes for a pixel as a photo's JPEG of high
 quality has, made without a loop over pixels.

@@ -157,7 +157,7 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
         with contextlib.suppress(OSError, ValidationError):
             state = Tuning.model_validate_json(file.read_text(encoding="utf-8"))
             if state.digest == digest and not state.finished:
-                console.err.print(f"Going on with {console.shorten_path(file.parent)}", markup=False)
+                console.err.print(f"Resuming {console.shorten_path(file.parent)}", markup=False)
                 return state, file.parent
     started = datetime.datetime.now(datetime.UTC)
     folder = run_folder.find_free_path(runs / f"{tuning.TUNE_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}")

@@ -129,7 +129,7 @@ def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[
         (("fit", "tiny", "--context", "-3"), '--context: "-3": it is not a number of tokens. Fix: 4096 or 8k.'),
         (("fit", "tiny", "--kv-cache-dtype", "int4"), '--kv-cache-dtype: "int4": there is no such type.'),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
-        (("copy", "a/b", "--to", "b/x"), '--to: "b/x": it is no place in S3.'),
+        (("copy", "a/b", "--to", "b/x"), '--to: "b/x": it is not a location in S3.'),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(

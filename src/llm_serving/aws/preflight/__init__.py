@@ -1,1 +1,1 @@
-"""Preflight: what of a fleet its AWS account can hold, asked before anything is made; nothing is ever changed."""
+"""Read-only checks of an AWS account before a fleet is created."""

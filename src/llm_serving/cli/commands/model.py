@@ -62,9 +62,9 @@ def make_tiny(
     if format_ not in _FORMATS:
         raise InputError(f"--format: {quote_value(format_)}: there is no such format. Fix: {' or '.join(_FORMATS)}.")
     if format_ not in models.find(size_name).formats:
-        raise InputError(f"--format: {quote_value(format_)}: {size} is made as safetensors alone. Fix: no --format.")
+        raise InputError(f"--format: {quote_value(format_)}: {size} exists as safetensors only. Fix: remove --format.")
     if adapter and format_ != _FORMATS[0]:
-        raise InputError(f"--format: {quote_value(format_)}: adapters are safetensors. Fix: no --format.")
+        raise InputError(f"--format: {quote_value(format_)}: adapters are safetensors. Fix: remove --format.")
     if adapter:
         console.out.print(str(tiny_model.make_adapter(to)), markup=False)
         return

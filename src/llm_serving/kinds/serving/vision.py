@@ -1,4 +1,4 @@
-"""Which blueprints have models that see: their engines prepare pictures in threads, which no fork may inherit."""
+"""Multimodal models, whose engines may not be forked: they prepare pictures in threads."""
 
 from __future__ import annotations
 

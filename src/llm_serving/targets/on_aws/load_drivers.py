@@ -30,7 +30,7 @@ LaunchDrivers = Callable[[Sequence[str], int], AbstractContextManager[Containers
 
 
 def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None) -> LoadOrigin:
-    """Return from where a load is sent: from inside where the fleet's registry has the image, if nobody says.
+    """Choose where the load is generated: inside if the registry has the load driver's image, unless requested.
 
     Raises:
         CheckFailed: it is to come from inside, and the image is not there; with the command that pushes it.

@@ -26,7 +26,7 @@ RANKS_PER_CORE = 2
 def check(
     settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
-    """All of them, in no order."""
+    """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
     if conventions.containers:
@@ -195,7 +195,7 @@ def _check_buckets(
 
 
 def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Layers that prefill and decode split in ways between which the engine hands no cache on.
+    """Yield tensor-parallel sizes of prefill and decode that the KV transfer does not support.
 
     Source: vLLM 0.32.0, kv_connector/utils.py, `tp_ratio` and `is_kv_replicated`, and kv_connector/v1/nixl/
     base_worker.py, `_validate_remote_agent_handshake`.

@@ -33,7 +33,7 @@ def shift(
     directory = DeploymentDir(route, Path.cwd())
     directory.logs.mkdir(parents=True, exist_ok=True)
     log = directory.logs / "route.log"
-    with console.step(f"Roll back the route {route}" if back else f"Shift the route {route}"):
+    with console.step(f"Roll back route {route}" if back else f"Shift traffic of route {route}"):
         if back:
             traffic_shift.roll_back(route, log)
         else:
