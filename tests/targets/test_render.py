@@ -20,7 +20,7 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.service import Service
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import render, template_sandbox
+from llm_serving.targets import registry, render, template_sandbox
 from llm_serving.targets.local.conventions import CONVENTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +104,41 @@ def test_an_invalid_template_is_reported_with_file_and_line(
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
     assert reason in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+OLD_TEMPLATES = Path(__file__).with_name("old_templates")
+"""Those that a blueprint was copied with before a target's services were one class."""
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "old", "fix"),
+    [
+        (
+            "local.conf.j2",
+            "local",
+            "processes",
+            "use deployment.list_services(role) for a role's, deployment.all_services for all",
+        ),
+        ("ecs.yaml.j2", "ecs", "instances", "use deployment.list_services(role)"),
+        ("eks.yaml.j2", "eks", "processes", "use deployment.list_services(role)"),
+    ],
+)
+def test_an_old_copy_of_a_template_is_told_by_name_what_to_change(
+    tmp_path: Path, name: str, target: str, old: str, fix: str
+) -> None:
+    text = (ROOT / "fleet.yaml").read_text()
+    (tmp_path / "fleet.yaml").write_text(
+        text.replace("orchestrator: eks", "orchestrator: ecs") if target == "ecs" else text
+    )
+    fleet, blueprint = load(tmp_path / "fleet.yaml", Fleet), load(PATTERN / "blueprint.yaml", Blueprint)
+    environment = registry.load_target(target).assume_environment(blueprint.value, fleet.value, cores=2)
+    deployment = resolve.resolve(blueprint, fleet, environment)
+    shutil.copy(OLD_TEMPLATES / name, tmp_path)
+    line = next(n for n, text in enumerate((tmp_path / name).read_text().splitlines(), 1) if f".{old}" in text)
+    with pytest.raises(InputError) as error:
+        render.render_text(deployment, tmp_path / name)
+    assert str(error.value).startswith(f"{tmp_path / name}:{line}:1: ")
+    assert f"there is no field {old} any more. Fix: {fix}" in str(error.value)
 
 
 HOSTILE = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,20 @@ from llm_serving.settings.errors import InputError, Mistake
 
 if TYPE_CHECKING:
     from llm_serving.targets.template_sandbox import Failure
+
+RENAMED = {
+    "processes": "use deployment.list_services(role) for a role's, deployment.all_services for all",
+    "instances": "use deployment.list_services(role)",
+    "worker_processes": "use deployment.workers",
+    "endpoint_processes": "use deployment.entries",
+    "engine_processes": "use deployment.workers",
+    "replica": "use service.node.replica",
+    "rank": "use service.node.rank",
+    "stateful": "use service.is_stateful",
+}
+"""What to write in place of fields that templates of earlier versions use."""
+
+_MISSING = re.compile(r"has no attribute '(\w+)'")
 
 MANIFEST = ".rendered.json"
 SUFFIX = ".j2"
@@ -91,7 +106,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
         raise _build_error(source, 1, str(error)) from None
     if isinstance(result, str):
         return result
-    raise _build_error(Path(result.path), result.line, result.reason)
+    raise _build_error(Path(result.path), result.line, result.reason, result.fix)
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
@@ -137,12 +152,15 @@ def _describe_failure(error: Exception, source: Path) -> Failure:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return Failure(error.filename or str(source), error.lineno, error.message or "it cannot be read")
     path, line = _find_position(error.__traceback__, source)
+    missing = _MISSING.search(str(error)) if isinstance(error, jinja2.UndefinedError) else None
+    if missing and missing[1] in RENAMED:
+        return Failure(str(path), line, f"there is no field {missing[1]} any more", RENAMED[missing[1]])
     reason = f"there is no template {error.name}" if isinstance(error, jinja2.TemplateNotFound) else str(error)
     return Failure(str(path), line, reason)
 
 
-def _build_error(path: Path, line: int, reason: str) -> InputError:
-    fix = "names of a Deployment's fields (src/llm_serving/services/deployment.py) and Jinja's own syntax"
+def _build_error(path: Path, line: int, reason: str, fix: str = "") -> InputError:
+    fix = fix or "use names of a Deployment's fields (src/llm_serving/services/deployment.py) and Jinja's own syntax"
     return InputError([Mistake(path, line, 1, "", "", reason.rstrip("."), fix)])
 
 

@@ -49,6 +49,8 @@ class Failure(NamedTuple):
     path: str
     line: int
     reason: str
+    fix: str = ""
+    """Empty where nothing more than the general one is known."""
 
 
 def run(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], Failure]) -> str | Failure:
