@@ -3,8 +3,8 @@
 `cdktf` runs this (see cdktf.json), and so does the command line. Settings come as environment variables:
 
 BLUEPRINT_FLEET        the fleet file; ./fleet.yaml if unset
-BLUEPRINT_DEPLOYMENTS  deployments rendered for ECS, and batches for EKS, as a list of files like PATH; if unset, those
-                       of this fleet in ./rendered/NAME/{ecs,eks}/
+BLUEPRINT_DEPLOYMENTS  rendered deployments with a stack of their own, as a list of files like PATH; if unset, those of
+                       this fleet in ./rendered/NAME/TARGET/
 BLUEPRINT_STACKS       the only stacks to write, separated by commas; if unset, all
 CDKTF_OUTDIR           the output directory; ./cdktf.out if unset
 """
@@ -29,6 +29,7 @@ from infra.bindings import cdktf
 from infra.stacks import base
 from llm_serving.fleet import aws_limits, loading
 from llm_serving.fleet.model import Fleet
+from llm_serving.services import rendered
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
 
@@ -40,12 +41,12 @@ _INTERNAL_ERROR = 70
 
 
 def synthesize(
-    document: Document[Fleet], out: Path, manifest_files: Sequence[Path] = (), *, stack_names: Sequence[str] = ()
+    document: Document[Fleet], out: Path, files: Sequence[Path] = (), *, stack_names: Sequence[str] = ()
 ) -> dict[str, Path]:
     """Write the fleet's stacks below `out`; return the directory of each, in the order to apply them in.
 
     Args:
-        manifest_files: rendered deployments; each becomes a stack serving-NAME or batch-NAME.
+        files: rendered deployments; each becomes a stack KIND-NAME.
         stack_names: the only stacks to write; all if empty.
 
     Raises:
@@ -54,7 +55,7 @@ def synthesize(
     """
     if mistakes := aws_limits.find_mistakes(document):
         raise InputError(mistakes)
-    stacks = base.discover(document, manifest_files)
+    stacks = base.discover(document, files)
     _require_names(stack_names, [stack.NAME for stack in stacks])
     selected = [stack for stack in stacks if not stack_names or stack.NAME in stack_names]
     out.mkdir(parents=True, exist_ok=True)
@@ -87,14 +88,9 @@ def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) ->
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:
-    """Return the deployments of that fleet below `root` that have a stack: those for ECS, and batches for EKS."""
-    files = sorted([*root.glob("rendered/*/ecs/ecs.yaml"), *root.glob("rendered/*/eks/eks.yaml")])
-    return [file for file in files if _has_stack(file, fleet)]
-
-
-def _has_stack(file: Path, fleet: Fleet) -> bool:
-    text = file.read_text(encoding="utf-8")
-    return f"\nfleet: {fleet.name}\n" in text and (file.name == "ecs.yaml" or "\nkind: batch\n" in text)
+    """Return the rendered deployments of that fleet below `root` that have a stack of their own."""
+    files = sorted(root.glob("rendered/*/*/*.yaml"))
+    return [file for file in files if rendered.read_kind(file, fleet)]
 
 
 def run(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -105,14 +101,14 @@ def run(environment: Mapping[str, str]) -> dict[str, Path]:
     """
     document = loading.load_fleet(Path(environment.get("BLUEPRINT_FLEET", "fleet.yaml")))
     deployments = environment.get("BLUEPRINT_DEPLOYMENTS")
-    manifest_files = (
+    files = (
         find_rendered(document.value, Path())
         if deployments is None
         else [Path(file) for file in deployments.split(os.pathsep) if file]
     )
     stack_names = [name for name in environment.get("BLUEPRINT_STACKS", "").split(",") if name]
     out = Path(environment.get("CDKTF_OUTDIR", "cdktf.out"))
-    return synthesize(document, out, manifest_files, stack_names=stack_names)
+    return synthesize(document, out, files, stack_names=stack_names)
 
 
 def main() -> None:

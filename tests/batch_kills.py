@@ -30,7 +30,7 @@ from pydantic import JsonValue
 from llm_serving import console, paths, processes, program
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint
-from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable

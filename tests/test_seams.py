@@ -44,12 +44,6 @@ ALLOWED = frozenset(
     {
         "charts/inference/templates/plain/deployments.yaml: plain",
         "charts/inference/templates/plain/groups.yaml: plain",
-        "infra/main.py: batch",
-        "src/llm_serving/targets/ecs/manifest.py: batch",
-        "src/llm_serving/targets/ecs/manifest.py: serving",
-        "src/llm_serving/targets/eks/batch.py: batch",
-        "src/llm_serving/targets/eks/charts.py: batch",
-        "src/llm_serving/targets/eks/charts.py: serving",
         "src/llm_serving/workflows/tune.py: serving",
     }
 )

@@ -11,13 +11,13 @@ from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.workflow import WorkflowContext
 from llm_serving.fleet import names
-from llm_serving.targets.on_aws.rendered import BatchProgram
+from llm_serving.services.service import Service
 
 
-def add_program_role(
+def add_service_role(
     stack: TerraformStack,
     context: WorkflowContext,
-    program: BatchProgram,
+    service: Service,
     *,
     trust: str,
     statements: Iterable[Statement] = (),
@@ -28,19 +28,18 @@ def add_program_role(
         trust: trust policy of the role.
         statements: additional statements for the orchestrator.
     """
-    is_api = program == context.batch.entry
-    purpose = names.format_deployment_purpose(context.batch.name, "api" if is_api else "work")
-    own = build_api_statements(context) if is_api else build_worker_statements(context)
+    purpose = names.format_deployment_purpose(context.name, "api" if service.is_entry else "work")
+    own = build_api_statements(context) if service.is_entry else build_worker_statements(context)
     role = add_role(
         stack,
         purpose,
         fleet=context.fleet.name,
         account=context.account,
-        description=f"{program.name} of {context.batch.name}",
+        description=f"{service.name} of {context.name}",
         trust=trust,
         statements=(
             *own,
-            *secrets.build_statements(program, context.secret_arns, context.fleet.region),
+            *secrets.build_statements(service, context.secret_arns, context.fleet.region),
             *statements,
         ),
     )

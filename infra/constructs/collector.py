@@ -10,14 +10,14 @@ import json
 from dataclasses import dataclass
 
 from llm_serving.catalog import images
-from llm_serving.targets.ecs.manifest import Service
+from llm_serving.services.service import Service
 
 IMAGE = images.pin(images.COLLECTOR)
 
 CPU_UNITS, MEMORY_MIB = 128, 256
 
 METRICS = {"engine": ("queue", "kv-usage"), "router": ("requests", "errors")}
-"""What is sent of a service's tasks, by kind; the manifest holds the Prometheus names."""
+"""What is sent of a service's tasks, by kind; a service has the Prometheus names."""
 
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
 """What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
@@ -49,9 +49,9 @@ class MetricStream:
 
 def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     """Return the Prometheus names of what is sent of a service's tasks, by the catalog's names."""
-    is_router = service.kind == "router"
+    is_router, part = service.is_entry, "router" if service.is_entry else "engine"
     scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
-    concepts = METRICS[service.kind] + (SCALE_TO_ZERO_METRICS[service.kind] if scales_to_zero else ())
+    concepts = METRICS[part] + (SCALE_TO_ZERO_METRICS[part] if scales_to_zero else ())
     names = {**service.metrics, "up": "up"}
     return {concept: names[concept] for concept in concepts if concept in names}
 
@@ -72,8 +72,8 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, obje
 def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
     """The collector's configuration; JSON is YAML."""
     names = list(select_metrics(service, stream).values())
-    scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.metrics_port}", stream, names)]
-    if service.kind == "router":
+    scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.ports.get('metrics', service.port)}", stream, names)]
+    if service.is_entry:
         # The sum of a role's `up` is 0 while it has no replica: a missing metric never triggers the alarm.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
     processors = _build_processors(select_metrics(service, stream))

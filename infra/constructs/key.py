@@ -7,6 +7,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement
+from llm_serving.fleet.model import Fleet
 
 _DELETION_WINDOW_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
@@ -67,3 +68,10 @@ def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -
             "ArnEquals": {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
         },
     }
+
+
+def find_key(stack: TerraformStack, fleet: Fleet, alias: str) -> str:
+    """Look up the ARN of one of the fleet's keys."""
+    return aws.data_aws_kms_alias.DataAwsKmsAlias(
+        stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
+    ).target_key_arn

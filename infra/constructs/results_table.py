@@ -13,7 +13,7 @@ from infra.bindings.cdktf import TerraformStack
 from llm_serving import paths
 from llm_serving.fleet.aws_limits import convert_to_days
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.on_aws.rendered import BatchManifest, ResultsTable
+from llm_serving.kinds.batch.stack import BatchStack, ResultsTable
 
 COLUMNS_FILE = paths.IMAGES / "batch-worker" / "batch" / "result_columns.json"
 """The columns that a worker writes, which reads them from this file too."""
@@ -24,10 +24,10 @@ _FORMAT = "org.apache.hadoop.hive.ql.io.parquet"
 """Hive's classes for Parquet. Source: Athena user guide, "Parquet SerDe", 2026-11."""
 
 
-def add_results_table(stack: TerraformStack, fleet: Fleet, batch: BatchManifest, table: ResultsTable) -> None:
+def add_results_table(stack: TerraformStack, fleet: Fleet, name: str, batch: BatchStack, table: ResultsTable) -> None:
     """Add the database of the batch, and its table."""
     database = aws.glue_catalog_database.GlueCatalogDatabase(
-        stack, "results-database", name=table.database, description=f"Results of {batch.name}"
+        stack, "results-database", name=table.database, description=f"Results of {name}"
     )
     g = aws.glue_catalog_table
     columns = json.loads(COLUMNS_FILE.read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def add_results_table(stack: TerraformStack, fleet: Fleet, batch: BatchManifest,
         "results-table",
         name=TABLE,
         database_name=database.name,
-        description=f"A row for each row of the jobs of {batch.name}",
+        description=f"A row for each row of the jobs of {name}",
         table_type="EXTERNAL_TABLE",
         parameters={"EXTERNAL": "TRUE", "classification": "parquet", **_build_projection(fleet, table)},
         partition_keys=[

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
+from infra.constructs.task_network import HTTPS, add_rule
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, LoadBalancer
+from llm_serving.kinds.serving.stack import StackLoadBalancer
+from llm_serving.services.service import Service
 
 _TLS_POLICY = "ELBSecurityPolicy-TLS13-1-2-2021-06"
 """TLS 1.2 and 1.3. Source: ELB documentation, "Security policies for your Application Load Balancer", 2026-11."""
@@ -29,8 +31,9 @@ class TaskLoadBalancer:
 def add_load_balancer(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
-    settings: LoadBalancer,
+    deployment: str,
+    router: Service,
+    settings: StackLoadBalancer,
     *,
     vpc_id: str,
     vpc_cidr: str,
@@ -38,8 +41,8 @@ def add_load_balancer(
     router_group: aws.security_group.SecurityGroup,
 ) -> TaskLoadBalancer:
     """Add the load balancer, its listener, and the target group that the router's tasks register with."""
-    group = _add_security_group(stack, fleet, serving, router_group, vpc_id=vpc_id, vpc_cidr=vpc_cidr)
-    prefix = f"{serving.name[:_NAME_PREFIX_LENGTH]}-"
+    group = _add_security_group(stack, fleet, deployment, router.port, router_group, vpc_id=vpc_id, vpc_cidr=vpc_cidr)
+    prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
         "balancer",
@@ -50,9 +53,9 @@ def add_load_balancer(
         security_groups=[group.id],
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
-        tags={"Name": f"{fleet.name}-{serving.name}"},
+        tags={"Name": f"{fleet.name}-{deployment}"},
     )
-    target_group = _add_target_group(stack, serving, settings, prefix, vpc_id)
+    target_group = _add_target_group(stack, router.port, settings, prefix, vpc_id)
     e = aws.lb_listener
     listener = e.LbListener(
         stack,
@@ -72,7 +75,7 @@ def add_load_balancer(
 
 
 def _add_target_group(
-    stack: TerraformStack, serving: EcsDeployment, settings: LoadBalancer, prefix: str, vpc_id: str
+    stack: TerraformStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str
 ) -> aws.lb_target_group.LbTargetGroup:
     t = aws.lb_target_group
     target_group = t.LbTargetGroup(
@@ -81,7 +84,7 @@ def _add_target_group(
         name_prefix=prefix,
         vpc_id=vpc_id,
         target_type="ip",
-        port=serving.router.port,
+        port=port,
         protocol="HTTP",
         deregistration_delay=str(settings.drain_s),
         load_balancing_algorithm_type="least_outstanding_requests",
@@ -97,7 +100,8 @@ def _add_target_group(
 def _add_security_group(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
+    deployment: str,
+    port: int,
     router_group: aws.security_group.SecurityGroup,
     *,
     vpc_id: str,
@@ -107,31 +111,10 @@ def _add_security_group(
     group = add_security_group(
         stack,
         "balancer-group",
-        name=f"{fleet.name}-{serving.name}-balancer",
-        description=f"Load balancer of {serving.name}",
+        name=f"{fleet.name}-{deployment}-balancer",
+        description=f"Load balancer of {deployment}",
         vpc_id=vpc_id,
     )
-    port = serving.router.port
-    aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
-        stack,
-        "balancer-from-vpc",
-        security_group_id=group.id,
-        cidr_ipv4=vpc_cidr,
-        ip_protocol="tcp",
-        from_port=443,
-        to_port=443,
-        description="Clients in the VPC",
-        tags={"Name": "balancer-from-vpc"},
-    )
-    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-        stack,
-        "balancer-to-routers",
-        security_group_id=group.id,
-        referenced_security_group_id=router_group.id,
-        ip_protocol="tcp",
-        from_port=port,
-        to_port=port,
-        description="Requests and health checks",
-        tags={"Name": "balancer-to-routers"},
-    )
+    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, cidr=vpc_cidr)
+    add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=router_group)
     return group

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
+from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest, Service, TaskService
+from llm_serving.services.service import Service
+
+HTTPS = 443
+
+EVENT_PORTS = ("events", "replay")
+"""Names of an engine's ports where routers hear of its KV cache, and ask for what they missed."""
 
 _TTL_S = 10
 """A replica that went is forgotten by whoever looks its name up after that."""
@@ -16,55 +23,71 @@ _TTL_S = 10
 
 @dataclass(frozen=True)
 class TaskSecurityGroups:
-    """The security groups of both kinds of tasks, and of load drivers."""
+    """The security groups of a deployment's engines, router and load drivers."""
 
     engine: aws.security_group.SecurityGroup
     router: aws.security_group.SecurityGroup
     driver: aws.security_group.SecurityGroup
 
     def select_group(self, service: Service) -> aws.security_group.SecurityGroup:
-        """A service's own."""
-        return self.router if service.kind == "router" else self.engine
+        """Return a service's own."""
+        return self.router if service.is_entry else self.engine
+
+
+def add_groups(
+    stack: TerraformStack, fleet: Fleet, deployment: str, parts: Iterable[str], vpc_id: str
+) -> dict[str, aws.security_group.SecurityGroup]:
+    """Add a security group for each part of a deployment, which lets out HTTPS alone."""
+    groups = {}
+    for part in parts:
+        groups[part] = add_security_group(
+            stack,
+            f"{part}-group",
+            name=f"{fleet.name}-{deployment}-{part}",
+            description=f"Tasks of {deployment}: {part}",
+            vpc_id=vpc_id,
+        )
+        # AWS endpoints in the VPC, S3 through its gateway, and registries, which have no fixed address ranges.
+        add_rule(stack, f"{part}-https", groups[part], "out", "HTTPS to AWS and to registries", HTTPS, cidr="0.0.0.0/0")
+    return groups
+
+
+def add_entry_rules(
+    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, port: int, vpc_cidr: str
+) -> None:
+    """Let clients in the VPC call the entry, and the test request, which runs in the entry's group."""
+    add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, cidr=vpc_cidr)
+    add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
+
+
+def add_call_rules(
+    stack: TerraformStack, service: Service, group: aws.security_group.SecurityGroup, vpc_cidr: str
+) -> None:
+    """Let a service call what it names, in the fleet's network or anywhere; HTTPS is open to anywhere."""
+    for name, call in service.calls.items():
+        if call.port != HTTPS or call.in_network:
+            cidr = vpc_cidr if call.in_network else "0.0.0.0/0"
+            add_rule(stack, f"{service.name}-to-{name}", group, "out", call.purpose, call.port, cidr=cidr)
 
 
 def add_security_groups(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
+    stack: TerraformStack, fleet: Fleet, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc_cidr: str
 ) -> TaskSecurityGroups:
     """Add the security groups: the VPC reaches the router, the router the engines, engines each other if needed, and
     load drivers the router and everybody's metrics.
     """
-    security_groups = TaskSecurityGroups(
-        *(
-            add_security_group(
-                stack,
-                f"{kind}-group",
-                name=f"{fleet.name}-{serving.name}-{kind}",
-                description=f"Tasks of {serving.name}: {kind}",
-                vpc_id=vpc_id,
-            )
-            for kind in ("engine", "router", "driver")
-        )
-    )
-    _add_router_rules(stack, security_groups.router, serving.router.port, vpc_cidr)
-    for port in sorted({service.port for service in serving.engines}):
+    security_groups = TaskSecurityGroups(**add_groups(stack, fleet, deployment, ("engine", "router", "driver"), vpc_id))
+    engines = [service for service in services if not service.is_entry]
+    [router] = [service for service in services if service.is_entry]
+    add_entry_rules(stack, "router", security_groups.router, router.port, vpc_cidr)
+    for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
-    for port in sorted({port for service in serving.engines for port in service.events_ports}):
+    for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):
         _add_engine_port_rules(stack, security_groups, port, "Events of the cache")
-    if any(needs_peers(service) for service in serving.engines):
+    if any(needs_peers(service) for service in engines):
         _add_peer_rules(stack, security_groups.engine)
-    _add_driver_rules(stack, security_groups, serving)
-    for kind in ("engine", "router", "driver"):
-        group = getattr(security_groups, kind)
-        # AWS endpoints in the VPC, S3 through its gateway, and registries, which have no fixed address ranges.
-        add_rule(stack, f"{kind}-https", group, "out", "HTTPS to AWS and to registries", 443, cidr="0.0.0.0/0")
+    _add_driver_rules(stack, security_groups, router, services)
     return security_groups
-
-
-def _add_router_rules(
-    stack: TerraformStack, router: aws.security_group.SecurityGroup, port: int, vpc_cidr: str
-) -> None:
-    add_rule(stack, "router-from-vpc", router, "in", "Clients in the VPC", port, cidr=vpc_cidr)
-    add_rule(stack, "router-to-router", router, "out", "The question that proves an answer", port, peer=router)
 
 
 def _add_engine_port_rules(
@@ -76,16 +99,22 @@ def _add_engine_port_rules(
     add_rule(stack, f"router-to-engine-{port}", router, "out", description, port, peer=engine)
 
 
-def _add_driver_rules(stack: TerraformStack, security_groups: TaskSecurityGroups, serving: EcsDeployment) -> None:
+def _add_driver_rules(
+    stack: TerraformStack, security_groups: TaskSecurityGroups, router: Service, services: Sequence[Service]
+) -> None:
     """Let load drivers send requests to the router, and read the metrics of all tasks; nobody reaches them."""
-    driver, router, engine = security_groups.driver, security_groups.router, security_groups.engine
-    load = ("router", serving.router.port)
-    pages = {(service.kind, service.metrics_port) for service in serving.services}
-    for kind, port in sorted({load, *pages}):
-        group = router if kind == "router" else engine
-        add_rule(stack, f"driver-to-{kind}-{port}", driver, "out", "The load, and metrics", port, peer=group)
-        if (kind, port) != load:  # which the whole VPC may call
-            add_rule(stack, f"{kind}-{port}-from-driver", group, "in", "Metrics for load drivers", port, peer=driver)
+    driver, load = security_groups.driver, ("router", router.port)
+    pages = {("router" if service.is_entry else "engine", get_metrics_port(service)) for service in services}
+    for part, port in sorted({load, *pages}):
+        group = security_groups.router if part == "router" else security_groups.engine
+        add_rule(stack, f"driver-to-{part}-{port}", driver, "out", "The load, and metrics", port, peer=group)
+        if (part, port) != load:  # which the whole VPC may call
+            add_rule(stack, f"{part}-{port}-from-driver", group, "in", "Metrics for load drivers", port, peer=driver)
+
+
+def get_metrics_port(service: Service) -> int:
+    """Return the port of a service's metrics."""
+    return service.ports.get("metrics", service.port)
 
 
 def _add_peer_rules(stack: TerraformStack, engine: aws.security_group.SecurityGroup) -> None:
@@ -96,9 +125,9 @@ def _add_peer_rules(stack: TerraformStack, engine: aws.security_group.SecurityGr
 
 
 def needs_peers(service: Service) -> bool:
-    """Whether tasks talk to tasks of their own kind: instances of a replica, or prefill and decode."""
-    efa = any(device.startswith("/dev/infiniband/") for device in service.devices)
-    return bool(service.member or service.own_address or efa)
+    """Return whether tasks talk to tasks of their own kind: nodes of a replica, or prefill and decode."""
+    efa = any(device.startswith(EFA_DEVICE) for device in service.resources.device_files)
+    return bool(service.node or service.address_variables or efa)
 
 
 def add_rule(
@@ -132,25 +161,22 @@ def add_rule(
     )
 
 
-def select_registered_services(serving: EcsDeployment) -> tuple[Service, ...]:
-    """Services with a DNS name: all that receive requests, so not a replica's further nodes."""
-    return tuple(service for service in serving.services if not (service.member and service.member.rank))
-
-
 def add_discovery_service(
-    stack: TerraformStack, serving: EcsManifest, service: TaskService, *, namespace_id: str
-) -> aws.service_discovery_service.ServiceDiscoveryService:
+    stack: TerraformStack, deployment: str, service: Service, *, namespace_id: str
+) -> aws.service_discovery_service.ServiceDiscoveryService | None:
     """Add the service's name in the fleet's private DNS namespace: an address for each task.
 
-    Without a health check of Cloud Map's: the instances of a replica must find each other before the first answer, and
-    the router asks each address by itself.
+    None for a replica's further nodes, which receive no requests. Without a health check of Cloud Map's: the nodes of a
+    replica must find each other before the first answer, and the router asks each address by itself.
     """
+    if service.node and service.node.rank:
+        return None
     d = aws.service_discovery_service
     return d.ServiceDiscoveryService(
         stack,
         f"{service.name}-name",
-        name=f"{serving.name}-{service.name}",
-        description=f"Tasks of {serving.name}: {service.name}",
+        name=f"{deployment}-{service.name}",
+        description=f"Tasks of {deployment}: {service.name}",
         dns_config=d.ServiceDiscoveryServiceDnsConfig(
             namespace_id=namespace_id,
             routing_policy="MULTIVALUE",

@@ -13,11 +13,10 @@ from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest
 
 
 def build_trust_policy(account: Account) -> str:
-    """ECS tasks of this account alone."""
+    """Return the trust policy for ECS tasks of this account alone."""
     return policy.build_trust_policy(
         "ecs-tasks.amazonaws.com",
         ArnLike={"aws:SourceArn": account.build_arn("ecs", "*")},
@@ -28,7 +27,7 @@ def build_trust_policy(account: Account) -> str:
 def add_execution_role(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsManifest,
+    deployment: str,
     *,
     account: Account,
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
@@ -39,10 +38,10 @@ def add_execution_role(
     """
     return add_role(
         stack,
-        names.format_deployment_purpose(serving.name, "start"),
+        names.format_deployment_purpose(deployment, "start"),
         fleet=fleet.name,
         account=account,
-        description=f"Starts tasks of {serving.name}",
+        description=f"Starts tasks of {deployment}",
         trust=build_trust_policy(account),
         statements=(
             *build_start_statements(fleet, account, log_group),
@@ -54,7 +53,7 @@ def add_execution_role(
 def build_start_statements(
     fleet: Fleet, account: Account, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
 ) -> tuple[Statement, ...]:
-    """Pull images of the fleet's registry, and ship logs."""
+    """Allow to pull images of the fleet's registry, and to ship logs."""
     return (
         # AWS takes no resource: it hands out a password for all registries of the account.
         allow("Login", ["ecr:GetAuthorizationToken"], "*"),
@@ -70,23 +69,28 @@ def build_start_statements(
 def add_engine_role(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
+    deployment: str,
     *,
     account: Account,
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
     storage_key: str,
+    reads: Sequence[str],
 ) -> aws.iam_role.IamRole:
-    """Add the role that engines act as: they read their models, write their metrics, and may be looked into."""
+    """Add the role that engines act as: they read their models, write their metrics, and may be looked into.
+
+    Args:
+        reads: places of S3, s3://BUCKET/PREFIX.
+    """
     return add_role(
         stack,
-        names.format_deployment_purpose(serving.name, "read"),
+        names.format_deployment_purpose(deployment, "read"),
         fleet=fleet.name,
         account=account,
-        description=f"Engines of {serving.name}: read weights",
+        description=f"Engines of {deployment}: read weights",
         trust=build_trust_policy(account),
         statements=(
-            *_build_read_statements(serving.reads, account, storage_key),
+            *_build_read_statements(reads, account, storage_key),
             *model_reader.build_key_statements(fleet),
             *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
@@ -96,7 +100,7 @@ def add_engine_role(
 def add_router_role(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
+    deployment: str,
     *,
     account: Account,
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
@@ -105,10 +109,10 @@ def add_router_role(
     """Add the role that the router acts as."""
     return add_role(
         stack,
-        names.format_deployment_purpose(serving.name, "route"),
+        names.format_deployment_purpose(deployment, "route"),
         fleet=fleet.name,
         account=account,
-        description=f"Router of {serving.name}",
+        description=f"Router of {deployment}",
         trust=build_trust_policy(account),
         statements=(
             # AWS takes no resource. Source: service authorization reference, "AWS Cloud Map", 2026-11.
@@ -143,7 +147,7 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
 def _build_monitoring_statements(
     fleet: Fleet, account: Account, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
 ) -> Iterator[Statement]:
-    """Metrics, and ECS Exec."""
+    """Allow to write metrics, and ECS Exec."""
     yield allow(
         "Metrics",
         ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
@@ -153,7 +157,7 @@ def _build_monitoring_statements(
 
 
 def build_exec_statements(fleet: Fleet, account: Account, cluster_key: str) -> Iterator[Statement]:
-    """ECS Exec, whose commands the cluster logs.
+    """Allow ECS Exec, whose commands the cluster logs.
 
     Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
     """

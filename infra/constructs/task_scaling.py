@@ -20,9 +20,9 @@ from infra.constructs import alarm, collector
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
 from llm_serving.fleet import names
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, Service
-from llm_serving.targets.on_aws.limits import MACHINE_START_S
+from llm_serving.services.service import Service
 
 _MIN_IDLE_S = 120
 """A replica is not sent away for a pause shorter than that."""
@@ -46,28 +46,29 @@ class _ScalableTarget(TypedDict):
 def add_scaling(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
+    deployment: str,
+    router: Service,
     service: Service,
     stream: MetricStream,
     ecs_service: aws.ecs_service.EcsService,
 ) -> None:
     """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
-    assert service.scale
+    replicas = service.replicas
     target_settings: _ScalableTarget = {
         "service_namespace": "ecs",
         "scalable_dimension": "ecs:service:DesiredCount",
         "resource_id": f"service/{names.format_cluster_name(fleet)}/{ecs_service.name}",
     }
     scalable_target = aws.appautoscaling_target.AppautoscalingTarget(
-        stack, f"{service.name}-scaling", **target_settings, min_capacity=service.count, max_capacity=service.scale.most
+        stack, f"{service.name}-scaling", **target_settings, min_capacity=replicas.min, max_capacity=replicas.max
     )
     target_settings["depends_on"] = [scalable_target]
     _add_target_tracking(stack, service, stream, target_settings, ecs_service.name)
-    if service.scales_to_zero:
-        name_prefix = f"{fleet.name}-{serving.name}-{service.role}"
-        _add_wake_up(stack, serving, service, stream, target_settings, name_prefix)
-        _add_sleep(stack, serving, service, stream, target_settings, name_prefix)
-        _add_late_alarm(stack, serving, service, stream, name_prefix, fleet.alarms_to)
+    if service.replicas.min == 0:
+        name_prefix = f"{fleet.name}-{deployment}-{service.role}"
+        _add_wake_up(stack, deployment, router, service, stream, target_settings, name_prefix)
+        _add_sleep(stack, deployment, router, service, stream, target_settings, name_prefix)
+        _add_late_alarm(stack, deployment, router, service, stream, name_prefix, fleet.alarms_to)
 
 
 def build_task_metric(
@@ -96,7 +97,7 @@ def _add_target_tracking(
     stack: TerraformStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
 ) -> None:
     """The measure is of one replica, on average, so that more replicas bring it down."""
-    scale = service.scale
+    scale = service.replicas.scale
     assert scale
     p = aws.appautoscaling_policy
     configuration = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfiguration
@@ -104,22 +105,22 @@ def _add_target_tracking(
     dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationDimensions
     load = specification(
         namespace=stream.namespace,
-        metric_name=collector.select_metrics(service, stream)[scale.metric],
+        metric_name=collector.select_metrics(service, stream)[scale.signal],
         statistic="Average",
         dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
     )
     p.AppautoscalingPolicy(
         stack,
         f"{service.name}-scaling-policy",
-        name=f"{name}-{scale.metric}",
+        name=f"{name}-{scale.signal}",
         policy_type="TargetTrackingScaling",
         **target_settings,
         target_tracking_scaling_policy_configuration=configuration(
             target_value=scale.target,
-            scale_in_cooldown=scale.cool_down,
-            scale_out_cooldown=min(scale.cool_down, _MAX_SCALE_OUT_COOLDOWN_S),
+            scale_in_cooldown=scale.cool_down_s,
+            scale_out_cooldown=min(scale.cool_down_s, _MAX_SCALE_OUT_COOLDOWN_S),
             customized_metric_specification=_build_scale_to_zero_metric(service, stream)
-            if service.scales_to_zero
+            if service.replicas.min == 0
             else load,
         ),
     )
@@ -134,15 +135,15 @@ def _build_scale_to_zero_metric(
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """
-    assert service.scale
+    assert service.replicas.scale
     p = aws.appautoscaling_policy
     specification = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
     query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
     # Each replica reports `up` this often in a period, give or take one.
-    load_of_single_replica = f"{service.scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
+    load_of_single_replica = f"{service.replicas.scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
     return specification(
         metrics=[
-            _build_metric_query(service, stream, "load", service.scale.metric, "Average"),
+            _build_metric_query(service, stream, "load", service.replicas.scale.signal, "Average"),
             _build_metric_query(service, stream, "up", "up", "Sum"),
             query(
                 id="one",
@@ -175,7 +176,8 @@ def _build_metric_query(
 
 def _add_wake_up(
     stack: TerraformStack,
-    serving: EcsDeployment,
+    deployment: str,
+    router: Service,
     service: Service,
     stream: MetricStream,
     target_settings: _ScalableTarget,
@@ -194,12 +196,12 @@ def _add_wake_up(
             stack,
             f"{service.role}-wake-{metric_name}",
             name=f"{name_prefix}-wake-{metric_name}",
-            description=f"Requests come to {serving.name}, and {service.role} sleeps",
+            description=f"Requests come to {deployment}, and {service.role} sleeps",
             threshold=0,
             periods=1,
             metric_query=[
                 build_task_metric("up", stream, service, "up", "Sum"),
-                build_task_metric("came", stream, serving.router, metric_name, "Sum"),
+                build_task_metric("came", stream, router, metric_name, "Sum"),
                 build_expression_query("asked", "IF(up == 0, came, 0)", "Requests that found no replica"),
             ],
         )
@@ -208,15 +210,15 @@ def _add_wake_up(
 
 def _add_sleep(
     stack: TerraformStack,
-    serving: EcsDeployment,
+    deployment: str,
+    router: Service,
     service: Service,
     stream: MetricStream,
     target_settings: _ScalableTarget,
     name_prefix: str,
 ) -> None:
     """Scale to zero after a period without requests, in which a replica and the router ran."""
-    assert service.scale
-    router = serving.router
+    assert service.replicas.scale
     policy = _add_step_policy(
         stack, service, target_settings, f"{name_prefix}-sleep", "sleep", count=0, metric_interval_upper_bound="0"
     )
@@ -225,10 +227,10 @@ def _add_sleep(
         stack,
         f"{service.role}-sleep-alarm",
         name=f"{name_prefix}-sleep",
-        description=f"Nobody asks {serving.name}: {service.role} may sleep",
+        description=f"Nobody asks {deployment}: {service.role} may sleep",
         threshold=1,
         comparison="LessThanThreshold",
-        periods=math.ceil(max(_MIN_IDLE_S, service.scale.cool_down) / alarm.PERIOD_S),
+        periods=math.ceil(max(_MIN_IDLE_S, service.replicas.scale.cool_down_s) / alarm.PERIOD_S),
         metric_query=[
             build_task_metric("up", stream, service, "up", "Sum"),
             build_task_metric("running", stream, service, "running", "Sum"),
@@ -246,26 +248,31 @@ def _add_sleep(
 
 def _add_late_alarm(
     stack: TerraformStack,
-    serving: EcsDeployment,
+    deployment: str,
+    router: Service,
     service: Service,
     stream: MetricStream,
     name_prefix: str,
     topic: str | None,
 ) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
-    start_s = MACHINE_START_S + service.fetch_s + (service.probe.deadline_s if service.probe else 0)
+    start_s = (
+        INSTANCE_START_S
+        + (service.prefetch.timeout_s if service.prefetch else 0)
+        + (math.ceil(service.probe.deadline_s) if service.probe else 0)
+    )
     alarm.add_alarm(
         stack,
         f"{service.role}-late-alarm",
         topic=topic,
         name=f"{name_prefix}-late",
-        description=f"{serving.name}'s {service.role} is asked, and does not wake",
+        description=f"{deployment}'s {service.role} is asked, and does not wake",
         threshold=0,
         periods=math.ceil(start_s / _LATE_ALARM_PERIOD_S),
         metric_query=[
             build_task_metric("up", stream, service, "up", "Sum", period_s=_LATE_ALARM_PERIOD_S),
-            build_task_metric("requests", stream, serving.router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
-            build_task_metric("errors", stream, serving.router, "errors", "Sum", period_s=_LATE_ALARM_PERIOD_S),
+            build_task_metric("requests", stream, router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
+            build_task_metric("errors", stream, router, "errors", "Sum", period_s=_LATE_ALARM_PERIOD_S),
             build_expression_query(
                 "asked", "IF(up == 0, FILL(requests, 0) + FILL(errors, 0), 0)", "Requests that found no replica"
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -10,8 +10,9 @@ from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs.expression import format_expression
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import PlacementChoice, format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, PlacementChoice, Service, format_service_name, list_choices
+from llm_serving.services.service import Service
 
 FORCE_VARIABLE = "force_new_deployment"
 """Terraform variable: whether a change of a service replaces its tasks, one after the other.
@@ -35,19 +36,25 @@ class ServiceContext:
     """What all services of a deployment share."""
 
     fleet: Fleet
-    serving: EcsDeployment
+    deployment: str
+    """Its name."""
+
     cluster_arn: str
     subnets: dict[str, str]
     """Private subnet by zone."""
 
-    alarm_name: str
-    """Name of the alarm that takes a deployment back."""
-
-    image_prefixes: dict[str, str]
-    """Of the fleet's image cache, by the host that each replaces."""
+    alarm_name: str = ""
+    """Name of the alarm that takes a deployment back; empty without one."""
 
     load_balancer: TaskLoadBalancer | None = None
-    """What calls the routers; None without one."""
+    """What calls the entry; None without one."""
+
+    connect_timeout_s: int = 0
+    """Longest silence of clients on the same cluster, which reach the entry by the name that DNS has for all others; 0
+    where they look the name up."""
+
+    may_use_spot: bool = False
+    """Whether services on Fargate name its capacity providers, so that `spot` can change without replacing them."""
 
 
 def add_services(
@@ -60,22 +67,32 @@ def add_services(
     registry: aws.service_discovery_service.ServiceDiscoveryService | None,
     dependencies: Sequence[ITerraformDependable],
 ) -> list[aws.ecs_service.EcsService]:
-    """Add an ECS service for each choice; the first one has the tasks, the others take those that find no machine."""
-    pool_choices = list_choices(context.fleet, service)
+    """Add an ECS service for each choice; the first one has the tasks, the others take those that find no instance."""
+    choices = list_service_choices(context.fleet, service)
     ecs_services = []
-    for choice in pool_choices:
+    for choice in choices:
         ecs_service = _add_service(stack, context, service, choice, definition, security_group, registry, dependencies)
-        if choice.providers:
+        if choice.providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
-        if service.scale or choice.number:
+        if service.replicas.scale or choice.number:
             # Autoscaling and the fallback move it; an apply must not move it back.
             ecs_service.add_override("lifecycle.ignore_changes", ["desired_count"])
-        if len(pool_choices) > 1:
+        if len(choices) > 1:
             ecs_service.add_override(
-                "tags", names.build_fallback_tags(f"{context.serving.name}-{service.name}", choice.number)
+                "tags", names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
             )
         ecs_services.append(ecs_service)
     return ecs_services
+
+
+def list_service_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
+    """List the placement choices of a service."""
+    return list_choices(fleet, service.placement.pool, service.node.replica if service.node else None)
+
+
+def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:
+    """List the names of a service's ECS services, in order of preference."""
+    return [format_service_name(deployment, service.name, choice) for choice in list_service_choices(fleet, service)]
 
 
 def _add_service(
@@ -90,19 +107,22 @@ def _add_service(
 ) -> aws.ecs_service.EcsService:
     e = aws.ecs_service
     min_percent, max_percent = _compute_healthy_percent(service)
+    strategy = _build_strategy(context, service, choice)
     return e.EcsService(
         stack,
         f"{service.name}-{choice.number}",
-        name=format_service_name(context.serving, service, choice),
+        name=format_service_name(context.deployment, service.name, choice),
         cluster=context.cluster_arn,
         task_definition=definition.arn,
-        desired_count=0 if choice.number else service.initial_count,
-        launch_type=None if choice.providers else "FARGATE",
-        capacity_provider_strategy=_build_strategy(choice) or None,
+        desired_count=0 if choice.number else max(1, service.replicas.min),
+        launch_type=None if strategy else "FARGATE",
+        capacity_provider_strategy=strategy or None,
         deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
         deployment_minimum_healthy_percent=min_percent,
         deployment_maximum_percent=max_percent,
-        alarms=e.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name]),
+        alarms=e.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name])
+        if context.alarm_name
+        else None,
         enable_execute_command=True,
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
@@ -116,15 +136,17 @@ def _add_service(
         else None,
         service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
         load_balancer=_build_target(context, service),
-        service_connect_configuration=_build_service_connect(context, service) if service.kind == "router" else None,
+        service_connect_configuration=_build_service_connect(context, service)
+        if service.is_entry and context.connect_timeout_s
+        else None,
         # ECS takes a target group only once a listener forwards to it.
         depends_on=[*dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
     )
 
 
 def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer] | None:
-    """Where the load balancer finds a router's tasks; None for engines."""
-    if not context.load_balancer or service.kind != "router":
+    """Return where the load balancer finds the entry's tasks; None for other services."""
+    if not context.load_balancer or not service.is_entry:
         return None
     return [
         aws.ecs_service.EcsServiceLoadBalancer(
@@ -135,43 +157,54 @@ def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_ser
     ]
 
 
-def _build_strategy(choice: PlacementChoice) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
-    return [
-        aws.ecs_service.EcsServiceCapacityProviderStrategy(capacity_provider=provider, weight=1)
-        for provider in choice.providers
-    ]
+def _build_strategy(
+    context: ServiceContext, service: Service, choice: PlacementChoice
+) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
+    """Return the strategy; with spot one task runs on Fargate and the others on Fargate Spot, so that work goes on.
+
+    Source: ECS developer guide, "Amazon ECS clusters for Fargate", capacity provider strategies, 2026-11.
+    """
+    strategy = aws.ecs_service.EcsServiceCapacityProviderStrategy
+    if choice.providers:
+        return [strategy(capacity_provider=provider, weight=1) for provider in choice.providers]
+    if service.placement.spot:
+        return [
+            strategy(capacity_provider="FARGATE", base=1, weight=0),
+            strategy(capacity_provider="FARGATE_SPOT", weight=1),
+        ]
+    return [strategy(capacity_provider="FARGATE", weight=1)] if context.may_use_spot else []
 
 
 def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsServicePlacementConstraints]:
+    placement = service.placement
+    attributes = (("instance-type", placement.instance_types), ("availability-zone", placement.zones))
     return [
-        aws.ecs_service.EcsServicePlacementConstraints(type="memberOf", expression=expression)
-        for expression in _build_constraints(service)
+        aws.ecs_service.EcsServicePlacementConstraints(
+            type="memberOf", expression=f"attribute:ecs.{attribute} in [{', '.join(values)}]"
+        )
+        for attribute, values in attributes
+        if values and placement.pool
     ]
 
 
 def _compute_healthy_percent(service: Service) -> tuple[int, int]:
-    """Minimum and maximum percent of tasks during a deployment. No spare GPUs: old tasks stop before new ones start."""
-    if service.pool is None or service.unavailable == 0:
+    """Return the least and most percent of tasks in a rollout. No spare GPUs: old tasks stop before new ones start."""
+    replicas = service.replicas
+    if not service.placement.pool or replicas.unavailable == 0:
         return 100, 200
-    return 100 * max(0, service.count - service.unavailable) // service.initial_count, 100
+    return 100 * max(0, replicas.min - replicas.unavailable) // max(1, replicas.min), 100
 
 
 def _select_subnets(context: ServiceContext, service: Service) -> list[str]:
-    return [subnet for zone, subnet in context.subnets.items() if not service.zones or zone in service.zones]
-
-
-def _build_constraints(service: Service) -> Iterator[str]:
-    for attribute, values in (("instance-type", service.types), ("availability-zone", service.zones)):
-        if values:
-            yield f"attribute:ecs.{attribute} in [{', '.join(values)}]"
+    zones = service.placement.zones
+    return [subnet for zone, subnet in context.subnets.items() if not zones or zone in zones]
 
 
 def _build_service_connect(
     context: ServiceContext, service: Service
 ) -> aws.ecs_service.EcsServiceServiceConnectConfiguration:
-    """Clients on the same cluster reach the router by the name that DNS has for all others."""
     e = aws.ecs_service
-    name = f"{context.serving.name}-{service.name}"
+    name = f"{context.deployment}-{service.name}"
     return e.EcsServiceServiceConnectConfiguration(
         enabled=True,
         service=[
@@ -181,9 +214,9 @@ def _build_service_connect(
                 client_alias=e.EcsServiceServiceConnectConfigurationServiceClientAlias(
                     dns_name=f"{name}.{names.format_namespace(context.fleet)}", port=service.port
                 ),
-                # Answers are streamed for as long as the router lets them.
+                # Answers are streamed for as long as the entry lets them.
                 timeout=e.EcsServiceServiceConnectConfigurationServiceTimeout(
-                    idle_timeout_seconds=context.serving.request_timeout_s, per_request_timeout_seconds=0
+                    idle_timeout_seconds=context.connect_timeout_s, per_request_timeout_seconds=0
                 ),
             )
         ],

@@ -12,7 +12,9 @@ from infra.constructs.collector import MetricStream
 from infra.constructs.task_scaling import build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest, Service, TaskService
+from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
 
 _MIN_ERROR_SHARE = 0.01
 """Error rate below which the alarm stays silent."""
@@ -24,16 +26,16 @@ _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
 
 
-def build_errors_alarm_name(serving: EcsDeployment, fleet: Fleet) -> str:
-    """Name of the alarm on failed requests, which takes a deployment back."""
-    return f"{fleet.name}-{serving.name}-errors"
+def build_errors_alarm_name(deployment: str, fleet: Fleet) -> str:
+    """Return the name of the alarm on failed requests, which takes a deployment back."""
+    return f"{fleet.name}-{deployment}-errors"
 
 
 def add_errors_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream
+    stack: TerraformStack, fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add the alarm on the share of requests that the router answers with an error."""
-    router = serving.router
+    router = serving.entry
     # What finds no engine at all is an error, and no request of any.
     share = "FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)"
     scale_to_zero_services = {
@@ -45,9 +47,9 @@ def add_errors_alarm(
         stack,
         "errors-alarm",
         topic=fleet.alarms_to,
-        name=build_errors_alarm_name(serving, fleet),
+        name=build_errors_alarm_name(serving.name, fleet),
         description=f"Requests to {serving.name} fail",
-        threshold=max(serving.errors, _MIN_ERROR_SHARE),
+        threshold=max(serving.stack.errors, _MIN_ERROR_SHARE),
         metric_query=[
             build_task_metric("requests", stream, router, "requests", "Sum"),
             build_task_metric("errors", stream, router, "errors", "Sum"),
@@ -66,12 +68,11 @@ def add_errors_alarm(
 
 
 def add_queue_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream, service: Service
+    stack: TerraformStack, fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream, service: Service
 ) -> None:
     """Add the alarm on requests that wait longer than scaling takes to help."""
-    queue_length = (
-        service.scale.target if service.scale and service.scale.metric == "queue" else _DEFAULT_QUEUE_LIMIT / 4
-    )
+    scale = service.replicas.scale
+    queue_length = scale.target if scale and scale.signal == "queue" else _DEFAULT_QUEUE_LIMIT / 4
     alarm.add_alarm(
         stack,
         f"{service.role}-queue-alarm",
@@ -85,7 +86,7 @@ def add_queue_alarm(
 
 
 def add_running_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: EcsManifest, service: TaskService, ecs_names: Sequence[str]
+    stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
 ) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
     queries = [
@@ -103,9 +104,9 @@ def add_running_alarm(
         stack,
         f"{service.name}-running-alarm",
         topic=fleet.alarms_to,
-        name=f"{fleet.name}-{serving.name}-{service.name}-running",
-        description=f"Tasks of {serving.name}'s {service.name} are missing",
-        threshold=service.count,
+        name=f"{fleet.name}-{deployment}-{service.name}-running",
+        description=f"Tasks of {deployment}'s {service.name} are missing",
+        threshold=service.replicas.min,
         comparison="LessThanThreshold",
         periods=15,
         missing="breaching",

@@ -18,8 +18,7 @@ from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
-from llm_serving.targets.on_aws.rendered import BatchManifest
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
 
 MESSAGE_RETENTION_S = 14 * 86400
 """SQS's maximum: how long a step of the state machine may wait for a worker."""
@@ -49,7 +48,10 @@ class WorkflowContext:
     """The batch and the resources that the workflow uses."""
 
     fleet: Fleet
-    batch: BatchManifest
+    name: str
+    """The deployment's."""
+
+    batch: BatchStack
     account: Account
     key: aws.kms_key.KmsKey
     """Key of logs, topic and schedules; its policy has `build_key_grants`."""
@@ -101,7 +103,7 @@ def build_key_grants() -> tuple[Statement, ...]:
     )
 
 
-def format_log_group(batch: BatchManifest) -> str:
+def format_log_group(batch: BatchStack) -> str:
     """Format the state machine's log group; with this prefix CloudWatch needs no policy for each group.
 
     Source: Step Functions developer guide, "Logging using CloudWatch Logs", 2026-11.
@@ -109,7 +111,7 @@ def format_log_group(batch: BatchManifest) -> str:
     return f"/aws/vendedlogs/states/{batch.workflow}"
 
 
-def format_undelivered_queue(batch: BatchManifest) -> str:
+def format_undelivered_queue(batch: BatchStack) -> str:
     """Format the name of the queue of messages that could not become a job."""
     return f"{batch.workflow}-undelivered"
 
@@ -160,7 +162,7 @@ def _add_queue(
 def _add_state_machine(
     stack: TerraformStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
 ) -> aws.sfn_state_machine.SfnStateMachine:
-    batch, purpose = context.batch, names.format_deployment_purpose(context.batch.name, "flow")
+    batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack,
         "workflow-logs",
@@ -173,7 +175,7 @@ def _add_state_machine(
         purpose,
         fleet=context.fleet.name,
         account=context.account,
-        description=f"Carries the jobs of {batch.name}",
+        description=f"Carries the jobs of {context.name}",
         trust=policy.build_trust_policy(
             "states.amazonaws.com",
             ArnLike={"aws:SourceArn": context.state_machine_arn},
@@ -244,7 +246,7 @@ def _add_inbox(stack: TerraformStack, context: WorkflowContext) -> aws.sqs_queue
         stack,
         "inbox-files",
         name=f"{batch.workflow}-inbox",
-        description=f"Files in the inboxes of {batch.name}",
+        description=f"Files in the inboxes of {context.name}",
         event_pattern=json.dumps(
             {
                 "source": ["aws.s3"],
@@ -291,7 +293,7 @@ def _build_events_grant(
 
 def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
     """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job."""
-    batch, purpose = context.batch, names.format_deployment_purpose(context.batch.name, "time")
+    batch, purpose = context.batch, names.format_deployment_purpose(context.name, "time")
     if not batch.schedules:
         return
     role = add_role(
@@ -299,7 +301,7 @@ def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.s
         purpose,
         fleet=context.fleet.name,
         account=context.account,
-        description=f"Schedules of {batch.name}",
+        description=f"Schedules of {context.name}",
         trust=policy.build_trust_policy(
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
         ),
@@ -339,7 +341,7 @@ def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic
         stack,
         "ended-jobs",
         name=f"{batch.workflow}-ended",
-        description=f"Ends of the jobs of {batch.name}",
+        description=f"Ends of the jobs of {context.name}",
         event_pattern=json.dumps({"source": [EVENT_SOURCE], "detail": {"deployment": [batch.workflow]}}),
     )
     aws.sns_topic_policy.SnsTopicPolicy(
@@ -382,7 +384,7 @@ def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
             f"{name}-alarm",
             topic=topic,
             name=f"{batch.workflow}-{name}",
-            description=f"{description} of {batch.name}",
+            description=f"{description} of {context.name}",
             threshold=threshold,
             metric_query=[
                 alarm.build_metric_query(

@@ -11,7 +11,6 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -40,11 +39,11 @@ class Stack(Protocol):
         """Add the stack to the app: one `create_stack` with this name, and its resources."""
 
 
-def discover(document: Document[Fleet], manifest_files: Sequence[Path] = ()) -> list[Stack]:
+def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stack]:
     """Return the stacks of the fleet, each after those that it needs.
 
     Args:
-        manifest_files: deployments that are rendered for ECS, and batches for EKS.
+        files: rendered deployments with a stack of their own.
 
     Raises:
         InputError: a rendered file is wrong.
@@ -52,7 +51,7 @@ def discover(document: Document[Fleet], manifest_files: Sequence[Path] = ()) -> 
     enabled = {
         stack.NAME: stack
         for module in _import_modules()
-        for stack in _list_stacks(module, document, manifest_files)
+        for stack in _list_stacks(module, document, files)
         if stack.is_enabled(document.value)
     }
     return [enabled[name] for name in sort_by_needs({name: stack.NEEDS for name, stack in enabled.items()})]
@@ -75,9 +74,9 @@ def _import_modules() -> Iterator[Any]:
             yield importlib.import_module(f"{__package__}.{module.name}")
 
 
-def _list_stacks(module: Any, document: Document[Fleet], manifest_files: Sequence[Path]) -> list[Stack]:
+def _list_stacks(module: Any, document: Document[Fleet], files: Sequence[Path]) -> list[Stack]:
     if hasattr(module, "list_stacks"):
-        return list(module.list_stacks(document, manifest_files))
+        return list(module.list_stacks(document, files))
     return [cast(Stack, module)]
 
 
@@ -136,39 +135,3 @@ def _add_s3_state(stack: cdktf.TerraformStack, name: str, fleet: Fleet) -> None:
 def add_output(stack: cdktf.TerraformStack, name: str, value: Any, description: str) -> None:
     """Add an output, for other stacks, the command line and people."""
     cdktf.TerraformOutput(stack, name, value=value, description=description)
-
-
-@dataclass(frozen=True)
-class TaskOutputs:
-    """What the command line reads of a deployment on ECS, of any kind."""
-
-    log_group: str
-    services: Mapping[str, Sequence[str]]
-    """Names of the ECS services by role, in order of preference."""
-
-    definitions: Mapping[str, str]
-    """ARNs of the task definitions by service."""
-
-    url: str
-    test_request: str
-    """ARN of the task definition that asks the entry whether it serves."""
-
-    subnets: Sequence[str]
-    security_group: str
-    """Id of the group that the test request runs in."""
-
-
-def add_task_outputs(stack: cdktf.TerraformStack, outputs: TaskOutputs) -> None:
-    """Add the outputs by which `llm_serving.targets.ecs.stack` waits for a deployment and tests it."""
-    ask = {
-        "task_definition": outputs.test_request,
-        "subnets": list(outputs.subnets),
-        "group": outputs.security_group,
-    }
-    definitions = dict(outputs.definitions)
-    services = {role: list(names) for role, names in outputs.services.items()}
-    add_output(stack, "log_group", outputs.log_group, "Log group of all tasks; streams begin with the role")
-    add_output(stack, "services", services, "Names of the ECS services, by role, in order of preference")
-    add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS rolled back")
-    add_output(stack, "url", outputs.url, "Base URL for clients in the VPC")
-    add_output(stack, "ask", ask, "Task that sends a test request")

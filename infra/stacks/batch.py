@@ -11,102 +11,121 @@ from pathlib import Path
 
 from infra.bindings import aws, cdktf
 from infra.constructs import (
-    batch_pods,
-    batch_tasks,
-    network,
+    batch_roles,
+    pod_identity,
     results_table,
     secrets,
     task,
+    task_checks,
     task_network,
+    task_place,
+    task_roles,
+    task_service,
     task_watch,
     workflow,
 )
 from infra.constructs.account import Account, read_account
-from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.role import list_policies
+from infra.constructs.task_place import AddedService, TaskPlace
 from infra.constructs.workflow import WorkflowContext
 from infra.stacks import base
 from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.batch.stack import BatchStack
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.ecs import manifest as ecs_manifest
-from llm_serving.targets.ecs.manifest import EcsBatch
-from llm_serving.targets.eks import manifest as eks_manifest
-from llm_serving.targets.eks.manifest import EksBatch
-from llm_serving.targets.on_aws.rendered import BatchManifest, format_stack_name
+
+KIND = "batch"
 
 _LOG_RETENTION_DAYS = 90
 
+Batch = Rendered[BatchStack]
 
-def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> list[BatchStack]:
+
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
     """Return the stack of each batch that is rendered for ECS or EKS.
 
     Raises:
         InputError: a rendered file is wrong, or a batch is rendered for both.
     """
-    stacks: dict[str, BatchStack] = {}
-    for file in manifest_files:
-        reader = eks_manifest if file.name == eks_manifest.FILE else ecs_manifest
-        batch = reader.read(file, document).value
-        if isinstance(batch, BatchManifest):
-            stack = BatchStack(batch)
-            if stack.NAME in stacks:
-                raise InputError(
-                    f"{file}: {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of "
-                    "the target that does not run, or set another name."
-                )
-            stacks[stack.NAME] = stack
+    stacks: dict[str, DeploymentStack] = {}
+    for file in files:
+        if rendered.read_kind(file, document.value) != KIND:
+            continue
+        batch = read(file, document)
+        stack = DeploymentStack(batch)
+        if stack.NAME in stacks:
+            raise InputError(
+                f"{file}: {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target "
+                "that does not run, or set another name."
+            )
+        stacks[stack.NAME] = stack
     return list(stacks.values())
 
 
-class BatchStack:
+def read(file: Path, fleet: Document[Fleet]) -> Batch:
+    """Read a rendered batch.
+
+    Raises:
+        InputError: with every mistake of the file: of its form, then of what ECS does not take.
+    """
+    document = rendered.read(file, fleet, Batch)
+    if document.value.stack.orchestrator == "ecs":
+        task_checks.check_services(document, fleet.value)
+    return document.value
+
+
+class DeploymentStack:
     """The stack of one batch."""
 
-    def __init__(self, batch: BatchManifest) -> None:
-        self.NAME = format_stack_name(batch.kind, batch.name)
-        self.NEEDS = (batch.ORCHESTRATOR, "storage")
+    def __init__(self, batch: Batch) -> None:
+        self.NAME = rendered.format_stack_name(KIND, batch.name)
+        self.NEEDS = (batch.stack.orchestrator, "storage")
         self._batch = batch
 
     def is_enabled(self, fleet: Fleet) -> bool:
-        """Whether a pool of the fleet runs on the batch's orchestrator."""
-        return self._batch.ORCHESTRATOR in fleet.orchestrators
+        """Return whether a pool of the fleet runs on the batch's orchestrator."""
+        return self._batch.stack.orchestrator in fleet.orchestrators
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
 
-        Outputs: state_machine, topic (ARNs); on ECS those of `base.TaskOutputs` too.
+        Outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too.
         """
         _add_resources(base.create_stack(app, self.NAME, document), document.value, self._batch)
 
 
-def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManifest) -> None:
+def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch) -> None:
     account = read_account(stack, fleet)
-    key = _add_key(stack, fleet, batch, account)
-    secret_arns = secrets.find_arns(stack, batch.services)
-    context = WorkflowContext(fleet, batch, account, key, _find_key(stack, fleet, "storage"), secret_arns)
+    context = WorkflowContext(
+        fleet,
+        batch.name,
+        batch.stack,
+        account,
+        _add_key(stack, fleet, batch, account),
+        find_key(stack, fleet, "storage"),
+        secrets.find_arns(stack, batch.services),
+    )
     added_workflow = workflow.add_workflow(stack, context)
-    if batch.results_table:
-        results_table.add_results_table(stack, fleet, batch, batch.results_table)
-    if isinstance(batch, EcsBatch):
+    if batch.stack.results_table:
+        results_table.add_results_table(stack, fleet, batch.name, batch.stack, batch.stack.results_table)
+    if batch.stack.orchestrator == "ecs":
         _add_tasks(stack, context, batch, added_workflow)
-    elif isinstance(batch, EksBatch):
-        batch_pods.add_roles(stack, context, batch)
+    else:
+        _add_pod_roles(stack, context, batch)
     base.add_output(stack, "state_machine", added_workflow.state_machine.arn, "The state machine of the jobs")
     base.add_output(stack, "topic", added_workflow.topic.arn, "Topic of each job's end: subscribe to it")
 
 
-def _find_key(stack: cdktf.TerraformStack, fleet: Fleet, alias: str) -> str:
-    """Look up the ARN of one of the fleet's keys."""
-    return aws.data_aws_kms_alias.DataAwsKmsAlias(
-        stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
-    ).target_key_arn
-
-
-def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManifest, account: Account) -> aws.kms_key.KmsKey:
+def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, account: Account) -> aws.kms_key.KmsKey:
     """Add the key of the batch's logs, topic and schedules."""
-    log_groups = {"Workflow": workflow.format_log_group(batch)}
-    if isinstance(batch, EcsBatch):
-        log_groups["Tasks"] = ecs_manifest.format_log_group(fleet, batch.name, batch.kind)
+    log_groups = {"Workflow": workflow.format_log_group(batch.stack)}
+    if batch.stack.orchestrator == "ecs":
+        log_groups["Tasks"] = format_log_group(fleet, KIND, batch.name)
     return add_key(
         stack,
         "batch-key",
@@ -120,72 +139,104 @@ def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManifest, ac
     )
 
 
+def _add_pod_roles(stack: cdktf.TerraformStack, context: WorkflowContext, batch: Batch) -> None:
+    """Add the roles of workers and of the Batch API, each tied to its own service account, which charts/batch names."""
+    cluster = names.format_cluster_name(context.fleet)
+    for service in batch.services:
+        role, _ = batch_roles.add_service_role(
+            stack, context, service, trust=pod_identity.build_trust_policy(cluster, context.account)
+        )
+        pod_identity.add_association(
+            stack,
+            service.name,
+            cluster_name=cluster,
+            namespace=names.SERVING_NAMESPACE,
+            service_account=f"{batch.name}-{service.name}",
+            role=role,
+        )
+
+
 def _add_tasks(
-    stack: cdktf.TerraformStack, parts: WorkflowContext, batch: EcsBatch, added_workflow: workflow.Workflow
+    stack: cdktf.TerraformStack, context: WorkflowContext, batch: Batch, added_workflow: workflow.Workflow
 ) -> None:
     """Add workers and the Batch API as ECS services, with their outputs."""
-    fleet, account = parts.fleet, parts.account
-    fleet_network = network.find_network(stack, fleet)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
-    namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
-        stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
-    )
+    fleet, place = context.fleet, task_place.find_place(stack, context.fleet, context.account)
+    task_service.add_force_variable(stack)
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack,
         "tasks-logs",
-        name=ecs_manifest.format_log_group(fleet, batch.name, batch.kind),
+        name=format_log_group(fleet, KIND, batch.name),
         retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=parts.key.arn,
+        kms_key_id=context.key.arn,
     )
-    context = batch_tasks.TaskContext(
-        workflow=parts,
-        batch=batch,
-        cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
-        cluster_key=_find_key(stack, fleet, "ecs"),
-        subnets=list(fleet_network.private_subnets.values()),
-        logs=task.LogDestination(log_group.name, fleet.region),
+    roles = _add_task_roles(stack, context, batch, place, log_group)
+    groups = _add_security_groups(stack, fleet, batch, place)
+    services_context = task_service.ServiceContext(
+        fleet=fleet, deployment=batch.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
     )
-    roles = batch_tasks.add_task_roles(stack, context, log_group)
-    groups = batch_tasks.add_security_groups(stack, context, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block)
-    registry = task_network.add_discovery_service(stack, batch, batch.entry, namespace_id=namespace.id)
-    definitions = {}
+    added: dict[str, AddedService] = {}
     for service in batch.services:
-        definition, ecs_service = batch_tasks.add_service(
+        definition = task.add_definition(
+            stack,
+            service,
+            family=f"{fleet.name}-{batch.name}-{service.name}",
+            roles=roles[service.name],
+            logs=task.LogDestination(log_group.name, fleet.region),
+            image_prefixes={},
+        )
+        registry = (
+            task_network.add_discovery_service(stack, batch.name, service, namespace_id=place.namespace_id)
+            if service.is_entry
+            else None
+        )
+        ecs_services = task_service.add_services(
+            stack,
+            services_context,
+            service,
+            definition=definition,
+            security_group=groups[service.name],
+            registry=registry,
+            dependencies=[log_group, added_workflow.state_machine, *roles[service.name].policies],
+        )
+        added[service.name] = AddedService(definition.arn, [entry.name for entry in ecs_services])
+        ecs_names = task_service.list_names(fleet, batch.name, service)
+        task_watch.add_running_alarm(stack, fleet, batch.name, service, ecs_names)
+    entry = batch.entry.name
+    task_place.add_outputs(stack, fleet, batch, place, added, roles=roles[entry], security_group=groups[entry])
+
+
+def _add_task_roles(
+    stack: cdktf.TerraformStack,
+    context: WorkflowContext,
+    batch: Batch,
+    place: TaskPlace,
+    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+) -> dict[str, task.TaskRoles]:
+    """Add the roles of workers and of the Batch API, by service."""
+    fleet, account = context.fleet, context.account
+    execution = task_roles.add_execution_role(stack, fleet, batch.name, account=account, log_group=log_group)
+    start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
+    roles = {}
+    for service in batch.services:
+        role, policies = batch_roles.add_service_role(
             stack,
             context,
             service,
-            roles=roles[service.name],
-            security_group=groups[service.name],
-            registry=registry if service == batch.entry else None,
-            dependencies=[log_group, added_workflow.state_machine],
+            trust=task_roles.build_trust_policy(account),
+            statements=task_roles.build_exec_statements(fleet, account, place.cluster_key),
         )
-        definitions[service.name] = definition.arn
-        task_watch.add_running_alarm(stack, fleet, batch, service, [ecs_service.name])
-    _add_task_outputs(stack, context, definitions, roles[batch.entry.name], groups[batch.entry.name])
+        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
+    return roles
 
 
-def _add_task_outputs(
-    stack: cdktf.TerraformStack,
-    context: batch_tasks.TaskContext,
-    definitions: Mapping[str, str],
-    roles: task.TaskRoles,
-    security_group: aws.security_group.SecurityGroup,
-) -> None:
-    """Add the task definition of the test request, and the outputs with all that runs it."""
-    fleet, batch = context.workflow.fleet, context.batch
-    url = f"http://{batch.name}-{batch.entry.name}.{names.format_namespace(fleet)}:{batch.entry.port}"
-    test_request = task.add_test_request_definition(
-        stack, batch.entry, family=f"{fleet.name}-{batch.name}-ask", url=url, roles=roles, logs=context.logs
+def _add_security_groups(
+    stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, place: TaskPlace
+) -> Mapping[str, aws.security_group.SecurityGroup]:
+    """Add the security groups, by service: the VPC can reach the Batch API; nothing can reach the workers."""
+    groups = task_network.add_groups(
+        stack, fleet, batch.name, [service.name for service in batch.services], place.vpc_id
     )
-    base.add_task_outputs(
-        stack,
-        base.TaskOutputs(
-            log_group=ecs_manifest.format_log_group(fleet, batch.name, batch.kind),
-            services={service.role: [f"{batch.name}-{service.name}"] for service in batch.services},
-            definitions=definitions,
-            url=url,
-            test_request=test_request.arn,
-            subnets=context.subnets,
-            security_group=security_group.id,
-        ),
-    )
+    task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry.port, place.vpc_cidr)
+    for service in batch.services:
+        task_network.add_call_rules(stack, service, groups[service.name], place.vpc_cidr)
+    return groups

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import (
+    collector,
     image_cache,
-    network,
+    replica_watch,
     role,
     task,
+    task_checks,
     task_load_balancer,
     task_network,
+    task_place,
     task_roles,
     task_scaling,
     task_service,
@@ -22,212 +27,253 @@ from infra.constructs import (
 )
 from infra.constructs.account import Account, read_account
 from infra.constructs.collector import MetricStream
-from infra.constructs.key import add_key, build_log_group_grant
-from infra.constructs.vpc import Network
+from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
-from llm_serving.targets.ecs import manifest
-from llm_serving.targets.ecs.manifest import EcsDeployment, Service, format_log_group, format_service_name, list_choices
-from llm_serving.targets.eks import manifest as eks_manifest
-from llm_serving.targets.on_aws.rendered import format_stack_name
+from llm_serving.settings.errors import InputError
+
+KIND = "serving"
+
+ALARM_METRICS = {False: {"queue"}, True: {"requests", "errors"}}
+"""Metrics that alarms use, by whether a service is the entry."""
+
+_ROUTER_HEALTH, _ROUTER_START_S = "/liveness", 60
+"""How ECS checks the router. Its /health will not do: before prefill and decode, vllm-router answers it with 503 until
+it knows both."""
 
 _LOG_RETENTION_DAYS = 90
 
+Serving = Rendered[ServingStack]
 
-def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> list[ServingStack]:
-    """Return the stack of each deployment that is rendered for ECS.
+
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+    """Return the stack of each deployment of models that is rendered for ECS.
 
     Raises:
         InputError: a rendered file is wrong.
     """
-    values = [manifest.read(file, document).value for file in manifest_files if file.name != eks_manifest.FILE]
-    return [ServingStack(value) for value in values if isinstance(value, EcsDeployment)]
+    return [DeploymentStack(read(file, document)) for file in files if rendered.read_kind(file, document.value) == KIND]
 
 
-class ServingStack:
+def read(file: Path, fleet: Document[Fleet]) -> Serving:
+    """Read a rendered deployment.
+
+    Raises:
+        InputError: with every mistake of the file: of its form, then of what the fleet does not have.
+    """
+    document = rendered.read(file, fleet, Serving)
+    task_checks.check_services(document, fleet.value)
+    mistakes = [
+        mistake
+        for index, service in enumerate(document.value.services)
+        for mistake in task_checks.require_metrics(document, index, ALARM_METRICS[service.is_entry])
+    ]
+    if mistakes:
+        raise InputError(mistakes)
+    return document.value
+
+
+class DeploymentStack:
     """The stack of one deployment."""
 
     NEEDS = ("ecs", "storage")
 
-    def __init__(self, deployment: EcsDeployment) -> None:
-        self.NAME = format_stack_name(deployment.kind, deployment.name)
+    def __init__(self, deployment: Serving) -> None:
+        self.NAME = rendered.format_stack_name(KIND, deployment.name)
         self._deployment = deployment
 
     def is_enabled(self, fleet: Fleet) -> bool:
-        """Whether a pool of the fleet runs on ECS."""
+        """Return whether a pool of the fleet runs on ECS."""
         return "ecs" in fleet.orchestrators
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
 
-        Outputs: url, log_group, services (names of the ECS services, by role), definitions (task definitions, by
-        service), ask (what runs the test request).
+        Outputs: those of `task_place.add_outputs`; load_balancer, where there is one.
         """
         _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
 
 
-def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeployment) -> None:
-    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
-    namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
-        stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
+@dataclass(frozen=True)
+class _Parts:
+    """What all services of the deployment share."""
+
+    serving: Serving
+    place: TaskPlace
+    services: task_service.ServiceContext
+    stream: MetricStream
+    image_prefixes: dict[str, str]
+    security_groups: task_network.TaskSecurityGroups
+    roles: dict[bool, task.TaskRoles]
+    """By whether a service is the entry."""
+
+    dependencies: list[Any]
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet."""
+        return self.services.fleet
+
+    @property
+    def logs(self) -> task.LogDestination:
+        """Where tasks write to."""
+        return task.LogDestination(format_log_group(self.fleet, KIND, self.serving.name), self.fleet.region)
+
+
+def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
+    parts = _add_parts(stack, fleet, serving, read_account(stack, fleet))
+    services = {service.name: _add_service(stack, parts, service) for service in serving.services}
+    task_place.add_outputs(
+        stack,
+        fleet,
+        serving,
+        parts.place,
+        services,
+        roles=parts.roles[True],
+        security_group=parts.security_groups.router,
     )
+
+
+def _add_parts(stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account) -> _Parts:
+    place = task_place.find_place(stack, fleet, account)
     task_service.add_force_variable(stack)
     logs, stream = _add_logs(stack, fleet, serving, account)
-    roles = _add_roles(stack, fleet, serving, account, logs)
     security_groups = task_network.add_security_groups(
-        stack, fleet, serving, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block
+        stack, fleet, serving.name, serving.services, vpc_id=place.vpc_id, vpc_cidr=place.vpc_cidr
     )
-    load_balancer = _add_load_balancer(stack, fleet, serving, fleet_network, vpc.cidr_block, security_groups)
     errors_alarm = task_watch.add_errors_alarm(stack, fleet, serving, stream)
-    registries = {
-        entry.name: task_network.add_discovery_service(stack, serving, entry, namespace_id=namespace.id)
-        for entry in task_network.select_registered_services(serving)
-    }
-    context = task_service.ServiceContext(
-        fleet=fleet,
+    return _Parts(
         serving=serving,
-        cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
-        subnets=dict(fleet_network.private_subnets),
-        alarm_name=errors_alarm.alarm_name,
+        place=place,
+        services=task_service.ServiceContext(
+            fleet=fleet,
+            deployment=serving.name,
+            cluster_arn=place.cluster_arn,
+            subnets=place.subnets,
+            alarm_name=errors_alarm.alarm_name,
+            load_balancer=_add_load_balancer(stack, fleet, serving, place, security_groups.router),
+            connect_timeout_s=serving.stack.request_timeout_s,
+        ),
+        stream=stream,
         image_prefixes=image_cache.build_prefixes(fleet, account),
-        load_balancer=load_balancer,
+        security_groups=security_groups,
+        roles=_add_roles(stack, fleet, serving, account, place, logs),
+        dependencies=[errors_alarm, *logs],
     )
-    services = {
-        service.name: _add_service(
-            stack, context, service, roles[service.kind], stream, security_groups, registries, [errors_alarm, *logs]
-        )
-        for service in serving.services
-    }
-    _add_outputs(stack, context, services, security_groups.router, roles["router"])
 
 
 def _add_load_balancer(
-    stack: cdktf.TerraformStack,
+    stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
-    fleet_network: Network,
-    vpc_cidr: str,
-    security_groups: task_network.TaskSecurityGroups,
+    serving: Serving,
+    place: TaskPlace,
+    router_group: aws.security_group.SecurityGroup,
 ) -> task_load_balancer.TaskLoadBalancer | None:
     """Add the load balancer, and the output with its name; None where the deployment has none."""
-    if serving.load_balancer is None:
+    if serving.stack.load_balancer is None:
         return None
     load_balancer = task_load_balancer.add_load_balancer(
         stack,
         fleet,
-        serving,
-        serving.load_balancer,
-        vpc_id=fleet_network.vpc_id,
-        vpc_cidr=vpc_cidr,
-        subnet_ids=list(fleet_network.private_subnets.values()),
-        router_group=security_groups.router,
+        serving.name,
+        serving.entry,
+        serving.stack.load_balancer,
+        vpc_id=place.vpc_id,
+        vpc_cidr=place.vpc_cidr,
+        subnet_ids=list(place.subnets.values()),
+        router_group=router_group,
     )
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer
 
 
-def _add_service(
-    stack: cdktf.TerraformStack,
-    context: task_service.ServiceContext,
-    service: Service,
-    roles: task.TaskRoles,
-    stream: MetricStream,
-    security_groups: task_network.TaskSecurityGroups,
-    registries: Mapping[str, aws.service_discovery_service.ServiceDiscoveryService],
-    dependencies: Sequence[Any],
-) -> tuple[str, list[str]]:
-    """Add a service with its task definition, alarms and scaling; return the definition's ARN and ECS service names."""
-    fleet, serving = context.fleet, context.serving
+def _add_service(stack: TerraformStack, parts: _Parts, service: Service) -> AddedService:
+    """Add a service with its task definition, alarms and scaling."""
+    fleet, serving, roles = parts.fleet, parts.serving, parts.roles[service.is_entry]
+    adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(service)
     definition = task.add_definition(
         stack,
-        service,
+        adapted,
         family=f"{fleet.name}-{serving.name}-{service.name}",
-        replica=_find_replica(fleet, serving, service),
         roles=roles,
-        logs=_build_log_destination(fleet, serving),
-        stream=stream,
-        image_prefixes=context.image_prefixes,
+        logs=parts.logs,
+        image_prefixes=parts.image_prefixes,
+        sidecars=_build_sidecars(parts, service),
     )
     ecs_services = task_service.add_services(
         stack,
-        context,
+        parts.services,
         service,
         definition=definition,
-        security_group=security_groups.select_group(service),
-        registry=registries.get(service.name),
-        dependencies=[*dependencies, *roles.policies],
+        security_group=parts.security_groups.select_group(service),
+        registry=task_network.add_discovery_service(
+            stack, serving.name, service, namespace_id=parts.place.namespace_id
+        ),
+        dependencies=[*parts.dependencies, *roles.policies],
     )
-    _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
-    return definition.arn, [entry.name for entry in ecs_services]
+    _add_monitoring(stack, parts, service, ecs_services)
+    return AddedService(definition.arn, [entry.name for entry in ecs_services])
 
 
-def _find_replica(fleet: Fleet, serving: EcsDeployment, service: Service) -> task.Replica:
-    """The other nodes of the service's replica; none where it runs on one."""
-    member = service.member
-    if member is None:
-        return task.Replica()
+def _adapt_engine(service: Service) -> Service:
+    """Return the engine as root: its caches lie in the container's own layer, to which root alone may add."""
+    return service.model_copy(update={"is_root": True})
+
+
+def _adapt_router(parts: _Parts, service: Service) -> Service:
+    """Return the router with what images/router's discovery needs, and checked by its own life alone.
+
+    Discovery reads Cloud Map's region, and what an engine must answer before it counts.
+    """
+    assert service.probe
+    engine_probe = {"path": service.probe.path, "body": service.probe.body}
+    env = {"CLOUD_MAP_REGION": parts.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
+    probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
+    return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})
+
+
+def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefinition]:
+    """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
+    sidecars = []
+    if not service.is_entry:
+        replica = _find_replica(parts.fleet, parts.serving, service)
+        sidecars.append(replica_watch.build_container(service, replica, parts.logs))
+    if not (service.node and service.node.rank):
+        logs = parts.logs.build_configuration("metrics")
+        sidecars.append(collector.build_container(service, parts.stream, logs))
+    return sidecars
+
+
+def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> replica_watch.Replica:
+    """Return the other nodes of the service's replica; none where it runs on one."""
+    node = service.node
+    if node is None:
+        return replica_watch.Replica()
     peers = [
         peer
         for peer in serving.services
-        if peer.role == service.role and peer.member and peer.member.replica == member.replica and peer != service
+        if peer.role == service.role and peer.node and peer.node.replica == node.replica and peer != service
     ]
-    if member.rank == 0:
-        return task.Replica(followers=len(peers))
-    [leader] = [peer for peer in peers if peer.member and peer.member.rank == 0]
-    return task.Replica(leader=f"{serving.name}-{leader.name}.{names.format_namespace(fleet)}")
-
-
-def _build_log_destination(fleet: Fleet, serving: EcsDeployment) -> task.LogDestination:
-    return task.LogDestination(format_log_group(fleet, serving.name), fleet.region)
-
-
-def _format_url(fleet: Fleet, serving: EcsDeployment) -> str:
-    return f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
-
-
-def _add_outputs(
-    stack: cdktf.TerraformStack,
-    context: task_service.ServiceContext,
-    services: Mapping[str, tuple[str, list[str]]],
-    security_group: aws.security_group.SecurityGroup,
-    roles: task.TaskRoles,
-) -> None:
-    """Add the task definition of the test request, and the outputs with all that runs it."""
-    fleet, serving = context.fleet, context.serving
-    test_request = task.add_test_request_definition(
-        stack,
-        serving.router,
-        family=f"{fleet.name}-{serving.name}-ask",
-        url=_format_url(fleet, serving),
-        roles=roles,
-        logs=_build_log_destination(fleet, serving),
-    )
-    service_names: dict[str, list[str]] = {}
-    for service in serving.services:
-        service_names.setdefault(service.role, []).extend(services[service.name][1])
-    base.add_task_outputs(
-        stack,
-        base.TaskOutputs(
-            log_group=format_log_group(fleet, serving.name),
-            services=service_names,
-            definitions={name: definition for name, (definition, _) in services.items()},
-            url=_format_url(fleet, serving),
-            test_request=test_request.arn,
-            subnets=list(context.subnets.values()),
-            security_group=security_group.id,
-        ),
-    )
+    if node.rank == 0:
+        return replica_watch.Replica(followers=len(peers))
+    [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
+    return replica_watch.Replica(leader=f"{serving.name}-{leader.name}.{names.format_namespace(fleet)}")
 
 
 def _add_logs(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, account: Account
+    stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account
 ) -> tuple[list[Any], MetricStream]:
-    """The log groups of tasks and of metrics, with the key that encrypts both."""
-    task_log_group = format_log_group(fleet, serving.name)
+    """Add the log groups of tasks and of metrics, with the key that encrypts both."""
+    task_log_group = format_log_group(fleet, KIND, serving.name)
     group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
     kms_key = add_key(
         stack,
@@ -248,41 +294,39 @@ def _add_logs(
 
 
 def _add_roles(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, account: Account, logs: list[Any]
-) -> dict[str, task.TaskRoles]:
-    keys = {
-        alias: aws.data_aws_kms_alias.DataAwsKmsAlias(
-            stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
-        ).target_key_arn
-        for alias in ("ecs", "storage")
-    }
+    stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account, place: TaskPlace, logs: list[Any]
+) -> dict[bool, task.TaskRoles]:
+    """Add the roles of engines and of the router, by whether they are the entry's."""
     task_log_group, metrics_log_group = logs
-    execution_role = task_roles.add_execution_role(stack, fleet, serving, account=account, log_group=task_log_group)
-    shared = {"account": account, "metrics": metrics_log_group, "cluster_key": keys["ecs"]}
-    engine_role = task_roles.add_engine_role(stack, fleet, serving, storage_key=keys["storage"], **shared)
-    router_role = task_roles.add_router_role(stack, fleet, serving, **shared)
+    execution_role = task_roles.add_execution_role(
+        stack, fleet, serving.name, account=account, log_group=task_log_group
+    )
+    shared = {"account": account, "metrics": metrics_log_group, "cluster_key": place.cluster_key}
+    storage_key = find_key(stack, fleet, "storage")
+    engine_role = task_roles.add_engine_role(
+        stack, fleet, serving.name, reads=serving.stack.reads, storage_key=storage_key, **shared
+    )
+    router_role = task_roles.add_router_role(stack, fleet, serving.name, **shared)
     policies = {
         part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
         for part in ("start", "read", "route")
     }
     return {
-        "engine": task.TaskRoles(execution_role, engine_role, (*policies["start"], *policies["read"])),
-        "router": task.TaskRoles(execution_role, router_role, (*policies["start"], *policies["route"])),
+        False: task.TaskRoles(execution_role, engine_role, (*policies["start"], *policies["read"])),
+        True: task.TaskRoles(execution_role, router_role, (*policies["start"], *policies["route"])),
     }
 
 
 def _add_monitoring(
-    stack: TerraformStack,
-    fleet: Fleet,
-    serving: EcsDeployment,
-    service: Service,
-    stream: MetricStream,
-    ecs_services: list[Any],
+    stack: TerraformStack, parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]
 ) -> None:
-    ecs_names = [format_service_name(serving, service, choice) for choice in list_choices(fleet, service)]
-    if not service.scales_to_zero:
-        task_watch.add_running_alarm(stack, fleet, serving, service, ecs_names)
-    if service.kind == "engine" and (service.member is None or (service.member.replica, service.member.rank) == (0, 0)):
-        task_watch.add_queue_alarm(stack, fleet, serving, stream, service)
-    if service.scale:
-        task_scaling.add_scaling(stack, fleet, serving, service, stream, ecs_services[0])
+    fleet, serving = parts.fleet, parts.serving
+    if service.replicas.min:
+        task_watch.add_running_alarm(
+            stack, fleet, serving.name, service, task_service.list_names(fleet, serving.name, service)
+        )
+    is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
+    if not service.is_entry and is_first:
+        task_watch.add_queue_alarm(stack, fleet, serving, parts.stream, service)
+    if service.replicas.scale:
+        task_scaling.add_scaling(stack, fleet, serving.name, serving.entry, service, parts.stream, ecs_services[0])

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.targets.eks import manifest
 from tests.charts.conftest import Helm, Render
 from tests.charts.objects import list_pods
 from tests.charts.test_network import DNS, IDENTITY_AGENT, SERVING, STRANGER, is_allowed
@@ -87,7 +86,7 @@ def test_pods_run_as_nobody_with_a_service_account_that_the_stack_gives_a_role(
     manifests = render_chart(values["pods"], CHART)
     accounts = {account["metadata"]["name"] for account in filter_by_kind(manifests, "ServiceAccount")}
     services = [service["name"] for service in values["pods"]["services"]]
-    assert accounts == {manifest.format_service_account("mine", service) for service in services}
+    assert accounts == {f"mine-{service}" for service in services}
     for pod in list_pods(manifests):
         spec = pod["spec"]
         [container] = spec["containers"]
@@ -160,6 +159,9 @@ def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Valu
     file.write_text(yaml.safe_dump(values["pods"]))
     assert helm("template", "mine", str(CHART), "--values", str(file)).returncode == 0
     refused = helm("template", "other", str(CHART), "--values", str(file))
-    assert "name: mine: the stack batch-mine gives its roles to service accounts of that name" in refused.stderr
+    assert (
+        'name: "mine" is not the release other: the stack batch-mine gives its roles to service accounts of that name'
+        in refused.stderr
+    )
     empty = helm("template", "mine", str(CHART))
-    assert "services: empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr
+    assert "services: it is empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr

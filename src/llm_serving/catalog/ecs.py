@@ -1,4 +1,4 @@
-"""ECS's AMIs: what is pinned. A newer one is a change of this file."""
+"""ECS's pinned AMIs, and its limits. A newer AMI is a change of this file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,24 @@ Source: github.com/aws/amazon-ecs-ami, CHANGELOG.md, 2026-09-18.
 Variant = Literal["nvidia", "neuron", "standard"]
 Arch = Literal["x86_64", "arm64"]
 
+MAX_STOP_S = 120
+"""Longest that Fargate waits between asking a container to stop and killing it.
+
+Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
+"""
+
+MAX_TASKS = 1000
+"""Most tasks that register with one discovery service, which a role's choices share.
+
+Source: ECS developer guide, "Use service discovery to connect Amazon ECS services with DNS names", considerations,
+2026-11.
+"""
+
 _KERNEL = "kernel-6.1"
 
 
 def format_image_parameter(*, release: str, variant: Variant, arch: Arch) -> str:
-    """Name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
+    """Return the name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
 
     The variants with accelerators are there for x86_64 alone.
 

@@ -15,6 +15,9 @@ MAX_BUCKET_NAME_LENGTH = 63
 MIN_EKS_ZONES = 2
 """Zones with a subnet of the cluster's. Source: EKS API reference, VpcConfigRequest, subnetIds, 2026-11."""
 
+INSTANCE_START_S = 900
+"""Longest time until a new instance runs a container: it boots, joins its cluster and pulls an image of several GB."""
+
 _DAY_S = 86400.0
 _ACCOUNT_DIGITS = 12
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from llm_serving.services.environment import Environment
@@ -29,6 +31,12 @@ class Deployment(ResolvedData):
 
     services: tuple[Service, ...] = ()
     """What the target runs, in the order of starting."""
+
+    stack: Any = None
+    """Data of the Terraform stack KIND-NAME that the deployment has beside its services; None without a stack."""
+
+    chart: str = ""
+    """Folder of charts/ that the deployment is a release of, where the target installs charts."""
 
     url: str = ""
     """Base URL for clients; empty where there is no endpoint."""

@@ -11,7 +11,7 @@ import functools
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,7 +21,7 @@ from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
 from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.local_server import LocalServer
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Conflict, Document
 from llm_serving.settings.errors import InputError, quote_value
 
 _MODULE = "kind"
@@ -51,6 +51,10 @@ class Capability(StrEnum):
 
 B = TypeVar("B", bound=BaseBlueprint)
 D = TypeVar("D", bound=Deployment)
+
+
+ReadRemoteFiles = Callable[[str, str], tuple[Container[str], str] | None]
+"""Returns the names below s3://BUCKET/PREFIX and the text of one of them; None where access is denied."""
 
 
 class Kind(ABC, Generic[B, D]):
@@ -108,6 +112,10 @@ class Kind(ABC, Generic[B, D]):
         Raises:
             InputError: it cannot work; with every reason at its line of the blueprint.
         """
+
+    def check_remote_files(self, blueprint: B, read_files: ReadRemoteFiles) -> Iterable[Conflict]:
+        """Yield files in S3 that the blueprint names and that do not do, before a deploy on AWS changes anything."""
+        return ()
 
     def refresh(self, deployment: D, blueprint: B) -> D:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""

@@ -6,7 +6,7 @@ A kind resolves its blueprint into services once; templates lay their fields out
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -179,6 +179,23 @@ class Mount(ResolvedData):
     """Folder below the claim."""
 
 
+class Call(ResolvedData):
+    """What a service connects to beside AWS, and may where everything else is closed."""
+
+    purpose: str
+    """What for, in words."""
+
+    port: int
+    deployment: str = ""
+    """The deployment of the fleet that answers; empty for anything else."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of those of the deployment's pods that answer; all of them where empty."""
+
+    in_network: bool = True
+    """Whether it is in the fleet's network."""
+
+
 class Stop(ResolvedData):
     """How a replica stops."""
 
@@ -215,7 +232,10 @@ class Service(ResolvedData):
     """Variables that must hold the replica's own address, where only the target knows it."""
 
     secrets: tuple[Secret, ...] = ()
-    port: int = 0
+    calls: dict[str, Call] = Field(default_factory=dict)
+    """What it connects to beside AWS and the deployment's own services, by a name."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port that answers requests; 0 for none."""
 
     ports: dict[str, int] = Field(default_factory=dict)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from llm_serving.operations import context, image_pins
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import Deployment
+from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.targets import registry, render
 from llm_serving.targets.base import Target
@@ -107,6 +110,15 @@ def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:
     """Return the rendered file `name`; render it if it is missing."""
     file = plan.rendered / name
     return file if file.is_file() else write_rendered(plan)
+
+
+def compute_start_s(services: Iterable[Service]) -> int:
+    """Return the longest start of a replica in seconds, with what is copied before, after its node's start."""
+    return max(
+        math.ceil(service.probe.deadline_s) + (service.prefetch.timeout_s if service.prefetch else 0)
+        for service in services
+        if service.probe
+    )
 
 
 def print_notes(plan: DeploymentPlan) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from llm_serving import paths
 from llm_serving.services.deployment import Deployment
@@ -175,10 +175,8 @@ def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int
 
 
 def format_yaml(value: Any) -> str:
-    """A value on one line of YAML, written as JSON, which is YAML and unambiguous."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    """Return a value on one line of YAML, written as JSON, which is YAML and unambiguous."""
+    return json.dumps(to_jsonable_python(value, exclude_none=True), ensure_ascii=False)
 
 
 def count_mebibytes(count: int) -> int:

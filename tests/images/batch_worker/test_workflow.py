@@ -13,7 +13,7 @@ from batch.resources import Queues, build_execution_input, find_queues
 from batch.store import Store
 
 from llm_serving import processes
-from llm_serving.kinds.batch import resolve
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from tests import batch_kills
@@ -21,7 +21,7 @@ from tests.images.batch_worker.conftest import REGION, read_settings
 
 LIMIT_S = 60.0
 JOB = "batch_flow"
-DEFINITION: Path = resolve.STATE_MACHINE_FILE
+DEFINITION: Path = STATE_MACHINE_FILE
 
 
 class Flow:

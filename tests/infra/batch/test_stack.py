@@ -14,12 +14,11 @@ import pytest
 import yaml
 
 from infra import main, stack_rules
+from infra.stacks import batch
 from llm_serving import paths
 from llm_serving.fleet import loading
-from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.ecs import manifest
-from llm_serving.targets.eks import manifest as eks_manifest
 from tests.asl_validator.fixtures import FindErrors
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES
@@ -244,10 +243,10 @@ def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
 
 
 @pytest.mark.parametrize(
-    ("shape", "reader", "endpoint"),
+    ("shape", "endpoint"),
     [
-        ("catalogue", manifest, "http://chat-router.cotton.internal:8080"),
-        ("pods", eks_manifest, "http://chat.serving.svc:8080"),
+        ("catalogue", "http://chat-router.cotton.internal:8080"),
+        ("pods", "http://chat.serving.svc:8080"),
     ],
 )
 def test_the_programs_find_what_the_stack_makes_by_its_names(
@@ -256,14 +255,13 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     fleet: Path,
     monkeypatch: pytest.MonkeyPatch,
     shape: str,
-    reader: Any,
     endpoint: str,
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import settings
 
-    value = reader.read(manifests[shape], loading.load_fleet(fleet)).value
-    batch_settings = settings.read(value.entry.environment)
+    value = batch.read(manifests[shape], loading.load_fleet(fleet))
+    batch_settings = settings.read(value.entry.env)
     looked_for = {
         batch_settings.control_queue,
         batch_settings.inbox_queue,
@@ -274,10 +272,10 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     assert {queue["visibility_timeout_seconds"] for queue in queues.values()} == {45}
     [machine] = stacks[shape]["resource"]["aws_sfn_state_machine"].values()
     arn = f"arn:aws:states:us-west-2:123456789012:stateMachine:{machine['name']}"
-    assert value.entry.environment["BATCH_STATE_MACHINE"] == arn
-    worker = next(service for service in value.services if service.port is None)
-    assert settings.read(worker.environment).worker, "the host's name, of which each container has its own"
-    for environment in (worker.environment, value.entry.environment):
+    assert value.entry.env["BATCH_STATE_MACHINE"] == arn
+    worker = next(service for service in value.services if not service.port)
+    assert settings.read(worker.env).worker, "the host's name, of which each container has its own"
+    for environment in (worker.env, value.entry.env):
         assert settings.read(environment).endpoint == endpoint
 
 
@@ -365,7 +363,7 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of(
     named = {"llm/keys": "${data.aws_secretsmanager_secret.secret-0.arn}", LOGIN: LOGIN}
     assert stack["data"]["aws_secretsmanager_secret"]["secret-0"]["name"] == "llm/keys"
     environments = {
-        service["name"]: service["environment"] for service in yaml.safe_load(manifests[shape].read_text())["services"]
+        service["name"]: service["env"] for service in yaml.safe_load(manifests[shape].read_text())["services"]
     }
     worker, api = (settings.read(environments[program]) for program in ("batch-worker", "batch-api"))
     assert worker.cache is not None

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.stacks import serving
 from llm_serving.fleet import loading
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
-from llm_serving.targets.ecs import manifest
 from tests.infra.serving.conftest import SHAPES, write_blueprint
 
 
 def get_read_error(file: Path, fleet: Path) -> str:
     with pytest.raises(InputError) as error:
-        manifest.read(file, loading.load_fleet(fleet))
+        serving.read(file, loading.load_fleet(fleet))
     return str(error.value)
 
 
@@ -26,44 +26,56 @@ def find_line(text: str, part: str) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_patterns_rendered_manifest_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
-    ecs_manifest = manifest.read(manifests[shape], loading.load_fleet(fleet)).value
+    ecs_manifest = serving.read(manifests[shape], loading.load_fleet(fleet))
     assert ecs_manifest.name == shape
-    assert ecs_manifest.router.command[0] == "router-front"
+    assert ecs_manifest.entry.command[0] == "router-front"
 
 
 def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_path: Path) -> None:
     speculative = "tuning: {speculative: {method: draft_model, model: ORG/draft}, "
     folder = write_blueprint(tmp_path, "single", SHAPES["single"].replace("tuning: {", speculative))
     plan = planning.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
-    rendered = manifest.read(planning.write_rendered(plan), loading.load_fleet(fleet)).value
+    rendered = serving.read(planning.write_rendered(plan), loading.load_fleet(fleet))
     bucket = "s3://fabric-models-123456789012-us-west-2/models"
-    assert rendered.reads == (f"{bucket}/Qwen/Qwen3-0.6B/", f"{bucket}/ORG/draft/")
+    assert rendered.stack.reads == (f"{bucket}/Qwen/Qwen3-0.6B/", f"{bucket}/ORG/draft/")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("gpus: 1", "gpus: 8", "gpus: 8: an instance of the pool general has 4 at the most. Fix: 4 or less"),
         (
-            "pool: general",
-            "pool: genral",
-            "the fleet fabric has no such pool on ECS. Fix: one of general, alone, fast",
+            "accelerators: 1",
+            "accelerators: 8",
+            "accelerators: 8: an instance of the pool general has 4 at the most. Fix: set 4 or less",
         ),
-        ("fleet: fabric", "fleet: cotton", "Fix: fleet: fabric"),
+        (
+            'pool: "general"',
+            'pool: "genral"',
+            "the fleet fabric has no such pool on ECS. Fix: use one of general, alone, fast",
+        ),
+        ("fleet: fabric", "fleet: cotton", "Fix: set fleet: fabric"),
         (
             "    metrics:\n      queue: ",
             "    metrics:\n      quue: ",
-            "alarms and scaling read queue. Fix: the Prometheus name of queue",
+            "alarms and scaling read queue. Fix: add the Prometheus name of queue",
         ),
-        ("most: 6", "most: 1", "scale.most: 1: the least is 2. Fix: 2 or more"),
+        ("max: 6", "max: 1", "replicas.max: 1: min is 2. Fix: set 2 or more"),
         ("port: 8000", "port: 80000", "65535"),
-        ("    kind: router", "    kind: engine", "0 of them are routers. Fix: exactly one of kind: router"),
+        ("is_entry: true", "is_entry: false", "clients call 0 of them. Fix: set is_entry: true in exactly one"),
         ("name: router", "name: worker", "another service has it"),
-        ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits at most 120 s"),
-        ("    cpus: ", "    cpu: ", "cpus"),
+        (
+            'stop: {"stop_s": 120',
+            'stop: {"stop_s": 600',
+            "without a pool the task runs on Fargate, which waits at most 120 s",
+        ),
+        ("      cpus: ", "      cpu: ", "cpus"),
         ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "an S3 location"),
         ('["g6e.2xlarge", ', '["g6e.8xlarge", ', '"g6e.8xlarge": no instance of the pool general is one'),
-        ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Fix: 0 of them"),
+        (
+            "    placement:\n",
+            "      device_files: [/dev/infiniband/uverbs0]\n    placement:\n",
+            "has 0 EFA interfaces. Fix: keep 0 of them",
+        ),
     ],
 )
 def test_a_mistake_is_reported_at_its_line(
@@ -76,27 +88,27 @@ def test_a_mistake_is_reported_at_its_line(
     error_text = get_read_error(file, fleet)
     assert message in error_text
     assert error_text.startswith(f"{file}:")
-    if new not in ("    kind: engine", "name: worker"):
+    if new not in ("is_entry: false", "name: worker"):
         assert f"{file}:{find_line(file.read_text(), new)}:" in error_text
 
 
 @pytest.mark.parametrize(
-    ("kind", "scaled", "message"),
+    ("name", "scaled", "message"),
     [
-        ("router", True, "the router must always run, to receive requests. Fix: 1 or more"),
-        ("engine", False, "without scale no task would ever start. Fix: 1 or more"),
+        ("router", True, "what clients call must always run, to receive requests. Fix: set 1 or more"),
+        ("worker", False, "without scale no replica would ever start. Fix: set 1 or more"),
     ],
 )
 def test_a_role_without_a_wake_up_does_not_scale_to_zero(
-    manifests: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, message: str
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path, name: str, scaled: bool, message: str
 ) -> None:
     manifest_data = yaml.safe_load(manifests["aggregated"].read_text())
-    service = next(service for service in manifest_data["services"] if service["kind"] == kind)
-    service["count"] = 0
-    service["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
+    service = next(service for service in manifest_data["services"] if service["name"] == name)
+    scale = {"signal": "queue", "target": 4, "cool_down_s": 300} if scaled else None
+    service["replicas"] = {"min": 0, "max": 4, **({"scale": scale} if scale else {})}
     file = tmp_path / "ecs.yaml"
     file.write_text(yaml.safe_dump(manifest_data))
-    assert f"count: 0: {message}" in get_read_error(file, fleet)
+    assert f"replicas.min: 0: {message}" in get_read_error(file, fleet)
 
 
 def get_plan_error(folder: Path, fleet: Path, text: str) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from infra import stack_rules
-from infra.constructs.task import WATCH
+from infra.constructs.replica_watch import GROUP_PROGRAM, WATCH
+from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
-from llm_serving.targets import group, probe
-from llm_serving.targets.ecs.manifest import read
+from llm_serving.targets import probe
 from tests.infra import aws_calls
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL
 
@@ -177,7 +177,7 @@ def test_every_engine_has_a_program_that_ends_its_task(stacks: Stacks, shape: st
             assert watch["dependsOn"] == [{"containerName": engine["name"], "condition": "START"}]
             # Of a task's essential containers, one without a health check makes the task's own health unknown.
             assert "healthCheck" in watch
-            assert watch["entryPoint"] == ["python3", "-c", Path(group.__file__).read_text()]
+            assert watch["entryPoint"] == ["python3", "-c", GROUP_PROGRAM]
 
 
 def test_the_nodes_of_a_replica_watch_one_another(stacks: Stacks) -> None:
@@ -235,8 +235,8 @@ def test_the_health_check_allows_for_the_start_time(
 ) -> None:
     deadlines = {
         item.name: item.probe.deadline_s
-        for item in read(manifests[shape], loading.load_fleet(fleet)).value.engines
-        if item.probe
+        for item in read(manifests[shape], loading.load_fleet(fleet)).services
+        if item.probe and not item.is_entry
     }
     for task, deadline in deadlines.items():
         [check] = parse_health_checks(stacks[shape], task).values()

@@ -15,7 +15,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.kinds.batch.deployment import BatchDeployment
-from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.services import kinds
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Service
@@ -212,12 +212,12 @@ def resolve_on(target: str, folder: Path, text: str, fleet_name: str = "cotton")
 def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path) -> None:
     preset = (paths.PATTERNS / "offline-batch" / "presets" / "beside-serving.yaml").read_text()
     deployment = resolve_on_ecs(tmp_path / "mine", preset)
-    assert deployment.cloud is not None
+    assert deployment.stack is not None
     assert deployment.endpoint_url == "http://chat-router.cotton.internal:8080"
     assert deployment.url == "http://mine-batch-api.cotton.internal:8080"
     assert deployment.bucket == "cotton-results-123456789012-us-west-2"
-    assert deployment.cloud.workflow == "cotton-mine"
-    assert (deployment.cloud.schedules["nightly"].team, deployment.cloud.schedules["nightly"].priority) == (
+    assert deployment.stack.workflow == "cotton-mine"
+    assert (deployment.stack.schedules["nightly"].team, deployment.stack.schedules["nightly"].priority) == (
         "search",
         "normal",
     )
@@ -283,15 +283,11 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
 
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
-    cloud = resolve_on("eks", tmp_path / "mine", text).cloud
-    assert cloud is not None
-    assert (cloud.nodes.labels, cloud.nodes.tolerations, cloud.nodes.queue) == ({}, (), "")
-    cloud = resolve_on("eks", tmp_path / "mine", f"{text}workers: {{pool: cores}}\n").cloud
-    assert cloud is not None
-    assert (cloud.nodes.labels, cloud.nodes.queue) == ({"fleet/pool": "cores"}, "cores")
-    assert [(taint.key, taint.value, taint.effect) for taint in cloud.nodes.tolerations] == [
-        ("team", "ads", "NoSchedule")
-    ]
+    nodes = resolve_on("eks", tmp_path / "mine", text).services[0].placement
+    assert (nodes.labels, nodes.tolerations, nodes.queue) == ({}, (), "")
+    nodes = resolve_on("eks", tmp_path / "mine", f"{text}workers: {{pool: cores}}\n").services[0].placement
+    assert (nodes.labels, nodes.queue) == ({"fleet/pool": "cores"}, "cores")
+    assert [(taint.key, taint.value, taint.effect) for taint in nodes.tolerations] == [("team", "ads", "NoSchedule")]
 
 
 @pytest.mark.parametrize(
@@ -315,13 +311,13 @@ results:
 
 def test_on_aws_programs_are_told_of_the_secrets_that_they_read(tmp_path: Path) -> None:
     deployment = resolve_on_ecs(tmp_path / "mine", KEYED)
-    assert deployment.cloud is not None
-    assert [row.secret for row in deployment.cloud.api_secrets] == ["llm/key"]
-    assert [row.secret for row in deployment.cloud.worker_secrets] == ["llm/key", "cache/login"]
+    worker, api = deployment.services
+    assert [row.secret for row in api.secrets] == ["llm/key"]
+    assert [row.secret for row in worker.secrets] == ["llm/key", "cache/login"]
     api_key = {"secret": "llm/key", "field": ""}
     assert read_secrets(deployment.api) == (api_key, None)
     assert read_secrets(deployment.batch_workers[0]) == (api_key, "cache/login")
-    assert deployment.cloud.cache_port == 6380
+    assert worker.calls["cache"].port == 6380
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 
 
@@ -378,7 +374,7 @@ def test_a_secret_that_cannot_be_is_refused_at_its_line(tmp_path: Path, old: str
 def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Path) -> None:
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"name: {'n' * 32}\n"
     text += f"teams:\n  search: {{}}\n  {'t' * 32}: {{}}\n"
-    longest = resolve_on_ecs(tmp_path / "mine", text, "cottons").cloud
+    longest = resolve_on_ecs(tmp_path / "mine", text, "cottons").stack
     assert longest is not None
     assert max(map(len, longest.run_queues)) == 80
     with pytest.raises(InputError) as refusal:
@@ -393,7 +389,7 @@ def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Pa
 def test_names_of_rules_that_eventbridge_refuses_are_refused(tmp_path: Path) -> None:
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"name: {'n' * 32}\n"
     fleet_name = "c" * 25
-    assert len(resolve_on_ecs(tmp_path / "mine", text, fleet_name).cloud.workflow) == 58  # type: ignore[union-attr]
+    assert len(resolve_on_ecs(tmp_path / "mine", text, fleet_name).stack.workflow) == 58  # type: ignore[union-attr]
     with pytest.raises(InputError, match="-inbox would have 65 characters, and EventBridge takes 64"):
         resolve_on_ecs(tmp_path / "mine", text, fleet_name + "c")
     schedule = "schedules:\n  weekly:\n    at: rate(7 days)\n    file: all.jsonl\n"

@@ -15,7 +15,7 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.kinds.batch import worker_settings
-from llm_serving.kinds.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from tests import batch_kills
 from tests.asl_validator.fixtures import FindErrors
 

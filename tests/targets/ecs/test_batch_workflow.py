@@ -14,13 +14,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from infra.stacks import batch
 from llm_serving import paths, processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.targets import planning
-from llm_serving.targets.ecs import manifest, stack
+from llm_serving.targets.ecs import stack
 from tests import batch_kills
 from tests.infra.batch.conftest import FLEET, write_blueprint
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
@@ -51,7 +52,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
     _enable_interpreter(endpoint)
     assert stack.deploy(plan, messages.append) is True
     assert "created: aws_sfn_state_machine.workflow" in messages[0]
-    _run_jobs(endpoint, plan.rendered / manifest.FILE, document, tmp_path)
+    _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
     _check_table(endpoint)
     assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
     assert stack.destroy(plan) is True
@@ -69,7 +70,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
 
 def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path) -> None:
     """Run the programs with the environment of their tasks: one job by the API, one by a file in an inbox."""
-    value = manifest.read(file, document).value
+    value = batch.read(file, document)
     stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
     [machine] = stepfunctions.list_state_machines()["stateMachines"]
     api_port, model_port = processes.claim_free_ports(2)
@@ -84,15 +85,15 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         "batch-worker": (
             [sys.executable, str(IMAGE / "batch_worker.py")],
             {
-                **worker.environment,
-                "BATCH_SETTINGS": json.dumps({**json.loads(worker.environment["BATCH_SETTINGS"]), "endpoint": model}),
+                **worker.env,
+                "BATCH_SETTINGS": json.dumps({**json.loads(worker.env["BATCH_SETTINGS"]), "endpoint": model}),
                 "BATCH_READY_FILE": str(folder / "ready"),
             },
         ),
         "batch-api": (
             [sys.executable, str(IMAGE / "batch_api.py")],
             {
-                **value.entry.environment,
+                **value.entry.env,
                 "BATCH_API_PORT": str(api_port),
                 "BATCH_API_HOST": "127.0.0.1",
                 "BATCH_STATE_MACHINE": machine["stateMachineArn"],

@@ -185,10 +185,10 @@ def test_a_release_of_another_chart_is_not_touched(working_folder: Path, monkeyp
 
 def test_kueue_has_the_workers_queue_and_a_quota_for_all_that_they_ask_for(working_folder: Path) -> None:
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), target="eks", account="123456789012")
-    cloud = plan.deployment.cloud  # type: ignore[attr-defined]
+    worker, _ = plan.deployment.services
     manifests = kueue_manifests.build(plan.fleet.value, instances.load())
     queues = {item["metadata"]["name"]: item for item in manifests if item["kind"] == "LocalQueue"}
-    assert queues[cloud.nodes.queue]["metadata"]["namespace"] == plan.deployment.environment.namespace
+    assert queues[worker.placement.queue]["metadata"]["namespace"] == plan.deployment.environment.namespace
     [quota] = [item for item in manifests if item["kind"] == "ClusterQueue" and item["metadata"]["name"] == "cores"]
     [resources] = quota["spec"]["resourceGroups"]
     assert {"cpu", "memory", "ephemeral-storage"} <= set(resources["coveredResources"])

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from llm_serving import processes
+from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import charts
 from llm_serving.targets.eks import release as target
 from tests import go_programs
 from tests.control_plane import machines
@@ -267,7 +266,7 @@ def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     run_cli("render")
-    release = ["mine", *NAMESPACE_FLAGS, "--values", "rendered/mine/eks/eks.yaml", str(charts.INFERENCE)]
+    release = ["mine", *NAMESPACE_FLAGS, "--values", "rendered/mine/eks/eks.yaml", str(paths.CHARTS / "inference")]
     upgrade = subprocess.Popen(
         [connected_cluster.helm, "upgrade", *release, "--set", f"roles.worker.replicas={GPUS + 2}", "--wait"]
     )

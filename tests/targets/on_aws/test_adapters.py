@@ -13,7 +13,7 @@ from llm_serving.aws import s3
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws import adapters
+from llm_serving.targets.on_aws import remote_files
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 
 PATTERN = Path(__file__).parents[3] / "blueprints" / "aggregated"
@@ -54,7 +54,7 @@ def make_plan(folder: Path, location: str, target: str = "eks") -> DeploymentPla
 def get_error(blueprint_plan: DeploymentPlan) -> str:
     """Return the error without the folder; empty if the adapter is accepted."""
     try:
-        adapters.check_adapters(blueprint_plan)
+        remote_files.check(blueprint_plan)
     except InputError as error:
         return str(error).replace(f"{blueprint_plan.folder}/", "")
     return ""
@@ -121,7 +121,7 @@ def test_adapters_are_checked_before_anything_is_deployed(
 @pytest.mark.terraform
 def test_a_missing_bucket_is_reported(aws: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"s3://nobody-has-this: .* has no such bucket"):
-        adapters.check_adapters(make_plan(tmp_path, "s3://nobody-has-this/lora"))
+        remote_files.check(make_plan(tmp_path, "s3://nobody-has-this/lora"))
 
 
 def test_adapters_that_only_the_engines_may_read_are_skipped_and_named(
@@ -131,6 +131,6 @@ def test_adapters_that_only_the_engines_may_read_are_skipped_and_named(
         raise s3.AccessDenied("s3://theirs: AWS denies s3:ListBucket (403).")
 
     monkeypatch.setattr(s3, "Bucket", deny)
-    adapters.check_adapters(make_plan(tmp_path, "s3://theirs/lora"))
+    remote_files.check(make_plan(tmp_path, "s3://theirs/lora"))
     errors = " ".join(capsys.readouterr().err.split())
     assert "s3://theirs/lora: not checked against its model: s3://theirs: AWS denies s3:ListBucket" in errors

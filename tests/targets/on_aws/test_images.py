@@ -15,7 +15,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
-from llm_serving.targets.eks import charts, release
+from llm_serving.targets.eks import release
 from llm_serving.targets.on_aws import images
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 
@@ -37,7 +37,10 @@ class Ecr:
 
 def build_plan(ecr: Ecr) -> Any:
     return SimpleNamespace(
-        deployment=SimpleNamespace(environment=SimpleNamespace(registry=REGISTRY)),
+        deployment=SimpleNamespace(
+            environment=SimpleNamespace(registry=REGISTRY),
+            services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-2")],
+        ),
         aws=SimpleNamespace(client=lambda _: ecr),
         fleet=SimpleNamespace(value=SimpleNamespace(name="demo", account=None), path=Path("fleet.yaml")),
     )
@@ -78,8 +81,6 @@ def test_a_release_on_eks_looks_for_its_images_before_it_asks(monkeypatch: pytes
     monkeypatch.setattr(release.planning, "write_rendered", lambda *_, **__: Path("values.yaml"))
     monkeypatch.setattr(release, "_read_release", lambda _: SimpleNamespace(is_latest=False))
     monkeypatch.setattr(release, "_diff_release", lambda *_: "+ deployment")
-    installation = SimpleNamespace(images=[f"{REGISTRY}/router:0.1.17-2"])
-    monkeypatch.setattr(charts, "describe", lambda _: installation)
     with pytest.raises(CheckFailed, match="is not in the fleet's registry"):
         release.deploy(build_plan(Ecr()), lambda _: pytest.fail("the question comes after the check"))
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 from urllib.parse import urlsplit
-
-from pydantic import Field
 
 from llm_serving.catalog import instances, own_image
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, parse_arn_region
+from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.batch import secrets, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
+from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
+from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
-from llm_serving.services.service import ResolvedData, Secret, Toleration
+from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
 from llm_serving.settings.document import Conflict
 
 MAX_QUEUE_NAME = 80
@@ -40,93 +43,66 @@ READY_FILE = "/tmp/batch-worker.ready"
 """File that exists once a worker takes steps; until then a rollout keeps the previous workers."""
 
 
-class WorkerNodes(ResolvedData):
-    """Nodes of the workers on EKS; empty on other targets."""
-
-    labels: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    queue: str = ""
-    """Kueue's LocalQueue of the pool; empty without Kueue."""
-
-
-class CloudParts(ResolvedData):
-    """Resources of a batch on AWS, and the values that its containers need."""
-
-    workflow: str
-    """FLEET-NAME: name of the state machine, and prefix of the queues' names."""
-
-    state_machine: str
-    """ARN of the state machine, whose executions the Batch API starts."""
-
-    control_queue: str
-    inbox_queue: str
-    run_queues: tuple[str, ...]
-    """Queues of chunks, one for each team and priority."""
-
-    image: str
-    cpus: int
-    """Cores of each container."""
-
-    memory_bytes: int
-    stop_s: int
-    spot: bool
-    """Whether workers run on spot capacity."""
-
-    inputs: tuple[str, ...]
-    """More S3 locations to read inputs from."""
-
-    endpoint_port: int
-    endpoint_deployment: str
-    """Name of the deployment that answers the rows in the fleet's network; empty for an endpoint anywhere."""
-
-    metrics_port: int
-    """Port of that deployment's engines."""
-
-    cache_port: int | None
-    """Port of the cache in the fleet's network; None for no cache."""
-
-    worker_secrets: tuple[Secret, ...]
-    api_secrets: tuple[Secret, ...]
-    """Secrets of AWS Secrets Manager that each may read."""
-
-    results_database: str
-    """Database of the table over Parquet results; empty for none."""
-
-    schedules: dict[str, Schedule]
-    """Schedules with team and priority filled in."""
-
-    nodes: WorkerNodes
-
-
-def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str, endpoint_url: str) -> CloudParts:
-    """Resolve the AWS resources of the batch `name`."""
+def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> BatchStack:
+    """Resolve the data of the stack of the batch `name`."""
     workflow = _format_workflow(fleet, name)
     queues = worker_settings.name_queues(workflow, settings.teams)
-    endpoint, cache = urlsplit(endpoint_url), settings.results.cache
-    api_key, login = settings.endpoint.api_key, cache.login if cache else None
-    return CloudParts(
+    return BatchStack(
+        orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
         workflow=workflow,
-        state_machine=_format_state_machine(environment, workflow),
+        bucket=environment.results_bucket,
+        prefix=worker_settings.build_prefix(name),
+        inputs=settings.inputs,
+        takeover_s=math.ceil(settings.limits.takeover),
         control_queue=queues.control,
         inbox_queue=queues.inbox,
         run_queues=tuple(_name_run_queues(settings, workflow)),
-        image=own_image.IMAGES["batch-worker"].format_image(environment.registry),
-        cpus=CPUS,
-        memory_bytes=MEMORY_BYTES,
-        stop_s=STOP_S,
-        spot=settings.workers.spot,
-        inputs=settings.inputs,
-        endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
-        endpoint_deployment=settings.endpoint.deployment or "",
-        metrics_port=WORKER_PORT,
-        cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
-        worker_secrets=secrets.list_read(api_key, login),
-        api_secrets=secrets.list_read(api_key),
         # Athena allows no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
-        results_database=workflow.replace("-", "_") if settings.results.parquet else "",
+        results_table=ResultsTable(database=workflow.replace("-", "_"), teams=tuple(settings.teams))
+        if settings.results.parquet
+        else None,
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
-        nodes=_find_nodes(fleet, settings.workers.pool),
     )
+
+
+def build_container(
+    service: Service, settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering
+) -> Service:
+    """Return a worker, or the Batch API, as a container on AWS."""
+    is_worker = not service.is_entry
+    cache = settings.results.cache if is_worker else None
+    update = {
+        "image": own_image.IMAGES["batch-worker"].format_image(environment.registry),
+        "resources": Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
+        "stop": Stop(stop_s=STOP_S),
+        "secrets": secrets.list_read(settings.endpoint.api_key, cache.login if cache else None),
+        "calls": _list_calls(settings, answering, is_worker=is_worker),
+    }
+    if is_worker:
+        update |= {
+            "env": {**service.env, "BATCH_READY_FILE": READY_FILE},
+            "replicas": Replicas(min=settings.workers.count, max=settings.workers.count),
+            "ready_file": READY_FILE,
+            "placement": _find_placement(fleet, settings),
+        }
+    return service.model_copy(update=update)
+
+
+def _list_calls(settings: Blueprint, answering: Answering, *, is_worker: bool) -> dict[str, Call]:
+    """List what a container connects to beside AWS, by name."""
+    endpoint, cache, deployment = urlsplit(answering.url), settings.results.cache, settings.endpoint.deployment or ""
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    calls = {
+        "endpoint": Call(
+            purpose="Rows, and counts of their tokens", port=port, deployment=deployment, in_network=bool(deployment)
+        )
+    }
+    if is_worker and deployment and answering.metrics_urls:
+        labels = {"inference/kind": "engine"}
+        calls["metrics"] = Call(purpose="The engines' metrics", port=WORKER_PORT, deployment=deployment, labels=labels)
+    if is_worker and cache:
+        calls["cache"] = Call(purpose="Answers for servers", port=urlsplit(cache.url).port or CACHE_PORT)
+    return calls
 
 
 def _format_workflow(fleet: Fleet, name: str) -> str:
@@ -171,21 +147,26 @@ def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Sec
     return [(key_path, secret) for key_path, secret in written if secret]
 
 
-def _format_state_machine(environment: Environment, workflow: str) -> str:
-    """Source: Step Functions developer guide, "Resource types defined by AWS Step Functions", 2026-11."""
+def format_state_machine(environment: Environment, workflow: str) -> str:
+    """Return the ARN of the state machine, whose executions the Batch API starts.
+
+    Source: Step Functions developer guide, "Resource types defined by AWS Step Functions", 2026-11.
+    """
     region = environment.region
     return f"arn:{names.find_partition(region)}:states:{region}:{environment.account}:stateMachine:{workflow}"
 
 
-def _find_nodes(fleet: Fleet, pool: str | None) -> WorkerNodes:
-    """Find the nodes of a pool on EKS; without a pool, any node without taints."""
+def _find_placement(fleet: Fleet, settings: Blueprint) -> Placement:
+    """Find the workers' nodes: those of a pool on EKS; without a pool, any node without taints, or Fargate."""
+    pool, spot = settings.workers.pool, settings.workers.spot
     if pool is None:
-        return WorkerNodes()
+        return Placement(spot=spot)
     pool_groups = groups.resolve_pool(fleet, pool, instances.load())
     taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
-    return WorkerNodes(
+    return Placement(
         labels={"fleet/pool": pool},
         tolerations=tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints),
+        spot=spot,
         queue=pool if fleet.add_ons.schedulers else "",
     )
 
@@ -208,9 +189,10 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
         yield Conflict(key_path, reason, f"one of {', '.join(fitting)}, or no pool", pool)
 
 
-def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
+def _complete_schedule(settings: Blueprint, schedule: Schedule) -> StackSchedule:
     team = schedule.team or next(iter(settings.teams))
-    return schedule.model_copy(update={"team": team, "priority": schedule.priority or settings.teams[team].priority})
+    priority = schedule.priority or settings.teams[team].priority
+    return StackSchedule(at=schedule.at, file=schedule.file, team=team, priority=priority)
 
 
 def _find_long_rules(settings: Blueprint, workflow: str, name: str) -> Iterator[Conflict]:

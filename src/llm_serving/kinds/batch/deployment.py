@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_serving.kinds.batch.blueprint import BatchSlo, Limits, Sample, Team
-from llm_serving.kinds.batch.cloud import CloudParts
+from llm_serving.kinds.batch.stack import BatchStack
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
@@ -19,6 +19,7 @@ class BatchDeployment(Deployment):
     """A resolved batch. `url` is the base URL of the Batch API, without /v1."""
 
     kind: str = "batch"
+    chart: str = "batch"
     pattern: str
     endpoint_url: str
     """Base URL of the endpoint, without /v1."""
@@ -43,8 +44,7 @@ class BatchDeployment(Deployment):
     limits: Limits
     sample: Sample
     slo: BatchSlo
-    cloud: CloudParts | None = None
-    """Its resources on AWS besides its processes; None on this machine."""
+    stack: BatchStack | None = None
 
     @property
     def batch_workers(self) -> tuple[Service, ...]:

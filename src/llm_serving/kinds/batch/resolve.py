@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.batch import cloud as cloud_parts
-from llm_serving.kinds.batch import worker_settings
+from llm_serving.kinds.batch import cloud, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
-from llm_serving.kinds.batch.cloud import CloudParts
 from llm_serving.kinds.batch.deployment import API, WORKER, BatchDeployment
+from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
@@ -23,7 +22,7 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import DEFAULT_KIND, resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
-from llm_serving.services.service import Placement, Probe, Replicas, Resources, Service, Stop
+from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake
@@ -35,8 +34,6 @@ LOCAL_RESOURCES = {WORKER: Resources(memory_bytes=400_000_000), API: Resources(m
 API_DEADLINE_S = 120.0
 RESTART_S = 1
 """Seconds after which a worker counts as started: it may be killed at any time, and restarts."""
-
-STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
 
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
@@ -54,27 +51,33 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings, name = blueprint.value, resolve_name(blueprint)
     in_containers = environment.conventions.containers
     if in_containers:
-        raise_mistakes(blueprint.locate(cloud_parts.check_replicas(settings, environment)))
+        raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     found = _find_named(blueprint, fleet, environment)
     answering = _describe_endpoint(settings.endpoint, own_serving, found, environment)
     usd_h = settings.endpoint.usd_per_hour or (found.usd_h if found else None)
-    cloud = None
+    stack = None
     if in_containers:
-        raise_mistakes(blueprint.locate(cloud_parts.check(settings, fleet.value, environment, name)))
-        cloud = cloud_parts.resolve(settings, fleet.value, environment, name, answering.url)
+        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
+        stack = cloud.resolve(settings, fleet.value, environment, name)
     document = worker_settings.build(
         settings,
         answering,
-        name=cloud.workflow if cloud else name,
+        name=stack.workflow if stack else name,
         bucket=_choose_bucket(environment),
-        prefix=_build_prefix(name),
+        prefix=worker_settings.build_prefix(name),
         usd_h=usd_h,
-        drain_s=cloud_parts.DRAIN_S if cloud else worker_settings.LOCAL_DRAIN_S,
+        drain_s=cloud.DRAIN_S if stack else worker_settings.LOCAL_DRAIN_S,
         has_secrets=in_containers,
     )
-    port = environment.ports.get(API, cloud_parts.API_PORT)
+    port = environment.ports.get(API, cloud.API_PORT)
     own_services = own_serving.services if own_serving else ()
+    workers, api = _build_workers(settings, environment, document), _build_api(environment, document, port, stack)
+    if stack:
+        build = functools.partial(
+            cloud.build_container, settings=settings, fleet=fleet.value, environment=environment, answering=answering
+        )
+        workers, api = [build(_build_service(environment, WORKER, document))], build(api)
     return BatchDeployment(
         name=name,
         pattern=settings.pattern,
@@ -88,52 +91,41 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         serving=own_serving,
         usd_h=usd_h,
         bucket=_choose_bucket(environment),
-        prefix=_build_prefix(name),
+        prefix=worker_settings.build_prefix(name),
         teams=dict(settings.teams),
         limits=settings.limits,
         sample=settings.sample,
         slo=settings.slo,
         services=(
             *(service for service in own_services if not service.is_entry),
-            *_build_workers(settings, environment, document, cloud),
+            *workers,
             *(service for service in own_services if service.is_entry),
-            _build_api(environment, document, port, cloud),
+            api,
         ),
-        cloud=cloud,
+        stack=stack,
         notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, found)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
 
-def _build_workers(
-    settings: Blueprint, environment: Environment, document: dict[str, JsonValue], cloud: CloudParts | None
-) -> list[Service]:
-    """Build the workers: processes on this machine, else one service of like containers, named after their hosts."""
-    count, worker = settings.workers.count, _build_service(environment, WORKER, document, cloud)
-    if cloud is None:
-        return [
-            worker.model_copy(update={"name": name, "env": {**worker.env, "BATCH_WORKER": name}})
-            for name in (f"{WORKER}-{index}" for index in range(count))
-        ]
-    update = {
-        "env": {**worker.env, "BATCH_READY_FILE": cloud_parts.READY_FILE},
-        "ready_file": cloud_parts.READY_FILE,
-        "secrets": cloud.worker_secrets,
-        "replicas": Replicas(min=count, max=count),
-        "placement": Placement(
-            labels=cloud.nodes.labels, tolerations=cloud.nodes.tolerations, queue=cloud.nodes.queue, spot=cloud.spot
-        ),
-    }
-    return [worker.model_copy(update=update)]
+def _build_workers(settings: Blueprint, environment: Environment, document: dict[str, JsonValue]) -> list[Service]:
+    """Build the workers as processes of this machine."""
+    worker = _build_service(environment, WORKER, document)
+    return [
+        worker.model_copy(update={"name": name, "env": {**worker.env, "BATCH_WORKER": name}})
+        for name in (f"{WORKER}-{index}" for index in range(settings.workers.count))
+    ]
 
 
 def _build_api(
-    environment: Environment, document: dict[str, JsonValue], port: int, cloud: CloudParts | None
+    environment: Environment, document: dict[str, JsonValue], port: int, stack: BatchStack | None
 ) -> Service:
     """Build the Batch API; it uses no cache."""
-    api = _build_service(environment, API, {**document, "cache": None}, cloud)
+    api = _build_service(environment, API, {**document, "cache": None})
     state_machine = (
-        {"BATCH_STATE_MACHINE": cloud.state_machine} if cloud else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
+        {"BATCH_STATE_MACHINE": cloud.format_state_machine(environment, stack.workflow)}
+        if stack
+        else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
     )
     address = {"BATCH_API_HOST": environment.conventions.bind_host, "BATCH_API_PORT": str(port)}
     return api.model_copy(
@@ -142,34 +134,24 @@ def _build_api(
             "env": {**api.env, **address, **state_machine},
             "port": port,
             "probe": Probe(path="/health", body={}, health="/health", deadline_s=API_DEADLINE_S),
-            "secrets": cloud.api_secrets if cloud else (),
         }
     )
 
 
-def _build_service(
-    environment: Environment, program: str, document: dict[str, JsonValue], cloud: CloudParts | None
-) -> Service:
+def _build_service(environment: Environment, program: str, document: dict[str, JsonValue]) -> Service:
     """Build what workers and Batch API have in common."""
-    resources = Resources(cpus=cloud.cpus, memory_bytes=cloud.memory_bytes) if cloud else LOCAL_RESOURCES[program]
     return Service(
         name=program,
         role=program,
-        image=cloud.image if cloud else "",
         command=environment.image_programs.get(program, (program,)),
         env={**environment.env, **worker_settings.format_variables(document)},
-        resources=resources,
-        stop=Stop(stop_s=cloud.stop_s) if cloud else Stop(),
+        resources=LOCAL_RESOURCES[program],
         start_s=RESTART_S,
     )
 
 
 def _choose_bucket(environment: Environment) -> str:
     return environment.results_bucket or environment.bucket
-
-
-def _build_prefix(name: str) -> str:
-    return f"batch/{name}"
 
 
 def _format_url(environment: Environment, name: str, port: int) -> str:
@@ -190,7 +172,7 @@ def _list_notes(
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
-    named = cloud_parts.list_secrets(settings)
+    named = cloud.list_secrets(settings)
     if named and not environment.conventions.containers:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."

@@ -78,6 +78,11 @@ class QueueNames(NamedTuple):
     """Queues of chunks, by team and priority."""
 
 
+def build_prefix(name: str) -> str:
+    """Return the prefix of all objects of a batch in the bucket."""
+    return f"batch/{name}"
+
+
 def name_queues(prefix: str, teams: Iterable[str]) -> QueueNames:
     """Return the names of a batch's queues, which begin with `prefix`."""
     runs: dict[str, dict[str, str]] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.environment import Conventions
+from llm_serving.services.kinds import ReadRemoteFiles
 from llm_serving.settings.document import Conflict
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -52,18 +53,12 @@ def _find_load_error(
     return find_folder_error(folder / location, model)
 
 
-def check_remote(
-    settings: Blueprint, read_files: Callable[[str], tuple[Container[str], str] | None]
-) -> Iterator[Conflict]:
-    """Adapters in S3 that do not belong to their roles' models.
-
-    Args:
-        read_files: returns the names below s3://BUCKET/PREFIX and the text of its CONFIG; None where access is denied.
-    """
+def check_remote(settings: Blueprint, read_files: ReadRemoteFiles) -> Iterator[Conflict]:
+    """Yield adapters in S3 that do not belong to their roles' models."""
     for name, role in settings.roles.engine_roles.items():
         model = settings.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
-            files = read_files(location) if location.startswith("s3://") else None
+            files = read_files(location, CONFIG) if location.startswith("s3://") else None
             problem = files and _find_error(*files, location, model)
             if problem:
                 yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)

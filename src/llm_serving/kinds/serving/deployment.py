@@ -11,6 +11,7 @@ from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import interfaces
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.roles import Scale
+from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import LOOPBACK
@@ -19,6 +20,9 @@ from llm_serving.services.service import Prefetch, ResolvedData, Service, Tolera
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
+
+CHART = "inference"
+"""Folder of charts/ that deployments of models are releases of."""
 
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
@@ -171,6 +175,7 @@ class ServingDeployment(Deployment):
     """What serves models: all that a renderer needs."""
 
     kind: str = "serving"
+    chart: str = CHART
     pattern: str
     task: Task = tasks.GENERATE
     """What the models are for."""
@@ -190,6 +195,7 @@ class ServingDeployment(Deployment):
     load_balancer: ResolvedLoadBalancer | None = None
     """What has TLS before the routers; None where clients call them."""
 
+    stack: ServingStack | None = None
     disruption: Disruption
     traffic: Traffic
     slo: Slo

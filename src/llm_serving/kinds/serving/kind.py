@@ -9,15 +9,15 @@ from typing import Any
 
 from llm_serving import paths
 from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving import adapters, measured_capacity, measured_prompts, resolve, summary, vision
 from llm_serving.kinds.serving import blueprint as blueprints
-from llm_serving.kinds.serving import measured_capacity, measured_prompts, resolve, summary, vision
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
-from llm_serving.services.kinds import Capability, Kind
-from llm_serving.settings.document import Document
+from llm_serving.services.kinds import Capability, Kind, ReadRemoteFiles
+from llm_serving.settings.document import Conflict, Document
 
 
 class ServingKind(Kind[Blueprint, ServingDeployment]):
@@ -51,6 +51,9 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def can_fork(self, blueprint: Blueprint) -> bool:
         # vLLM prepares a picture in several threads before its further processes start.
         return not vision.sees(blueprint)
+
+    def check_remote_files(self, blueprint: Blueprint, read_files: ReadRemoteFiles) -> Iterable[Conflict]:
+        return adapters.check_remote(blueprint, read_files)
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}

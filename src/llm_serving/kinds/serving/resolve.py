@@ -32,6 +32,7 @@ from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalan
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
+from llm_serving.kinds.serving.stack import ServingStack, StackLoadBalancer
 from llm_serving.services import tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
@@ -99,7 +100,27 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
-    return deployment.model_copy(update={"notes": (*deployment.notes, *shortages)})
+    stack = _build_stack(deployment) if context.conventions.fargate else None
+    return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
+
+
+def _build_stack(deployment: ServingDeployment) -> ServingStack:
+    """Build the data of the stack that makes the services, where no chart does."""
+    balancer = deployment.load_balancer
+    adapters = [location for model in deployment.served_models for location in model.adapters.values()]
+    return ServingStack(
+        reads=(*(model.weights.uri for model in deployment.loaded_models), *adapters),
+        errors=deployment.slo.errors,
+        request_timeout_s=deployment.request_timeout_s,
+        load_balancer=None
+        if balancer is None
+        else StackLoadBalancer(
+            certificate=balancer.certificate,
+            web_acl=balancer.web_acl,
+            idle_timeout_s=balancer.idle_timeout_s,
+            drain_s=balancer.drain_s,
+        ),
+    )
 
 
 def _place_checked_roles(

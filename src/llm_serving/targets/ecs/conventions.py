@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llm_serving.catalog.ecs import MAX_TASKS
 from llm_serving.services.environment import Conventions
-from llm_serving.targets.ecs.manifest import MAX_TASKS
 
 CONVENTIONS = Conventions(
     title="ECS",

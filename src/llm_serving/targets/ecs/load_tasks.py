@@ -17,10 +17,10 @@ from llm_serving.aws import session
 from llm_serving.aws.preflight import identity
 from llm_serving.catalog import own_image
 from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_driver_group_name, format_log_group
 from llm_serving.operations import ecs_tasks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import manifest
 
 NAME = "load-driver"
 
@@ -121,7 +121,7 @@ def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
     purpose = names.format_deployment_purpose(deployment.name, "start")
     role = names.format_role_name(fleet.name, fleet.region, purpose)
     log_options = {
-        "awslogs-group": manifest.format_log_group(fleet, deployment.name),
+        "awslogs-group": format_log_group(fleet, deployment.kind, deployment.name),
         "awslogs-region": fleet.region,
         "awslogs-stream-prefix": NAME,
     }
@@ -152,7 +152,7 @@ def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
 def _find_network(plan: DeploymentPlan) -> dict[str, Any]:
     """The fleet's private subnets, and the serving stack's security group of load drivers."""
     fleet, ec2 = plan.fleet.value, plan.aws.client("ec2")
-    name = manifest.format_driver_group_name(fleet, plan.deployment.name)
+    name = format_driver_group_name(fleet, plan.deployment.name)
     security_group = ecs_tasks.find_security_group(ec2, name)
     if security_group is None:
         raise Unavailable(

@@ -18,31 +18,37 @@ from llm_serving import console
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
+from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
+from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as addons
 from llm_serving.operations import apply, context, ecs_tasks
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import manifest
-from llm_serving.targets.ecs.manifest import EcsManifest, Service, TaskService
 from llm_serving.targets.on_aws import deployment_stack, images, metrics_pages
-from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
 EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
 
-_MACHINES_TIMEOUT_S = MACHINE_START_S
+_MACHINES_TIMEOUT_S = INSTANCE_START_S
 
 _SESSION_TOOLS = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
     "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
 }
 """Programs for a Session Manager tunnel, with their installation guides."""
+
+FILE = "ecs.yaml"
+"""The rendered file."""
 
 OnProgress = Callable[[str], None]
 
@@ -58,19 +64,24 @@ _LAST_LINES = 20
 class _EcsDeployment:
     """A deployment as rendered, and the ECS services of its roles."""
 
-    fleet: Any
-    manifest: EcsManifest
+    fleet: Fleet
+    deployment: Rendered[Any]
 
     @property
-    def services(self) -> Iterator[tuple[TaskService, str]]:
+    def services(self) -> Iterator[tuple[Service, str]]:
         """Each ECS service with its name."""
-        for service in self.manifest.services:
+        for service in self.deployment.services:
             yield from ((service, name) for name in self.list_service_names(service))
 
-    def list_service_names(self, service: TaskService) -> list[str]:
-        """List the ECS services of a role: one for each choice of its pool."""
-        choices = manifest.list_choices(self.fleet, service)
-        return [manifest.format_service_name(self.manifest, service, choice) for choice in choices]
+    def list_service_names(self, service: Service) -> list[str]:
+        """List the ECS services of a service: one for each choice of its pool."""
+        choices = list_choices(self.fleet, service.placement.pool, service.node.replica if service.node else None)
+        return [format_service_name(self.deployment.name, service.name, choice) for choice in choices]
+
+    @property
+    def log_group(self) -> str:
+        """The log group of the tasks."""
+        return format_log_group(self.fleet, self.deployment.kind, self.deployment.name)
 
 
 def diff(plan: DeploymentPlan) -> str:
@@ -111,7 +122,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             apply.delete_plans(stack_context)
             return False
         if not stack_context.endpoint:
-            images.require_images(plan, (service.image for service in _read_deployed(plan).manifest.services))
+            images.require_images(plan, (service.image for service in _read_deployed(plan).deployment.services))
         confirm(changes)
         apply.apply(stack_context, [stack])
         if stack_context.endpoint:
@@ -120,7 +131,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         deployed, aws = _read_deployed(plan), plan.aws
         outputs = context.read_states(stack_context)[stack.name].outputs
         _scale_from_zero(aws, deployed)
-        timeout_s = _MACHINES_TIMEOUT_S + deployed.manifest.start_s
+        timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(deployed.deployment.services)
         with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
             _wait_until_steady(
                 aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
@@ -176,10 +187,10 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
         addresses = [
             (_shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
             for service, name in deployed.services
-            if isinstance(service, Service) and not (service.member and service.member.rank)
+            if service.metrics_path and not (service.node and service.node.rank)
             for task in _list_tasks(ecs, deployed, name, "RUNNING")
         ]
-    return metrics_pages.build(plan.deployment, [entry for entry in addresses if entry[-1]])
+    return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
 
 
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
@@ -191,7 +202,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     addons.require_tools(_SESSION_TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
-    entry = deployed.manifest.entry
+    entry = deployed.deployment.entry
     services = [name for service, name in deployed.services if service.role == entry.role]
     with clients.translate_errors():
         tasks = [task for name in services for task in _list_tasks(aws.client("ecs"), deployed, name, "RUNNING")]
@@ -221,7 +232,7 @@ def destroy(plan: DeploymentPlan) -> bool:
         CommandFailed: Terraform failed; run the command again to resume.
     """
     with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, manifest.FILE), data)
+        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, FILE), data)
         return deployment_stack.destroy(plan, stack_context)
 
 
@@ -241,19 +252,24 @@ def _plan(stack_context: FleetContext) -> StackPlan:
 
 def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
     return _EcsDeployment(
-        plan.fleet.value, manifest.read(planning.ensure_rendered(plan, manifest.FILE), plan.fleet).value
+        plan.fleet.value, rendered.read(planning.ensure_rendered(plan, FILE), plan.fleet, Rendered[Any]).value
     )
+
+
+def _count_initial(service: Service) -> int:
+    """Return the number of tasks that a service starts with, and that a deploy waits for."""
+    return max(1, service.replicas.min)
 
 
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
     """Start one replica of each role that scaled to zero, so that the test request gets a response."""
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
-    for service in deployed.manifest.scale_to_zero_services:
+    for service in deployed.deployment.scale_to_zero_services:
         service_name = deployed.list_service_names(service)[0]
         with clients.translate_errors():
             [ecs_service] = ecs.describe_services(cluster=cluster, services=[service_name])["services"]
             if ecs_service["desiredCount"] == 0:
-                ecs.update_service(cluster=cluster, service=service_name, desiredCount=service.initial_count)
+                ecs.update_service(cluster=cluster, service=service_name, desiredCount=_count_initial(service))
 
 
 def _wait_until_steady(
@@ -269,7 +285,7 @@ def _wait_until_steady(
     ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
     while True:
         pending = []
-        for service in deployed.manifest.services:
+        for service in deployed.deployment.services:
             with clients.translate_errors():
                 failure = _find_rollback_reason(ecs, deployed, service, definitions[service.name])
                 ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
@@ -279,9 +295,9 @@ def _wait_until_steady(
                         aws, deployed, service, failure, "ECS rolled it back to the previous task definition"
                     )
                 )
-            pending += [(service, ready)] if ready < service.initial_count else []
+            pending += [(service, ready)] if ready < _count_initial(service) else []
         on_progress(
-            ", ".join(f"{service.name} {ready} of {service.initial_count}" for service, ready in pending) or "done"
+            ", ".join(f"{service.name} {ready} of {_count_initial(service)}" for service, ready in pending) or "done"
         )
         if not pending:
             return
@@ -291,7 +307,7 @@ def _wait_until_steady(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: TaskService, definition: str) -> str:
+def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
     described = ecs.describe_services(
         cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
@@ -305,16 +321,14 @@ def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: TaskServi
     return ""
 
 
-def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: TaskService, definition: str) -> int:
+def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> int:
     tasks = [
         task for name in deployed.list_service_names(service) for task in _list_tasks(ecs, deployed, name, "RUNNING")
     ]
     return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
 
 
-def _describe_failure(
-    aws: AwsSession, deployed: _EcsDeployment, service: TaskService, reason: str, outcome: str
-) -> str:
+def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Service, reason: str, outcome: str) -> str:
     """Describe a service that is not ready: why its last tasks stopped, and their log."""
     lines = [f"{service.name} is not ready: {reason}; {outcome}"]
     try:
@@ -376,7 +390,7 @@ def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> l
     return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
 
 
-def _build_replica_status(service: TaskService, task: dict[str, Any]) -> ReplicaStatus:
+def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
     pending_reason = "not healthy yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
     return ReplicaStatus(
         name=_shorten_arn(task["taskArn"]),
@@ -387,9 +401,10 @@ def _build_replica_status(service: TaskService, task: dict[str, Any]) -> Replica
     )
 
 
-def _is_ready(service: TaskService, task: dict[str, Any]) -> bool:
-    """Whether a task runs, and is healthy if it is checked."""
-    healthy = task.get("healthStatus") == "HEALTHY" or not service.is_checked
+def _is_ready(service: Service, task: dict[str, Any]) -> bool:
+    """Return whether a task runs, and is healthy if it is checked."""
+    is_checked = service.probe is not None or bool(service.ready_file)
+    healthy = task.get("healthStatus") == "HEALTHY" or not is_checked
     return bool(task["lastStatus"] == "RUNNING" and healthy)
 
 
@@ -397,7 +412,7 @@ def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, li
     """Read the last lines of the newest log streams."""
     from botocore.exceptions import ClientError
 
-    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name, deployed.manifest.kind)
+    group = deployed.log_group
     try:
         streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
     except ClientError as error:
@@ -411,7 +426,7 @@ def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, li
 
 
 def _list_events(client: Any, deployed: _EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
-    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name, deployed.manifest.kind)
+    group = deployed.log_group
     prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
     for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
         yield from page["events"]

@@ -21,7 +21,7 @@ from llm_serving import console
 from llm_serving.catalog import own_image
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import charts, release
+from llm_serving.targets.eks import release
 from llm_serving.targets.eks.release import build_kubectl_command, run_query
 
 COMPONENT = "load-driver"
@@ -217,7 +217,7 @@ def _build_metadata(plan: DeploymentPlan, name: str) -> Manifest:
 def _build_labels(plan: DeploymentPlan) -> dict[str, str]:
     """The release's own, by which its network policies select its pods."""
     return {
-        "app.kubernetes.io/name": charts.INFERENCE.name,
+        "app.kubernetes.io/name": plan.deployment.chart,
         "app.kubernetes.io/instance": plan.deployment.name,
         "app.kubernetes.io/component": COMPONENT,
     }

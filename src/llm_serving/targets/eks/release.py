@@ -17,20 +17,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
-from llm_serving import console
+from llm_serving import console, paths
 from llm_serving.console import CommandFailed
 from llm_serving.fleet import names
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import add_ons as addons
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import charts
 from llm_serving.targets.on_aws import images, metrics_pages
-from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
@@ -127,7 +127,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 def _upgrade(plan: DeploymentPlan, values_file: Path, log: Path) -> None:
     command = [
         *_build_helm_command("upgrade", plan),
-        str(charts.describe(plan.deployment).chart),
+        str(_get_chart(plan)),
         "--install",
         "--values",
         str(values_file),
@@ -143,7 +143,7 @@ def require_images(plan: DeploymentPlan) -> None:
         CheckFailed: an image is missing.
         Unavailable: AWS cannot be asked.
     """
-    images.require_images(plan, charts.describe(plan.deployment).images)
+    images.require_images(plan, (service.image for service in plan.deployment.services))
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
@@ -196,7 +196,7 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
         for pod in json.loads(response)["items"]
         if pod.get("status", {}).get("podIP")
     ]
-    return metrics_pages.build(plan.deployment, addresses)
+    return metrics_pages.build(plan.deployment.services, addresses)
 
 
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
@@ -206,10 +206,11 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
     require_tools("kubectl")
-    installation = charts.describe(plan.deployment)
-    command = [*build_kubectl_command("port-forward", plan), f"service/{installation.service}"]
+    address = urlsplit(plan.deployment.url)
+    service = str(address.hostname).partition(".")[0]
+    command = [*build_kubectl_command("port-forward", plan), f"service/{service}"]
     return tunnel.open_tunnel(
-        lambda local_port: [*command, f"{local_port}:{installation.port}"],
+        lambda local_port: [*command, f"{local_port}:{address.port}"],
         plan.directory.logs / "tunnel.log",
         plan.aws.child_env,
     )
@@ -230,7 +231,7 @@ def destroy(plan: DeploymentPlan) -> bool:
 
 
 def _uninstall(plan: DeploymentPlan) -> None:
-    timeout_s = charts.describe(plan.deployment).drain_s + 300
+    timeout_s = max(service.stop.stop_s for service in plan.deployment.services) + 300
     # Foreground deletion: controllers go after their pods.
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
@@ -244,6 +245,10 @@ def _uninstall(plan: DeploymentPlan) -> None:
         f"--timeout={_QUERY_TIMEOUT_S}s",
     ]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=_QUERY_TIMEOUT_S + 30)
+
+
+def _get_chart(plan: DeploymentPlan) -> Path:
+    return paths.CHARTS / plan.deployment.chart
 
 
 def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
@@ -270,7 +275,7 @@ def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
 
 def _compute_start_timeout(plan: DeploymentPlan) -> int:
     """Compute the longest start of a replica in seconds, with its node's start."""
-    return charts.describe(plan.deployment).start_s + MACHINE_START_S
+    return planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S
 
 
 def _wait_until_ready(plan: DeploymentPlan) -> None:
@@ -313,7 +318,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     kinds = ["deployments.apps"]
-    if charts.describe(plan.deployment).has_groups:
+    if any(service.nodes > 1 for service in plan.deployment.services):
         kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
     try:
         response = run_query(
@@ -422,7 +427,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     """List the release's revisions, oldest first; empty if there is no release.
 
     Raises:
-        CheckFailed: a release of another chart has the name, as where a serving deployment is called like a batch.
+        CheckFailed: a release of another chart has the name, as where deployments of two kinds have one name.
     """
     try:
         revisions: list[dict[str, Any]] = json.loads(
@@ -432,7 +437,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
         if "release: not found" in str(error):
             return []
         raise
-    chart, name = charts.describe(plan.deployment).chart.name, plan.deployment.name
+    chart, name = plan.deployment.chart, plan.deployment.name
     if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
         raise CheckFailed(
             f"{name}: a release of the chart {', '.join(sorted(others))} has this name. Nothing was changed. "
@@ -444,7 +449,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
     rendered = run_query(
         plan,
-        [*_build_helm_command("template", plan), str(charts.describe(plan.deployment).chart), "--values", "-"],
+        [*_build_helm_command("template", plan), str(_get_chart(plan)), "--values", "-"],
         stdin=plan.text,
     )
     if not release.manifest:

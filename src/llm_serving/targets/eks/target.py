@@ -14,7 +14,7 @@ from llm_serving.operations import cluster
 from llm_serving.services.environment import Environment
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import batch, load_job, release
+from llm_serving.targets.eks import load_job, release, stacked_release
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
@@ -60,11 +60,11 @@ class EksTarget(AwsTarget):
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in the cluster, and in AWS where the deployment has a stack."""
-        return batch.diff(plan) if batch.has_stack(plan) else release.diff(plan)
+        return stacked_release.diff(plan) if plan.deployment.stack else release.diff(plan)
 
     def apply(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool) -> bool:
         """Upgrade the release and wait until all pods are ready; returns whether anything changed."""
-        deploy = batch.deploy if batch.has_stack(plan) else release.deploy
+        deploy = stacked_release.deploy if plan.deployment.stack else release.deploy
         return deploy(plan, confirm, force=force)
 
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
@@ -94,7 +94,7 @@ class EksTarget(AwsTarget):
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Uninstall the release and wait until its pods are gone."""
-        return batch.destroy(plan) if batch.has_stack(plan) else release.destroy(plan)
+        return stacked_release.destroy(plan) if plan.deployment.stack else release.destroy(plan)
 
 
 TARGET: Target = EksTarget()

@@ -15,7 +15,6 @@ from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
 from llm_serving.services import deployments
 from llm_serving.settings.errors import InputError, quote_value
-from llm_serving.targets.eks import charts
 
 _HELM_TIMEOUT_S = 120
 
@@ -40,10 +39,11 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
     return weights
 
 
-def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path, log: Path) -> None:
+def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, folder: Path, log: Path) -> None:
     """Split the requests of a route by weight.
 
     Args:
+        chart: that the releases are of, and the route too.
         gateway: NAMESPACE/NAME of the route's Gateway.
         folder: directory of the rendered values.
 
@@ -67,7 +67,7 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
-    command = ["helm", "upgrade", "--install", route, str(charts.INFERENCE), "--namespace", names.SERVING_NAMESPACE]
+    command = ["helm", "upgrade", "--install", route, str(chart), "--namespace", names.SERVING_NAMESPACE]
     console.run([*command, "--values", str(file)], log=log, timeout_s=_HELM_TIMEOUT_S)
 
 

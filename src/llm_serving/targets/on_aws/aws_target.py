@@ -1,4 +1,4 @@
-"""What the targets on AWS share: the fleet's account, adapters checked in S3, a tunnel for validations."""
+"""What the targets on AWS share: the fleet's account, files checked in S3, a tunnel for validations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws import adapters, load_drivers
+from llm_serving.targets.on_aws import load_drivers, remote_files
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
@@ -89,13 +89,12 @@ class AwsTarget(abc.ABC):
         """Return what a deploy would change; empty where nothing."""
 
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
-        """Check the adapters in S3, then bring up the plan and wait until it is ready.
+        """Check the files in S3 that the blueprint names, then bring up the plan and wait until it is ready.
 
         Raises:
-            InputError: an adapter does not match its role's model; nothing was changed.
+            InputError: one of the files does not do; nothing was changed.
         """
-        if plan.deployment.served_models:
-            adapters.check_adapters(plan)
+        remote_files.check(plan)
         return plan if self.apply(plan, confirm, force=force) else None
 
     @abc.abstractmethod

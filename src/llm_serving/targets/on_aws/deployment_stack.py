@@ -11,8 +11,8 @@ from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.services.rendered import format_stack_name
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws.rendered import format_stack_name
 from llm_serving.terraform import runner, stack_folder, synthesis
 
 

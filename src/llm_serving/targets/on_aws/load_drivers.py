@@ -8,11 +8,11 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.catalog import own_image
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.base import LoadOrigin
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images
-from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.validation import api_key
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.load_plan import LoadPlan
@@ -60,8 +60,8 @@ def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[Me
 
     def play(load_plan: LoadPlan, user_file: Path) -> None:
         # Time for machines to start, for the load, and to send its results.
-        limit_s = int(2 * MACHINE_START_S + load_plan.timeout_s)
-        drivers = RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), MACHINE_START_S)
+        limit_s = int(2 * INSTANCE_START_S + load_plan.timeout_s)
+        drivers = RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), INSTANCE_START_S)
         drivers.play(load_plan, user_file)
 
     return LoadSource(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from llm_serving.services.deployment import Deployment
+from llm_serving.services.service import Service
 from llm_serving.validation.base import MetricsPage
 
 
-def build(deployment: Deployment, replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
+def build(services: Sequence[Service], replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
     """Return the page of each replica.
 
     Args:
         replicas: name, role and address of each.
     """
-    services = {service.role: service for service in deployment.services}
+    by_role = {service.role: service for service in services}
     pages = []
     for name, role, address in sorted(replicas):
-        service = services[role]
+        service = by_role[role]
         port = service.ports.get("metrics", service.port)
         host = f"[{address}]" if ":" in address else address
         pages.append(MetricsPage(name, role, f"http://{host}:{port}{service.metrics_path}"))

@@ -57,7 +57,7 @@ class SampleRows:
         def count_tokens(content: str) -> int:
             return send(deployment.endpoint_url, json.dumps(rows._build_body(content, 1)).encode())["prompt_tokens"]
 
-        if not deployment.cloud:
+        if not deployment.stack:
             with contextlib.suppress(Unavailable), ThreadPoolExecutor(prompts.CONCURRENCY) as pool:
                 return cls(deployment, prompts.measure_costs(count_tokens, pool.map))
         return rows

@@ -118,7 +118,7 @@ def _check_options(deployment: BatchDeployment, load_test_options: Mapping[str, 
     for option, value in load_test_options.items():
         if value is not None:
             raise InputError(f"{option}: {quote_value(value)}: a batch has no load driver. Fix: leave it out.")
-    if deployment.slo.endpoint_use and deployment.cloud:
+    if deployment.slo.endpoint_use and deployment.stack:
         title = deployment.environment.conventions.title
         raise InputError(
             f"slo.endpoint_use: {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "

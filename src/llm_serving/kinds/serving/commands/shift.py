@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llm_serving import console
+from llm_serving import console, paths
+from llm_serving.kinds.serving.deployment import CHART
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError
@@ -41,4 +42,11 @@ def shift(
             for name in shares:  # a blueprint's folder has its deployment's name; what has no folder here is not known
                 inputs.require_capability(Path(name), Capability.SHIFT)
             rendered = directory.get_rendered_path(EksTarget.name)
-            traffic_shift.shift(route, shares, gateway=gateway, folder=rendered, log=log)
+            traffic_shift.shift(
+                route,
+                shares,
+                chart=paths.CHARTS / CHART,
+                gateway=gateway,
+                folder=rendered,
+                log=log,
+            )

@@ -1,4 +1,4 @@
-"""A batch on EKS: its Terraform stack, and the release of charts/batch.
+"""A deployment on EKS that has a Terraform stack beside its release.
 
 The stack comes first, for EKS Pod Identity gives a pod its role as it starts. On the way back the release goes first,
 for its pods use what the stack has.
@@ -14,13 +14,10 @@ from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
-from llm_serving.targets.eks.manifest import FILE
 from llm_serving.targets.on_aws import deployment_stack
 
-
-def has_stack(plan: DeploymentPlan) -> bool:
-    """Whether the deployment is a batch, and not a release alone."""
-    return plan.deployment.kind == "batch"
+FILE = "eks.yaml"
+"""The rendered file: values of the chart, and the data of the stack."""
 
 
 def diff(plan: DeploymentPlan) -> str:

@@ -1,0 +1,100 @@
+"""What ECS, or the fleet's pools on it, would refuse of a rendered deployment, which a user may have edited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llm_serving.catalog import instances
+from llm_serving.catalog.ecs import MAX_STOP_S, MAX_TASKS
+from llm_serving.catalog.instances import DEVICES
+from llm_serving.fleet import groups
+from llm_serving.fleet.interfaces import EFA_DEVICE
+from llm_serving.fleet.model import Fleet
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Mistake
+
+
+def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
+    """Check the services of a deployment on ECS.
+
+    Raises:
+        InputError: with every mistake.
+    """
+    mistakes: list[Mistake] = []
+    for index, service in enumerate(document.value.services):
+        find_mistakes = _find_pool_mistakes if service.placement.pool else _find_fargate_mistakes
+        mistakes += find_mistakes(document, fleet, index, service)
+        if service.replicas.max > MAX_TASKS:
+            reason, key_path = f"ECS finds {MAX_TASKS} tasks by name", ("services", index, "replicas", "max")
+            fix = f"set {MAX_TASKS} or less"
+            mistakes.append(document.build_mistake(key_path, service.replicas.max, reason, fix))
+    if mistakes:
+        raise InputError(mistakes)
+
+
+def require_metrics(document: Document[Rendered[Any]], index: int, names: set[str]) -> Iterator[Mistake]:
+    """Yield a mistake for each metric that alarms and scaling read of a service, and that it does not name."""
+    service = document.value.services[index]
+    scale = service.replicas.scale
+    for name in sorted((names | ({scale.signal} if scale else set())) - service.metrics.keys()):
+        reason, fix = f"alarms and scaling read {name}", f"add the Prometheus name of {name}"
+        yield document.build_mistake(["services", index, "metrics"], service.metrics, reason, fix)
+
+
+def _find_fargate_mistakes(
+    document: Document[Rendered[Any]],
+    fleet: Fleet,  # noqa: ARG001 - Fargate is everywhere
+    index: int,
+    service: Service,
+) -> Iterator[Mistake]:
+    """Yield what Fargate does not have."""
+    key_path: list[str | int] = ["services", index]
+    reason = "without a pool the task runs on Fargate, which has none"
+    if service.resources.device_files:
+        yield document.build_mistake(
+            [*key_path, "resources", "device_files"], len(service.resources.device_files), reason, "remove device_files"
+        )
+    if service.resources.accelerators:
+        yield document.build_mistake(
+            [*key_path, "resources", "accelerators"], service.resources.accelerators, reason, "set accelerators: 0"
+        )
+    if service.stop.stop_s > MAX_STOP_S:
+        reason = f"without a pool the task runs on Fargate, which waits at most {MAX_STOP_S} s"
+        yield document.build_mistake(
+            [*key_path, "stop", "stop_s"], service.stop.stop_s, reason, f"set {MAX_STOP_S} or less"
+        )
+
+
+def _find_pool_mistakes(
+    document: Document[Rendered[Any]], fleet: Fleet, index: int, service: Service
+) -> Iterator[Mistake]:
+    """Yield what the pool of a service does not have."""
+    key_path: list[str | int] = ["services", index]
+    rows, pool_name = instances.load(), service.placement.pool
+    pool_groups = groups.resolve_pool(fleet, pool_name, rows) if pool_name in fleet.pools else ()
+    if not any(group.orchestrator == "ecs" for group in pool_groups):
+        ecs_pools = [name for name, pool in fleet.pools.items() if fleet.get_orchestrator(pool) == "ecs"]
+        reason = f"the fleet {fleet.name} has no such pool on ECS"
+        fix = f"use one of {', '.join(ecs_pools) or 'another fleet'}"
+        yield document.build_mistake([*key_path, "placement", "pool"], pool_name, reason, fix)
+        return
+    types = {name for group in pool_groups for name in group.types}
+    for number, name in enumerate(service.placement.instance_types):
+        if name not in types:
+            reason = f"no instance of the pool {pool_name} is one"
+            fix = f"use one of {', '.join(sorted(types))}"
+            yield document.build_mistake([*key_path, "placement", "instance_types", number], name, reason, fix)
+    candidates = [rows[name] for name in (types.intersection(service.placement.instance_types) or types)]
+    max_gpus = max(row.accelerators.count if row.accelerators else 0 for row in candidates)
+    resources, resources_path = service.resources, [*key_path, "resources"]
+    if resources.device == DEVICES["gpu"] and resources.accelerators > max_gpus:
+        reason, fix = f"an instance of the pool {pool_name} has {max_gpus} at the most", f"set {max_gpus} or less"
+        yield document.build_mistake([*resources_path, "accelerators"], resources.accelerators, reason, fix)
+    max_efa = max(group.efa for group in pool_groups)
+    if sum(device.startswith(EFA_DEVICE) for device in resources.device_files) > max_efa:
+        reason = f"an instance of the pool {pool_name} has {max_efa} EFA interfaces"
+        key_path, fix = [*resources_path, "device_files"], f"keep {max_efa} of them"
+        yield document.build_mistake(key_path, len(resources.device_files), reason, fix)

@@ -1,0 +1,108 @@
+"""Where the tasks of a deployment run: the fleet's network, cluster and names, looked up; and its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.bindings import aws, cdktf
+from infra.constructs import network, task
+from infra.constructs.account import Account
+from infra.constructs.key import find_key
+from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.fleet.model import Fleet
+from llm_serving.services.rendered import Rendered
+
+
+@dataclass(frozen=True)
+class TaskPlace:
+    """What all tasks of a deployment share."""
+
+    cluster_arn: str
+    cluster_key: str
+    """ARN of the key that encrypts the cluster's ECS Exec."""
+
+    vpc_id: str
+    vpc_cidr: str
+    subnets: dict[str, str]
+    """Private subnet by zone."""
+
+    namespace_id: str
+    """The private DNS namespace."""
+
+
+def find_place(stack: cdktf.TerraformStack, fleet: Fleet, account: Account) -> TaskPlace:
+    """Look the place up."""
+    fleet_network = network.find_network(stack, fleet)
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
+    namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
+        stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
+    )
+    return TaskPlace(
+        cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
+        cluster_key=find_key(stack, fleet, "ecs"),
+        vpc_id=fleet_network.vpc_id,
+        vpc_cidr=vpc.cidr_block,
+        subnets=dict(fleet_network.private_subnets),
+        namespace_id=namespace.id,
+    )
+
+
+@dataclass(frozen=True)
+class AddedService:
+    """What the outputs say of a service."""
+
+    definition: str
+    """ARN of its task definition."""
+
+    names: Sequence[str]
+    """Names of its ECS services, in order of preference."""
+
+
+def add_outputs(
+    stack: cdktf.TerraformStack,
+    fleet: Fleet,
+    deployment: Rendered[Any],
+    place: TaskPlace,
+    services: Mapping[str, AddedService],
+    *,
+    roles: task.TaskRoles,
+    security_group: aws.security_group.SecurityGroup,
+) -> None:
+    """Add the test request, and the outputs by which `llm_serving.targets.ecs.stack` waits for a deployment.
+
+    Args:
+        services: by name.
+        roles: of the entry, as which the test request runs.
+        security_group: of the entry, in which the test request runs.
+    """
+    entry, log_group = deployment.entry, format_log_group(fleet, deployment.kind, deployment.name)
+    url = f"http://{deployment.name}-{entry.name}.{names.format_namespace(fleet)}:{entry.port}"
+    test_request = task.add_test_request_definition(
+        stack,
+        entry,
+        family=f"{fleet.name}-{deployment.name}-ask",
+        url=url,
+        roles=roles,
+        logs=task.LogDestination(log_group, fleet.region),
+    )
+    service_names: dict[str, list[str]] = {}
+    for service in deployment.services:
+        service_names.setdefault(service.role, []).extend(services[service.name].names)
+    ask = {
+        "task_definition": test_request.arn,
+        "subnets": list(place.subnets.values()),
+        "group": security_group.id,
+    }
+    definitions = {name: service.definition for name, service in services.items()}
+    rows: dict[str, tuple[Any, str]] = {
+        "log_group": (log_group, "Log group of all tasks; streams begin with the role"),
+        "services": (service_names, "Names of the ECS services, by role, in order of preference"),
+        "definitions": (definitions, "Task definitions, by service: what runs unless ECS rolled back"),
+        "url": (url, "Base URL for clients in the VPC"),
+        "ask": (ask, "Task that sends a test request"),
+    }
+    for name, (value, description) in rows.items():
+        cdktf.TerraformOutput(stack, name, value=value, description=description)

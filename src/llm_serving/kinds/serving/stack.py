@@ -1,0 +1,42 @@
+"""The data of the stack serving-NAME on ECS, beside its services."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from llm_serving.services.rendered import S3Location
+from llm_serving.settings.document import AllowSingleItem, Settings
+
+
+class StackLoadBalancer(Settings):
+    """The internal load balancer with TLS before the routers."""
+
+    certificate: str
+    """ARN of the ACM certificate."""
+
+    web_acl: str = ""
+    """ARN of the AWS WAF web ACL; empty without one."""
+
+    idle_timeout_s: Annotated[int, Field(ge=1, le=4000)]
+    """Longest silence on a connection."""
+
+    drain_s: Annotated[int, Field(ge=0, le=3600)]
+    """How long requests of a stopped router may finish."""
+
+
+class ServingStack(Settings):
+    """What the stack makes beside the services."""
+
+    reads: Annotated[tuple[S3Location, ...], AllowSingleItem()]
+    """All that the engines may read from S3: weights, and adapters."""
+
+    errors: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+    """Allowed share of failed requests."""
+
+    request_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 1800
+    """Longest request, seconds: nothing on a client's side of the router may end one earlier."""
+
+    load_balancer: StackLoadBalancer | None = None
+    """What has TLS before the routers; None where clients call them."""

@@ -1,0 +1,117 @@
+"""The rendered file of a deployment on AWS: its services, and the data of its stack, read back into their classes once.
+
+A user may have edited the file, or the template that it is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
+
+from llm_serving.fleet.model import Fleet, Name
+from llm_serving.services.blueprint import DEFAULT_KIND
+from llm_serving.services.service import Service
+from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
+from llm_serving.settings.errors import InputError
+from llm_serving.settings.units import TextFormat
+
+S = TypeVar("S")
+
+S3Location = Annotated[
+    str,
+    TextFormat(
+        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
+        "an S3 location: s3://BUCKET/PREFIX",
+        "s3://my-models/qwen3-32b/",
+    ),
+]
+
+
+class Rendered(Settings, Generic[S]):
+    """A deployment with a stack of its own, KIND-NAME."""
+
+    kind: str
+    name: Name
+    fleet: Name
+    services: Annotated[tuple[Service, ...], AllowSingleItem(), Field(min_length=1)]
+    stack: S
+    """What the stack makes beside the services, in the form of the kind."""
+
+    @property
+    def entry(self) -> Service:
+        """The service that clients call."""
+        return next(service for service in self.services if service.is_entry)
+
+    @property
+    def scale_to_zero_services(self) -> tuple[Service, ...]:
+        """The services that may have no replica."""
+        return tuple(service for service in self.services if service.replicas.min == 0)
+
+    def find_conflicts(self) -> tuple[Iterator[Conflict], ...]:
+        return (self._check_single_entry(), self._check_unique_names(), self._check_replicas())
+
+    def _check_single_entry(self) -> Iterator[Conflict]:
+        count = sum(service.is_entry for service in self.services)
+        if count != 1:
+            reason = f"clients call {count} of them"
+            yield Conflict(("services",), reason, "set is_entry: true in exactly one")
+
+    def _check_unique_names(self) -> Iterator[Conflict]:
+        for index, service in enumerate(self.services):
+            if service.name in [other.name for other in self.services[:index]]:
+                yield Conflict(("services", index, "name"), "another service has it", "use a unique name")
+
+    def _check_replicas(self) -> Iterator[Conflict]:
+        for index, service in enumerate(self.services):
+            replicas, key_path = service.replicas, ("services", index, "replicas")
+            if replicas.max < replicas.min:
+                yield Conflict((*key_path, "max"), f"min is {replicas.min}", f"set {replicas.min} or more")
+            if replicas.scale and service.node:
+                reason = "the nodes of a replica scale together, not one by one"
+                yield Conflict((*key_path, "scale"), reason, "remove scale")
+            if replicas.min == 0 and service.is_entry:
+                reason = "what clients call must always run, to receive requests"
+                yield Conflict((*key_path, "min"), reason, "set 1 or more")
+            elif replicas.min == 0 and replicas.scale is None:
+                yield Conflict((*key_path, "min"), "without scale no replica would ever start", "set 1 or more")
+
+
+def format_stack_name(kind: str, deployment: str) -> str:
+    """Return the name of a deployment's stack."""
+    return f"{kind}-{deployment}"
+
+
+def read_kind(file: Path, fleet: Fleet) -> str:
+    """Return the kind of a rendered deployment of the fleet that has a stack; empty for any other file."""
+    keys = read_head(file)
+    return keys.get("kind", DEFAULT_KIND) if keys.get("fleet") == fleet.name and "services" in keys else ""
+
+
+def read_head(file: Path) -> dict[str, str]:
+    """Return the keys of a rendered file that are not in another, without reading all of it."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    pairs = (line.partition(":") for line in lines if line[:1].isalpha())
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def read(file: Path, fleet: Document[Fleet], model: type[Rendered[S]]) -> Document[Rendered[S]]:
+    """Read the rendered file of a deployment of the fleet.
+
+    Args:
+        model: with the class of the stack's data; Rendered[Any] where it is not used.
+
+    Raises:
+        InputError: with every mistake of the file, or it is of another fleet.
+    """
+    if "stack" not in read_head(file):
+        raise InputError(
+            f"{file}: it has no stack: an earlier version rendered it. Fix: delete it, and run this again."
+        )
+    document = load(file, model)
+    if document.value.fleet != fleet.value.name:
+        reason, fix = f"{fleet.path} is {fleet.value.name}", f"set fleet: {fleet.value.name}"
+        raise InputError([document.build_mistake(["fleet"], document.value.fleet, reason, fix)])
+    return document
