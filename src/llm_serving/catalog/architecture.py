@@ -93,7 +93,7 @@ class Vision(BaseModel):
     """Vectors of the decoder's width for each token of a picture."""
 
     def count_tokens(self, width: int, height: int) -> int:
-        """Most tokens of a picture of that many pixels; one row and one column fewer where the engine rounds down."""
+        """Return most tokens of a picture of that many pixels; one row and column fewer if the engine rounds down."""
         if not self.token_side:
             return self.image_tokens
         scale = max(1.0, math.sqrt(self.min_image_tokens * self.token_side**2 / (width * height)))
@@ -201,7 +201,7 @@ class Architecture(BaseModel):
         return self.scheme.block_columns if self.scheme and self.scheme.label == "fp8" and self.scheme.block_rows else 0
 
     def list_tensors(self) -> tuple[TensorGroup, ...]:
-        """All tensors of the checkpoint, in groups that are split and stored alike."""
+        """Return all tensors of the checkpoint, in groups that are split and stored alike."""
         return (
             *(_build_group(self, shape, self._count_layers(shape.layer_kind)) for shape in self.tensors),
             *(
@@ -241,7 +241,7 @@ class Architecture(BaseModel):
 
 
 def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGroup:
-    """The tensors of one shape in so many layers, of which some may not be quantized."""
+    """Return the tensors of one shape in so many layers, of which some may not be quantized."""
     count = shape.times * shape.rows * shape.columns
     plain_bytes = count * (shape.number_bytes or _BYTES.get(a.dtype, 2.0))
     is_quantized = a.scheme and (shape.form == "expert" or (shape.form == "linear" and not a.scheme.experts_only))
@@ -255,7 +255,7 @@ def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGrou
 
 
 def parse(config: Mapping[str, Any], source: str) -> Architecture:
-    """The architecture that a `config.json` describes; `source` names it in messages.
+    """Return the architecture that a `config.json` describes; `source` names it in messages.
 
     Raises:
         ModelError: its kind is not known here, or a number is missing.
@@ -284,7 +284,7 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def assume(config: Mapping[str, Any]) -> Architecture:
-    """What a `config.json` of any kind says, for a model whose memory is not computed.
+    """Return what a `config.json` of any kind says, for a model whose memory is not computed.
 
     Models of several parts keep the decoder's numbers in `text_config`. A number that is missing is 1, and the context
     is then without a bound.
@@ -323,7 +323,7 @@ class _Reader:
         self.settings = config.get("quantization_config") or decoder.get("quantization_config")
 
     def build(self) -> Architecture:
-        """All numbers, in the order in which they follow from each other."""
+        """Return all numbers, in the order in which they follow from each other."""
         self._read_common()
         self._read_layers()
         for name, formula in self.family.sizes.items():
@@ -379,7 +379,7 @@ class _Reader:
         }
 
     def _read_layers(self) -> None:
-        """How many layers look back over a window, or keep a state: as `layer_types` says, or by the family's row."""
+        """Return how many layers look back over a window, or keep a state: by `layer_types`, or the family's row."""
         # Qwen's configs carry a window that `use_sliding_window` switches off.
         has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
         self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
@@ -396,7 +396,7 @@ class _Reader:
             self._counted.add("sliding_layers")
 
     def _count_rotary_numbers(self) -> int:
-        """A row for each position; stretched positions, where `rope_scaling` is linear, have a table of their own."""
+        """Return a row for each position; positions stretched by a linear `rope_scaling` have a table of their own."""
         config, numbers = self.config, self.numbers
         if self.family.encoder:
             return 0
@@ -465,18 +465,18 @@ _COPIED = (
 
 
 def _find(config: Mapping[str, Any], *keys: str) -> Any:
-    """The value of the first key that has one."""
+    """Return the value of the first key that has one."""
     return next((config[key] for key in keys if config.get(key)), None)
 
 
 def read_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of a model's classes, by which engines choose their own code."""
+    """Return names of a model's classes, by which engines choose their own code."""
     names = config.get("architectures")
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
-    """Outputs of a classification head, one where the config says nothing."""
+    """Return outputs of a classification head, one where the config says nothing."""
     labels, number = config.get("id2label"), config.get("num_labels")
     return (len(labels) if isinstance(labels, dict) else 0) or (number if isinstance(number, int) else 0) or 1
 

@@ -21,10 +21,10 @@ BRANCHES: dict[Ami, tuple[tuple[str, int], ...]] = {
 
 
 def find_branch(ami: Ami, release: str) -> int:
-    """The branch of the driver in a release, such as 580; 0 where the release is older than all that are known."""
+    """Return the branch of the driver in a release, such as 580; 0 for a release older than all that are known."""
     return next((branch for first_release, branch in BRANCHES[ami] if release >= first_release), 0)
 
 
 def find_first_release(ami: Ami, branch: int) -> str:
-    """The first release with this branch or a newer one."""
+    """Return the first release with this branch or a newer one."""
     return min(first_release for first_release, known_branch in BRANCHES[ami] if known_branch >= branch)

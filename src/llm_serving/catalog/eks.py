@@ -26,7 +26,7 @@ SUPPORT_WARNING_DAYS = 90
 
 
 def describe_support(version: str, today: date) -> tuple[str, bool]:
-    """Until when EKS looks after a version at the usual price, in words; and whether that is over or soon."""
+    """Return until when EKS looks after a version at the usual price, in words; and whether that is over or soon."""
     end = END_OF_STANDARD_SUPPORT[version]
     days = (end - today).days
     price = "the cluster costs 0.60 instead of 0.10 USD/h"
@@ -71,7 +71,7 @@ _REGISTRY_ACCOUNTS: Mapping[str, str] = {
 
 
 def format_registry(region: str) -> str:
-    """Registry of EKS's own images in a region: its interface endpoints reach no other region's.
+    """Return registry of EKS's own images in a region: its interface endpoints reach no other region's.
 
     Source: EKS user guide, "View Amazon container image registries for Amazon EKS add-ons", 2026-11; the accounts as in
     awslabs/amazon-eks-ami, nodeadm.
@@ -85,7 +85,7 @@ Arch = Literal["x86_64", "arm64"]
 
 
 def format_image_parameter(*, os: Os, release: str, version: str, variant: Variant, arch: Arch) -> str:
-    """Name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
+    """Return name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
 
     Source: EKS user guide, "Retrieve recommended Amazon Linux AMI IDs" and "... Bottlerocket AMI IDs", 2026-11.
     """

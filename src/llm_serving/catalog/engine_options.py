@@ -33,7 +33,7 @@ class EngineOption(BaseModel):
     choices: tuple[str | int, ...] = ()
 
     def describe_mismatch(self, value: JsonValue) -> str:
-        """What the option takes, where that is not `value`; empty where it is."""
+        """Return what the option takes, where that is not `value`; empty where it is."""
         items = value if self.list and isinstance(value, list) else [value]
         if all(self._accepts(item) for item in items):
             return ""
@@ -63,7 +63,7 @@ class EngineOption(BaseModel):
         return isinstance(value, accepted.get(self.type, ()))
 
     def format_words(self, name: str, value: JsonValue) -> tuple[str, ...]:
-        """The words of the command line for a value that the option takes."""
+        """Return the words of the command line for a value that the option takes."""
         word = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             return (word if value else f"--no-{word.removeprefix('--')}",)
@@ -93,27 +93,27 @@ class EngineOptions(BaseModel):
     """Architectures of a config.json that it ran before, and its last version that did."""
 
     def suggest_option(self, name: str) -> str:
-        """The option that a misspelt name was meant for; empty where none is near."""
+        """Return the option that a misspelt name was meant for; empty where none is near."""
         return find_nearest(name.lstrip("-").replace("-", "_"), self.options)
 
     def suggest_variable(self, name: str) -> str:
-        """The variable that a misspelt name was meant for; empty where none is near."""
+        """Return the variable that a misspelt name was meant for; empty where none is near."""
         return find_nearest(name, self.variables)
 
 
 def find_nearest(name: str, names: Iterable[str]) -> str:
-    """The name that a misspelt one was meant for; empty where none is near."""
+    """Return the name that a misspelt one was meant for; empty where none is near."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
 
 
 @functools.cache
 def load(engine: str) -> EngineOptions | None:
-    """The options of an engine; None where none are recorded."""
+    """Return the options of an engine; None where none are recorded."""
     file = FOLDER / f"{engine}.options.json"
     return EngineOptions.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def get_options(engine: str) -> Mapping[str, EngineOption]:
-    """The options of an engine by name; none where none are recorded."""
+    """Return the options of an engine by name; none where none are recorded."""
     recorded = load(engine)
     return recorded.options if recorded else {}

@@ -164,7 +164,7 @@ class EngineLimits(_Row):
     """Why a replica needs all accelerators of its node."""
 
     def select_segment(self, max_tokens: int, context: int) -> int:
-        """The largest segment of up to `max_tokens` that is below the context; the smallest one where none is."""
+        """Return the largest segment of up to `max_tokens` below the context; the smallest one where none is."""
         return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
@@ -393,7 +393,7 @@ class Engine(_NamedChoice):
         return [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
 
     def streams_on(self, platform: Platform) -> bool:
-        """Whether the engine streams weights from S3 on a platform."""
+        """Return whether the engine streams weights from S3 on a platform."""
         return self.streaming is not None and platform.streams
 
 
@@ -464,19 +464,19 @@ def _read(file: Path) -> Any:
 
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
-    """All engines by name."""
+    """Return all engines by name."""
     return MappingProxyType({file.stem: Engine.model_validate(_read(file)) for file in sorted(FOLDER.glob("*.yaml"))})
 
 
 @functools.cache
 def load_routers() -> Mapping[str, Router]:
-    """All routers by name."""
+    """Return all routers by name."""
     return MappingProxyType({name: Router.model_validate(row) for name, row in _read(ROUTERS_FILE).items()})
 
 
 @functools.cache
 def load_frameworks() -> Mapping[str, Framework]:
-    """All frameworks by name."""
+    """Return all frameworks by name."""
     return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
 
 
@@ -486,25 +486,25 @@ def get_router(engine: str, framework: str) -> Router:
 
 
 def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:
-    """The name of the row that blueprints get which name none: the one with `default`, else the first."""
+    """Return the name of the row that blueprints get which name none: the one with `default`, else the first."""
     return next((name for name, row in rows.items() if row.default), next(iter(rows)))
 
 
 def list_option_names(words: Iterable[str]) -> list[str]:
-    """The options among the words of a command line, as `engine_arguments` names them."""
+    """Return the options among the words of a command line, as `engine_arguments` names them."""
     options = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     return [option.removeprefix("no-").replace("-", "_") for option in options]
 
 
 def find_reader(formats: Iterable[WeightsFormat]) -> str:
-    """The name of the engine that loads weights of one of these forms: the default one where it does."""
+    """Return the name of the engine that loads weights of one of these forms: the default one where it does."""
     rows = load_engines()
     names = [get_default(rows), *rows]
     return next(name for name in names if rows[name].weights_format in formats)
 
 
 def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:
-    """The arguments with their values filled in.
+    """Return the arguments with their values filled in.
 
     Raises:
         KeyError: a value that is asked for is missing in `values`.
@@ -526,7 +526,7 @@ def _list_items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:
-    """The environments of all parts as one; a later part wins.
+    """Return the environments of all parts as one; a later part wins.
 
     Raises:
         KeyError: a value that is asked for is missing in `values`.

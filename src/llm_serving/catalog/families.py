@@ -127,7 +127,7 @@ class TensorShape(BaseModel):
 
 
 def _flatten(parts: Any) -> Iterator[Any]:
-    """Parts of families.yaml that stand for several tensors, as one list."""
+    """Yield parts of families.yaml that stand for several tensors, as one list."""
     for part in parts:
         if isinstance(part, list):
             yield from _flatten(part)
@@ -137,7 +137,7 @@ def _flatten(parts: Any) -> Iterator[Any]:
 
 @functools.cache
 def load() -> Mapping[str, Family]:
-    """All families, by `model_type`."""
+    """Return all families, by `model_type`."""
     rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return MappingProxyType(
         {name: Family.model_validate(row) for name, row in rows.items() if not name.startswith("_")}
@@ -145,7 +145,7 @@ def load() -> Mapping[str, Family]:
 
 
 def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tuple[TensorShape, ...]:
-    """The tensors of a model, without those that it has none of.
+    """Return the tensors of a model, without those that it has none of.
 
     Raises:
         KeyError: a number is missing; its name.
@@ -170,7 +170,7 @@ def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tup
 
 
 def read_numbers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Whole numbers of a config.json: yes is 1, null is 0, and a list is its length."""
+    """Return whole numbers of a config.json: yes is 1, null is 0, and a list is its length."""
     numbers = {}
     for key, value in config.items():
         if value is None or isinstance(value, bool | int):
@@ -181,7 +181,7 @@ def read_numbers(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def compute(formula: Formula, numbers: Mapping[str, int]) -> int:
-    """The value of a formula.
+    """Return the value of a formula.
 
     Raises:
         KeyError: it names a number that is missing.

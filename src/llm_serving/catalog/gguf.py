@@ -120,7 +120,7 @@ class Header(BaseModel):
         return "generate" if pooling == 0 else "rerank" if pooling == _RANKS else "embed"
 
     def get_number(self, key: str, default: int | None = None) -> int:
-        """A number of the architecture's own metadata, of an array its largest.
+        """Return a number of the architecture's own metadata, of an array its largest.
 
         Raises:
             KeyError: it is missing, and there is no default.
@@ -132,7 +132,7 @@ class Header(BaseModel):
 
 
 def read_file(path: Path) -> Header:
-    """The header of the file at `path`.
+    """Return the header of the file at `path`.
 
     Raises:
         ModelError: it is no GGUF file, is cut short, is one part of several, or has something that is not known here.
@@ -180,12 +180,12 @@ def check_known(header: Header, source: str) -> None:
 
 @functools.cache
 def load_architectures() -> tuple[str, ...]:
-    """The architectures that llama.cpp of the catalog's version knows."""
+    """Return the architectures that llama.cpp of the catalog's version knows."""
     return tuple(ARCHITECTURES_FILE.read_text(encoding="utf-8").split("\n\n", 1)[1].split())
 
 
 def parse(stream: BinaryIO, source: str) -> Header:
-    """The header at the start of `stream`; `source` names it in messages.
+    """Return the header at the start of `stream`; `source` names it in messages.
 
     Raises:
         ModelError: it is no GGUF file, or has something that is not known here.
@@ -199,7 +199,7 @@ def parse(stream: BinaryIO, source: str) -> Header:
 
 
 def parse_bytes(content: bytes, source: str) -> Header:
-    """The same of a file's first bytes."""
+    """Return the same of a file's first bytes."""
     return parse(io.BytesIO(content), source)
 
 
@@ -269,7 +269,7 @@ class _Parser:
         return self._read_scalar(_SCALARS[kind])
 
     def _read_array(self) -> tuple[tuple[Any, ...], int]:
-        """Numbers of an array, none of texts, and its length."""
+        """Return numbers of an array, none of texts, and its length."""
         kind, length = self._read_scalar("<I"), self._read_count()
         if kind == _STRING:
             for _ in range(length):
@@ -294,7 +294,7 @@ class _Parser:
 
 
 def build_architecture(header: Header, source: str) -> Architecture:
-    """The numbers that memory follows from.
+    """Return the numbers that memory follows from.
 
     Raises:
         ModelError: one of them is missing.

@@ -41,13 +41,13 @@ class Image(BaseModel):
 
 @functools.cache
 def load() -> Mapping[str, Image]:
-    """All images by REPOSITORY:TAG."""
+    """Return all images by REPOSITORY:TAG."""
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return MappingProxyType({reference: Image.model_validate(row) for reference, row in rows.items()})
 
 
 def pin(reference: str, digests: Mapping[str, str] = MappingProxyType({})) -> str:
-    """An image with its digest, where the catalogue or `digests` (by REPOSITORY:TAG) know it; else as it is."""
+    """Return an image with its digest, where the catalog or `digests` (by REPOSITORY:TAG) know it; else as it is."""
     if "@" in reference:
         return reference
     row = load().get(reference)

@@ -193,7 +193,7 @@ class Instance(Row):
         return self.processor.bandwidth_gb_s * self.vcpus / self.processor.vcpus if self.processor else None
 
     def get_price_usd_h(self, region: str) -> float | None:
-        """US dollars an hour on demand, or None where no price is known."""
+        """Return US dollars an hour on demand, or None where no price is known."""
         price = self.prices.get(region)
         return price.usd_h if price else None
 
@@ -203,7 +203,7 @@ Catalogue = Mapping[str, Instance]
 
 @functools.cache
 def load() -> Catalogue:
-    """All instance types by name, in the order of families and sizes."""
+    """Return all instance types by name, in the order of families and sizes."""
     generated = json.loads(GENERATED.read_text("utf-8"))
     overlay = yaml.load(OVERLAY.read_text("utf-8"), Loader=_Loader)
     return build(generated, overlay)
@@ -211,34 +211,34 @@ def load() -> Catalogue:
 
 @functools.cache
 def load_regions() -> Mapping[str, Source]:
-    """The regions that the catalog has an answer for, and whose answer that is."""
+    """Return the regions that the catalog has an answer for, and whose answer that is."""
     generated = json.loads(GENERATED.read_text("utf-8"))
     return MappingProxyType({name: _parse_region_source(facts) for name, facts in generated["regions"].items()})
 
 
 def has_region(region: str) -> bool:
-    """Whether the catalog knows what the region offers."""
+    """Return whether the catalog knows what the region offers."""
     return region in load_regions()
 
 
-def find(name: str, catalogue: Catalogue | None = None) -> Instance:
-    """The instance type called `name`.
+def find(name: str, catalog: Catalogue | None = None) -> Instance:
+    """Return the instance type called `name`.
 
     Raises:
         InputError: there is none; the message names the nearest ones.
     """
-    instances = load() if catalogue is None else catalogue
+    instances = load() if catalog is None else catalog
     if name not in instances:
         raise InputError(f"{name}: the catalog has no such instance type. Fix: use {suggest_names(name, instances)}.")
     return instances[name]
 
 
-def suggest_names(name: str, catalogue: Catalogue) -> str:
-    """What a person may have meant by `name`, as words for a message."""
-    matches = difflib.get_close_matches(name, catalogue, n=3, cutoff=0.75)
+def suggest_names(name: str, catalog: Catalogue) -> str:
+    """Return what a person may have meant by `name`, as words for a message."""
+    matches = difflib.get_close_matches(name, catalog, n=3, cutoff=0.75)
     if matches:
         return " or ".join(matches)
-    return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in catalogue.values()))}"
+    return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in catalog.values()))}"
 
 
 def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalogue:
@@ -293,7 +293,7 @@ def _build_instance(
 def _merge_accelerators(
     row: Mapping[str, Any], overlay_rows: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], Source | None]:
-    """EC2's fields of an accelerator with the overlay's, and the overlay's source; EC2's alone where it has no row.
+    """Return EC2's fields of an accelerator with the overlay's and its source; EC2's alone without a row there.
 
     The row is found by name and by EC2's memory: EC2 calls the A100 of 40 GB and that of 80 GB by one name.
     """
@@ -309,7 +309,7 @@ def _merge_accelerators(
 
 
 def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The overlay's row that names the type."""
+    """Return the overlay's row that names the type."""
     return next((row for row in rows if name in row["types"]), None)
 
 
@@ -319,7 +319,7 @@ def _merge_prices(
     region_facts: Mapping[str, Any],
     price_blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Price]:
-    """Prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
+    """Return prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
     overlay_prices = {
         region: Price(usd_h=usd_h, source=_parse_source(block))
         for block in price_blocks

@@ -104,7 +104,7 @@ class Model(Architecture):
 
 
 def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchecked: bool = False) -> Model:
-    """A model by its name in the catalog, the folder that holds its config.json, or its id on the hub.
+    """Return a model by its name in the catalog, the folder that holds its config.json, or its id on the hub.
 
     Args:
         fetch: reads the record of a hub id; where left out, the record that was kept is read, and no hub is asked.
@@ -160,7 +160,7 @@ def _build_checked(
     embeds: bool,
     unchecked: bool,
 ) -> Model:
-    """The model of a config.json; where its kind is not known and `unchecked`, by the size of its weights alone.
+    """Return the model of a config.json; where its kind is not known and `unchecked`, by the size of its weights alone.
 
     Args:
         embeds: whether MODULES_FILE lies beside it.
@@ -181,7 +181,7 @@ def _build_checked(
 
 
 def _find_folder(name: str) -> Path | None:
-    """The folder that `name` leads to, or None where it is no path to one or to its config.json."""
+    """Return the folder that `name` leads to, or None where it is no path to one or to its config.json."""
     try:
         path = Path(name).expanduser()
         return path if path.is_dir() else path.parent if path.name == "config.json" else None
@@ -194,7 +194,7 @@ def _may_be_on_hub(name: str) -> bool:
 
 
 def _add_near_names(error: BlueprintError, name: str) -> BlueprintError:
-    """The hub's refusal, whose fix offers names of the catalog too where there are similar ones."""
+    """Return the hub's refusal, whose fix offers names of the catalog too where there are similar ones."""
     near_names = _find_near_names(name)
     if not near_names:
         return error
@@ -203,7 +203,7 @@ def _add_near_names(error: BlueprintError, name: str) -> BlueprintError:
 
 
 def _find_near_names(name: str) -> list[str]:
-    """Models of the catalog whose names are similar, the nearest first; three at most."""
+    """Return models of the catalog whose names are similar, the nearest first; three at most."""
     by_lower_name = {model_name.lower(): model_name for model_name in load()}
     by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in load()}
     close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
@@ -225,20 +225,20 @@ def _build_unknown_error(name: str) -> ModelError:
 
 @functools.cache
 def load() -> Mapping[str, Model]:
-    """All models of models.yaml by name."""
+    """Return all models of models.yaml by name."""
     rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return MappingProxyType({name: _build_from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
 
 
 @functools.cache
 def read_config(name: str) -> Mapping[str, Any]:
-    """The config.json that a row of the catalog holds, for making the model."""
+    """Return the config.json that a row of the catalog holds, for making the model."""
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return MappingProxyType(rows[name]["config"])
 
 
 def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
-    """The model in `folder`; its size is that of its safetensors, or what their index says.
+    """Return the model in `folder`; its size is that of its safetensors, or what their index says.
 
     Args:
         unchecked: takes a kind whose memory is not known.
@@ -313,7 +313,7 @@ def _read_json(path: Path) -> Any:
 
 
 def read_index_bytes(index: Any) -> int:
-    """The bytes of all weights, by the index of a checkpoint in several files; 0 where it does not say."""
+    """Return the bytes of all weights, by the index of a checkpoint in several files; 0 where it does not say."""
     try:
         return int(index["metadata"]["total_size"])
     except (ValueError, KeyError, TypeError):
@@ -321,7 +321,7 @@ def read_index_bytes(index: Any) -> int:
 
 
 def merge_quantization(config: Mapping[str, Any], quantization: Any) -> Mapping[str, Any]:
-    """A config.json with what NVIDIA's hf_quant_config.json says, where it says nothing of quantization itself."""
+    """Return a config.json with NVIDIA's hf_quant_config.json, where it says nothing of quantization itself."""
     settings = quantization.get("quantization") if isinstance(quantization, dict) else None
     if config.get("quantization_config") or not settings:
         return config
@@ -329,7 +329,7 @@ def merge_quantization(config: Mapping[str, Any], quantization: Any) -> Mapping[
 
 
 def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
-    """The model in a folder of one GGUF file, by the file's own header.
+    """Return the model in a folder of one GGUF file, by the file's own header.
 
     Raises:
         ModelError: there are several, or the file cannot be used.
@@ -342,7 +342,7 @@ def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
 
 
 def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None) -> Model:
-    """The model of a GGUF file.
+    """Return the model of a GGUF file.
 
     Raises:
         ModelError: llama.cpp does not run it, or a number that memory follows from is missing.
@@ -363,13 +363,13 @@ def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None)
 
 @functools.cache
 def load_repositories() -> Mapping[str, Repository]:
-    """Repositories of GGUF files, by their id on the hub."""
+    """Return repositories of GGUF files, by their id on the hub."""
     rows = yaml.safe_load(REPOSITORIES_FILE.read_text(encoding="utf-8"))
     return MappingProxyType({name: Repository.model_validate(row) for name, row in rows.items()})
 
 
 def list_copies(model: Model, weights_format: WeightsFormat) -> list[str]:
-    """Names of the catalog by which the same model can be had in another form, the smallest first."""
+    """Return names of the catalog by which the same model can be had in another form, the smallest first."""
     if weights_format == "safetensors":
         return [row.of for name, row in load_repositories().items() if name == model.hub]
     repositories = {name: row for name, row in load_repositories().items() if row.of == model.name}
@@ -381,7 +381,7 @@ def list_copies(model: Model, weights_format: WeightsFormat) -> list[str]:
 
 
 def build_quantized(repository: str, quantization: str) -> Model:
-    """The model of one file of a repository of GGUF files.
+    """Return the model of one file of a repository of GGUF files.
 
     Raises:
         ModelError: there is no such quantization.
@@ -439,7 +439,7 @@ def _build_model(
 
 
 def _detect_task(config: Mapping[str, Any], *, embeds: bool = False) -> Task:
-    """What a checkpoint's head is for: one score ranks, several classify."""
+    """Return what a checkpoint's head is for: one score ranks, several classify."""
     head_names = " ".join(architecture.read_names(config))
     if "SequenceClassification" in head_names:
         return "rerank" if architecture.count_labels(config) == 1 else "classify"

@@ -47,7 +47,7 @@ class Scheme(BaseModel):
     experts_only: bool = False
 
     def compute_bytes(self, rows: int, columns: int) -> float:
-        """Bytes of a matrix."""
+        """Return bytes of a matrix."""
         blocks = _count_blocks(rows, self.block_rows) * _count_blocks(columns, self.block_columns)
         numbers = rows * columns * self.bits / 8
         return (
@@ -74,7 +74,7 @@ class UnknownSchemeError(Exception):
 
 
 def parse(settings: Mapping[str, Any] | None) -> Scheme | None:
-    """The scheme of a config.json's `quantization_config`; None where weights are as the model was trained.
+    """Return the scheme of a config.json's `quantization_config`; None where weights are as the model was trained.
 
     Raises:
         UnknownSchemeError: the size of such weights is not known here.
@@ -140,7 +140,7 @@ def _read_gptq(settings: Mapping[str, Any]) -> Scheme:
 
 
 def _read_compressed(settings: Mapping[str, Any]) -> Scheme:
-    """vLLM's and Neural Magic's compressed-tensors: one scheme for all matrices."""
+    """Return vLLM's and Neural Magic's compressed-tensors: one scheme for all matrices."""
     groups = list((settings.get("config_groups") or {}).values())
     weights = [group.get("weights") or {} for group in groups]
     if len(groups) != 1 or settings.get("sparsity_config"):
@@ -199,7 +199,7 @@ class SparedModules:
         ]
 
     def count(self, module: str, layers: Iterable[int]) -> int:
-        """Of these layers, those that keep the module."""
+        """Return of these layers, those that keep the module."""
         if not module or not (self._names or self._patterns):
             return 0
         return sum(any(self._has(f"{prefix}.{layer}.{module}") for prefix in _PREFIXES) for layer in layers)
@@ -212,7 +212,7 @@ class SparedModules:
 
 @functools.lru_cache(maxsize=4096)
 def _list_parts(name: str) -> Sequence[str]:
-    """All runs of a dotted name's words: a rule names a module by its end, its beginning or the part in between."""
+    """Return all runs of a dotted name's words: a rule names a module by its end, beginning or middle."""
     return tuple(_generate_parts(name.split(".")))
 
 

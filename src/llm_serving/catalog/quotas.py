@@ -91,7 +91,7 @@ NODES_PER_GROUP = Quota("eks", "L-BD136A63", "Nodes per managed node group", 450
 
 
 def find_family(instance_type: str) -> Family:
-    """The family whose quota a type's vCPUs count against."""
+    """Return the family whose quota a type's vCPUs count against."""
     head = instance_type.split(".")[0]
     letters = head[: next((index for index, char in enumerate(head) if char.isdigit()), len(head))]
     return next((candidate for candidate in FAMILIES if letters in candidate.letters), STANDARD)

@@ -59,18 +59,18 @@ class ModelRecord(BaseModel):
     files: Mapping[str, RecordedFile] = {}
 
     def is_revision(self, revision: str) -> bool:
-        """Whether `revision` names the commit that this is, whole or by its first seven characters or more."""
+        """Return whether `revision` names the commit that this is, whole or by its first seven characters or more."""
         is_commit = len(revision) >= 7 and (self.commit or "").startswith(revision)
         return revision == self.revision or is_commit
 
 
 def find_folder() -> Path:
-    """The folder of records in the user's cache."""
+    """Return the folder of records in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blueprint" / "records"
 
 
 def find(name: str) -> ModelRecord | None:
-    """The record of a model, or None where there is none that can be read."""
+    """Return the record of a model, or None where there is none that can be read."""
     path = _find_path(name)
     if path is None:
         return None

@@ -21,7 +21,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def compute_file_bytes(read: Callable[[int, int], bytes], size: int) -> int | None:
-    """The size that a file must have by its header; None where that cannot be read.
+    """Return the size that a file must have by its header; None where that cannot be read.
 
     Args:
         read: returns `length` bytes of the file from the byte `offset` on.
@@ -39,19 +39,19 @@ def compute_file_bytes(read: Callable[[int, int], bytes], size: int) -> int | No
 
 
 def describe_damage(size: int, expected: int | None) -> str:
-    """What is wrong with a file of that size."""
+    """Return what is wrong with a file of that size."""
     return f"incomplete or damaged: {size} bytes, expected " + (
         "a safetensors header" if expected is None else f"{expected} by its header"
     )
 
 
 def list_missing(index: Any, names: Container[str]) -> list[str]:
-    """Files that an index names and that are not among `names`."""
+    """Return files that an index names and that are not among `names`."""
     files = index.get("weight_map") if isinstance(index, dict) else None
     named = {str(file) for file in files.values()} if isinstance(files, dict) else set()
     return sorted(file for file in named if file not in names)
 
 
 def has_tokenizer(names: Container[str]) -> bool:
-    """Whether one of the names is a tokenizer's."""
+    """Return whether one of the names is a tokenizer's."""
     return any(name in names for name in TOKENIZER_FILES)

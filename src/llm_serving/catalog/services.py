@@ -24,13 +24,13 @@ class Service(Row):
     source: Source
 
     def is_known_in(self, region: str) -> bool:
-        """Whether the price is the region's own."""
+        """Return whether the price is the region's own."""
         return self.regions == "all" or region in self.regions
 
 
 @functools.cache
 def load() -> Mapping[str, Service]:
-    """All services by name."""
+    """Return all services by name."""
     rows = yaml.safe_load(FILE.read_text("utf-8"))
     return {name: _build_service(row) for name, row in rows.items()}
 

@@ -28,7 +28,7 @@ class MemoryModel(Protocol):
     """Tokens in a block of the KV cache on GPUs."""
 
     def select_batch(self, device: Accelerators | None) -> Batch:
-        """The largest step that the engine chooses by itself; None is a CPU."""
+        """Return the largest step that the engine chooses by itself; None is a CPU."""
 
     def compute_cpu_cache_bytes(
         self,
@@ -40,7 +40,7 @@ class MemoryModel(Protocol):
         tensor_parallel: int,
         sequences: int,
     ) -> int:
-        """Memory of one rank on CPU that depends on requests: their KV cache, and what it needs besides.
+        """Return memory of one rank on CPU that depends on requests: their KV cache, and what it needs besides.
 
         Args:
             context: most tokens of a request.
@@ -61,10 +61,10 @@ class MemoryModel(Protocol):
         dtype: str = "auto",
         batch: Batch | None = None,
     ) -> Fit:
-        """Whether one replica serves requests of `context` tokens, and what remains for its KV cache."""
+        """Return whether one replica serves requests of `context` tokens, and what remains for its KV cache."""
 
     def describe_indivisible(self, model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-        """Why the model cannot be split this many ways, as a sentence; empty where it can."""
+        """Return why the model cannot be split this many ways, as a sentence; empty where it can."""
 
 
 def get_memory_model(engine: str) -> MemoryModel:

@@ -36,22 +36,22 @@ _NUMBER_BYTES = 4
 
 
 def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the same on every processor
-    """The slots and the batch that llama-server chooses by itself."""
+    """Return the slots and the batch that llama-server chooses by itself."""
     return BATCH
 
 
 def compute_cache_bytes(model: Architecture, slots: int, context: int) -> int:
-    """Keys and values of every slot, in 16 bits: `CPU KV buffer size` in llama-server's log."""
+    """Return keys and values of every slot, in 16 bits: `CPU KV buffer size` in llama-server's log."""
     return slots * _pad(context) * memory.compute_kv_bytes_per_token(model)
 
 
 def _pad(context: int) -> int:
-    """Tokens that a slot has: llama.cpp rounds up to whole 256 (b11669, `GGML_PAD` in llama-context.cpp)."""
+    """Return tokens that a slot has: llama.cpp rounds up to whole 256 (b11669, `GGML_PAD` in llama-context.cpp)."""
     return memory.divide_up(context, 256) * 256
 
 
 def compute_buffer_bytes(model: Architecture, context: int) -> int:
-    """Buffers of the largest step: `CPU compute buffer size` in llama-server's log."""
+    """Return buffers of the largest step: `CPU compute buffer size` in llama-server's log."""
     width = max(model.intermediate, model.expert_intermediate * max(1, model.active_experts))
     step = max(STEP_TOKENS, context) if model.pooled else STEP_TOKENS
     activations = 3 * step * (width + model.hidden) * _NUMBER_BYTES
@@ -68,7 +68,7 @@ def compute_cpu_cache_bytes(
     tensor_parallel: int,  # noqa: ARG001
     sequences: int,
 ) -> int:
-    """Cache and buffers of one replica on CPU."""
+    """Return cache and buffers of one replica on CPU."""
     return compute_cache_bytes(model, sequences, context) + compute_buffer_bytes(model, context)
 
 
@@ -122,12 +122,12 @@ def _describe_shortage(model: Model, instance: Instance, slots: int, context: in
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001
-    """Nothing: `unsupported_options` of the engine's row refuses every split."""
+    """Return an empty sentence: `unsupported_options` of the engine's row refuses every split."""
     return ""
 
 
 def estimate_tokens_per_s(model: Model, bandwidth_gb_s: float, context: int) -> float:
-    """Most output tokens a second of one request, bound by memory.
+    """Return most output tokens a second of one request, bound by memory.
 
     Each token reads all weights that it passes through and the cache of its request, here half of the context:
     bandwidth / (active weights + cache). Cores that are slower than their memory, or other requests, make it less.

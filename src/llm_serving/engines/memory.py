@@ -75,7 +75,7 @@ class Fit(BaseModel):
 def compute_unknown_fit(
     model: Model, instance: Instance, tensor_parallel: int, pipeline: int, utilization: float, context: int
 ) -> Fit:
-    """Whether the weights of a model that is not known, and a tenth more, have room; nothing else is computed."""
+    """Return whether the weights of an unknown model, and a tenth more, have room; nothing else is computed."""
     device = instance.accelerators
     budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
     weights = int(UNKNOWN_SHARE * model.weight_bytes / (tensor_parallel * pipeline))
@@ -101,7 +101,7 @@ def compute_unknown_fit(
 
 
 def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dtype: str = "auto") -> int:
-    """Bytes that one token takes in the KV cache of one accelerator, all layers counted.
+    """Return bytes that one token takes in the KV cache of one accelerator, all layers counted.
 
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
     which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop.
@@ -110,7 +110,7 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
 
 
 def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str) -> int:
-    """Bytes that one token takes in one layer of one accelerator's KV cache."""
+    """Return bytes that one token takes in one layer of one accelerator's KV cache."""
     if model.encoder:
         return 0
     number_bytes = CACHE_BYTES[dtype]
@@ -120,13 +120,13 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
 
 
 def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:
-    """Bytes that a request takes in one layer without keys and values, in 16 bits; heads are split."""
+    """Return bytes that a request takes in one layer without keys and values, in 16 bits; heads are split."""
     state = model.state
     return 2 * divide_up(state.convolution + state.heads, tensor_parallel) if state else 0
 
 
 def select_stage(model: Architecture, pipeline: int) -> Architecture:
-    """The fullest of the `pipeline` stages that the layers are split into, as a separate model.
+    """Return the fullest of the `pipeline` stages that the layers are split into, as a separate model.
 
     Only the first stage holds the embedding and only the last the output layer; the sparse layers of a mixture of
     experts are the larger ones, and some stage holds nothing else.
@@ -146,17 +146,17 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
 
 
 def count_ranks(device: Accelerators) -> int:
-    """Ways that one node can split a model: its GPUs, or the NeuronCores of all its devices."""
+    """Return ways that one node can split a model: its GPUs, or the NeuronCores of all its devices."""
     return device.count * device.ranks
 
 
 def compute_rank_bytes(device: Accelerators) -> int:
-    """Memory of one rank: a GPU's, or a NeuronCore's share of its device."""
+    """Return memory of one rank: a GPU's, or a NeuronCore's share of its device."""
     return device.memory_mib * 2**20 // device.ranks
 
 
 def list_tensor_sizes(model: Architecture, instance: Instance) -> tuple[int, ...]:
-    """The degrees of tensor parallelism worth trying on one node: powers of two up to all it has."""
+    """Return the degrees of tensor parallelism worth trying on one node: powers of two up to all it has."""
     if instance.accelerators is None:
         return ()
     rank_count = count_ranks(instance.accelerators)
@@ -164,5 +164,5 @@ def list_tensor_sizes(model: Architecture, instance: Instance) -> tuple[int, ...
 
 
 def divide_up(dividend: int, divisor: int) -> int:
-    """Division rounded up."""
+    """Return division rounded up."""
     return -(-dividend // divisor)

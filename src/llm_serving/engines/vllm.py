@@ -77,7 +77,7 @@ def count_cache_tokens(
     batch_tokens: int = 8192,
     dtype: str = "auto",
 ) -> int:
-    """Tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
+    """Return tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
 
     vLLM counts in requests of the full `context`: all blocks, by the blocks that one such request takes at most. Where
     some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
@@ -100,7 +100,7 @@ def count_cache_tokens(
 
 
 def _compute_group_size(kinds: Sequence[int]) -> int:
-    """Layers that share a block table: as many as the smallest kind has, or the largest where they are nearly as many.
+    """Return layers that share a block table: those of the smallest kind, or the largest if nearly as many.
 
     Source: vLLM 0.32.0, v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
     """
@@ -108,14 +108,14 @@ def _compute_group_size(kinds: Sequence[int]) -> int:
 
 
 def _count_window_blocks(model: Architecture, context: int, block: int, batch_tokens: int) -> int:
-    """Blocks of one request in a sliding layer, while two batches are under way."""
+    """Return blocks of one request in a sliding layer, while two batches are under way."""
     if model.chunked:
         return divide_up(min((model.window or 0) + 2 * batch_tokens, context), block)
     return divide_up(min((model.window or 0) - 1 + 2 * batch_tokens, context), block) + 1
 
 
 def _compute_state_block(model: Architecture, block_bytes: int, block: int, tensor_parallel: int) -> int:
-    """Tokens of a block in which a layer's state has room: vLLM makes blocks of all layers as large.
+    """Return tokens of a block in which a layer's state has room: vLLM makes blocks of all layers as large.
 
     Source: vLLM 0.32.0, platforms/interface.py, _align_hybrid_block_size; 16-bit states.
     """
@@ -133,7 +133,7 @@ def compute_cpu_cache_bytes(
     tensor_parallel: int,
     sequences: int,  # noqa: ARG001 - all requests under way share one cache
 ) -> int:
-    """KV cache of one rank on CPU: one request of the full context and all requests under way at once."""
+    """Return KV cache of one rank on CPU: one request of the full context and all requests under way at once."""
     blocks = sum(divide_up(length, block) for length in (context, *lengths))
     # The engine keeps one block to itself.
     return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * block * compute_kv_bytes_per_token(model, tensor_parallel))
@@ -142,7 +142,7 @@ def compute_cpu_cache_bytes(
 def compute_weight_bytes(
     model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0, spare_experts: int = 0
 ) -> int:
-    """Bytes of weights on the fullest accelerator of a replica, as the engine holds them.
+    """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them.
 
     Args:
         expert_ranks: accelerators over which whole experts are spread (expert parallelism); 0 splits each of them.
@@ -162,7 +162,7 @@ def compute_weight_bytes(
 
 
 def select_batch(device: Accelerators | None) -> Batch:
-    """The largest batch that vLLM chooses for its server by itself (vLLM 0.32.0, `EngineArgs.get_batch_defaults`)."""
+    """Return the largest batch that vLLM chooses for its server (vLLM 0.32.0, `EngineArgs.get_batch_defaults`)."""
     if device is None:
         return Batch(tokens=2048, sequences=128)
     device_bytes = compute_rank_bytes(device)
@@ -174,7 +174,7 @@ def select_batch(device: Accelerators | None) -> Batch:
 
 
 def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0) -> int:
-    """Memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs.
+    """Return memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs.
 
     Args:
         expert_ranks: accelerators over which whole experts are spread. Where they are more than split a layer, each
@@ -197,7 +197,7 @@ def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: in
 
 
 def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: int) -> int:
-    """Memory in which the largest step's pictures become tokens: as many as have room in it, or one.
+    """Return memory in which the largest step's pictures become tokens: as many as have room in it, or one.
 
     Computed from the code (vLLM 0.32.0, v1/worker/gpu_model_runner.py, profile_run). In the starts that were measured,
     of Gemma 3 and Mistral Small 3.1, the sampler took more.
@@ -254,7 +254,7 @@ def compute_fit(
 
 
 def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
-    """Whether the reserve was measured with such a model and such settings."""
+    """Return whether the reserve was measured with such a model and such settings."""
     is_plain = not (model.encoder or model.pooled or model.linear_layers)
     is_measured_model = is_plain and model.quantization in _MEASURED_QUANTIZATIONS
     if model.vision and model.vision.image_tokens > batch.tokens:
@@ -329,7 +329,7 @@ def _build_fit(
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-    """Why the model cannot be split this many ways, as a sentence; empty where it can.
+    """Return why the model cannot be split this many ways, as a sentence; empty where it can.
 
     Args:
         whole_experts: experts are spread over accelerators instead of being split.
@@ -350,7 +350,7 @@ def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_exp
 
 
 def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) -> str:
-    """vLLM refuses to cut a block of FP8 weights, which shares one scale (vllm-project/vllm#17569)."""
+    """Return why FP8 weights cannot be split within a block, which shares one scale (vllm-project/vllm#17569)."""
     widths = {} if whole_experts else {"an expert's width": model.expert_intermediate}
     if not model.experts or model.dense_layers:
         widths["the feed-forward width"] = model.intermediate
@@ -366,7 +366,7 @@ def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) ->
 def _describe_problem(
     model: Model, device: Accelerators, memory: _Memory, tensor_parallel: int, context: int, *, whole_experts: bool
 ) -> str:
-    """Why the model does not fit, as a sentence; empty if it does."""
+    """Return why the model does not fit, as a sentence; empty if it does."""
     return (
         _describe_misfit(model, device, tensor_parallel, context, whole_experts=whole_experts)
         or _describe_shortage(model, memory, context)
@@ -377,7 +377,7 @@ def _describe_problem(
 def _describe_misfit(
     model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
 ) -> str:
-    """What has nothing to do with memory."""
+    """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
     if context > model.max_context:
@@ -406,7 +406,7 @@ def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> 
 def _compute_group_bytes(
     model: Architecture, group: TensorGroup, tensor_parallel: int, expert_ranks: int, spare_experts: int
 ) -> float:
-    """Bytes of a group on one accelerator."""
+    """Return bytes of a group on one accelerator."""
     if group.name == EXPERTS and expert_ranks:
         return group.bytes * divide_up(model.experts + spare_experts, expert_ranks) / model.experts
     if group.name == EXPERTS and model.quantization == "mxfp4":

@@ -123,7 +123,7 @@ def test_an_invalid_adapter_is_refused_before_any_request(
         adapter_loading.load(deployment, "long", "late", folder)
     assert str(error.value) == (
         f'FOLDER: "{folder}": it was trained on Qwen/Qwen3-8B, and the role serves tiny. '
-        "Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
+        "Fix: use an adapter of tiny, or a role of Qwen/Qwen3-8B."
     )
     assert requests == []
 

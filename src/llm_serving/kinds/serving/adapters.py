@@ -24,7 +24,7 @@ _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 
 
 def check(settings: Blueprint, folder: Path, target: str, conventions: Conventions) -> Iterator[Conflict]:
-    """Adapters that their roles cannot load on `target`, which has these conventions.
+    """Yield adapters that their roles cannot load on `target`, which has these conventions.
 
     Args:
         folder: of the blueprint, beside which adapters may lie.
@@ -40,7 +40,7 @@ def check(settings: Blueprint, folder: Path, target: str, conventions: Conventio
 def _find_load_error(
     folder: Path, model: str, location: str, target: str, conventions: Conventions
 ) -> tuple[str, str] | None:
-    """Why a role cannot load an adapter, and the fix."""
+    """Return why a role cannot load an adapter, and the fix."""
     is_remote = location.startswith("s3://")
     if is_remote and not conventions.containers:
         reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
@@ -65,7 +65,7 @@ def check_remote(settings: Blueprint, read_files: ReadRemoteFiles) -> Iterator[C
 
 
 def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:
-    """Why the adapter in `folder` does not belong to `model`, and the fix; None where it does."""
+    """Return why the adapter in `folder` does not belong to `model`, and the fix; None where it does."""
     file_names = {name for name in (CONFIG, WEIGHTS) if (folder / name).is_file()}
     text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace") if CONFIG in file_names else ""
     return _find_error(file_names, text, str(folder), model)
@@ -95,5 +95,5 @@ def _parse_config(text: str) -> dict[str, Any]:
 
 
 def _normalize_model(model: str) -> str:
-    """A model's name without its organization and quantization."""
+    """Return a model's name without its organization and quantization."""
     return _QUANTIZED.sub("", Path(model).name)

@@ -30,7 +30,7 @@ class SelectedParsers(NamedTuple):
 
 
 def select(settings: Blueprint, role: EngineRole, model: Model) -> SelectedParsers:
-    """What the engine reads the answers of a role with."""
+    """Return what the engine reads the answers of a role with."""
     row, model_settings = find_row(settings.engine, model), settings.select_model_settings(role)
     if settings.is_pooled:
         return SelectedParsers("", "", row.chat_template if row.model_config_json else "", row.model_config_json)
@@ -41,7 +41,7 @@ def select(settings: Blueprint, role: EngineRole, model: Model) -> SelectedParse
 
 
 def find_row(engine: str, model: Model) -> AnswerParsers:
-    """The engine's row of a model: by its name, else by its architecture; an empty one where there is none."""
+    """Return the engine's row of a model: by its name, else by its architecture; an empty one where there is none."""
     rows, name = engines.load_engines()[engine].answer_parsers, model.name.rstrip("/").rpartition("/")[2].lower()
     by_name = (row for row in rows if any(fnmatchcase(name, pattern) for pattern in row.models))
     by_architecture = (row for row in rows if model.kind in row.architectures)

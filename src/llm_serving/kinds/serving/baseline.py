@@ -25,7 +25,7 @@ HEADER = """\
 
 
 def render(blueprint: Document[Blueprint]) -> str:
-    """The blueprint.yaml of the baseline.
+    """Return the blueprint.yaml of the baseline.
 
     Raises:
         InputError: the blueprint's pattern has no baseline, or no baseline has as many accelerators of one pool.
@@ -54,7 +54,7 @@ def render(blueprint: Document[Blueprint]) -> str:
 
 
 def get_pattern(blueprint: Document[Blueprint]) -> str:
-    """The pattern of the blueprint's baseline.
+    """Return the pattern of the blueprint's baseline.
 
     Raises:
         InputError: the blueprint's pattern has none.
@@ -69,7 +69,7 @@ def get_pattern(blueprint: Document[Blueprint]) -> str:
 
 
 def _select_role(blueprint: Document[Blueprint], prefill: EngineRole, decode: EngineRole) -> EngineRole:
-    """The role that the baseline's replicas are like: decode, whose memory is larger, or prefill where that divides."""
+    """Return the role that the baseline's replicas are like: decode, which is larger, or prefill if that divides."""
     for role in (decode, prefill):
         if all(total % role.accelerators == 0 for total in _count_accelerators(prefill, decode)):
             return role
@@ -97,7 +97,7 @@ def _compute_replicas(prefill: EngineRole, decode: EngineRole, replica_role: Eng
 
 
 def _build_tuning(document: dict[str, Any]) -> dict[str, Any]:
-    """The engine's settings without the KV transfer, which a baseline has none of."""
+    """Return the engine's settings without the KV transfer, which a baseline has none of."""
     if "tuning" not in document:
         return {}
     return {"tuning": {key: value for key, value in document["tuning"].items() if key != "kv_transfer"}}

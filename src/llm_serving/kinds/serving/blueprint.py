@@ -218,36 +218,36 @@ class Blueprint(BaseBlueprint, ModelSettings):
         return self.roles.prefill is not None and self.roles.decode is not None
 
     def find_key_path(self, name: str) -> tuple[str, ...]:
-        """The key path of the engine role `name`."""
+        """Return the key path of the engine role `name`."""
         return ("roles", "models", name) if name in self.roles.models else ("roles", name)
 
     def merge_arguments(self, role: EngineRole) -> EngineArguments:
-        """The engine's own options of a role: the blueprint's, and the role's over them."""
+        """Return the engine's own options of a role: the blueprint's, and the role's over them."""
         return {**self.engine_arguments, **role.engine_arguments}
 
     def merge_environment(self, role: EngineRole) -> Variables:
-        """The environment variables of a role: the blueprint's, and the role's over them."""
+        """Return the environment variables of a role: the blueprint's, and the role's over them."""
         return {**self.environment, **role.environment}
 
     def find_reckoned_argument(self, role: EngineRole, setting: str) -> float | None:
-        """What the engine's own options of a role say of a number that the memory arithmetic takes."""
+        """Return what the engine's own options of a role say of a number that the memory arithmetic takes."""
         arguments, row = self.merge_arguments(role), engines.load_engines()[self.engine]
         values = [arguments.get(name) for name, meaning in row.reckoned_arguments.items() if meaning == setting]
         return next((value for value in values if isinstance(value, int | float)), None)
 
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
-        """What holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
+        """Return what holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
         return role if isinstance(role, ModelRole) else self
 
     def locate_weights(self, role: EngineRole) -> tuple[str, str]:
-        """The key that says where a role's weights lie, and what it says: `s3`, or s3://BUCKET/PREFIX."""
+        """Return the key that says where a role's weights lie, and what it says: `s3`, or s3://BUCKET/PREFIX."""
         settings = self.select_model_settings(role)
         model = settings.model or ""
         is_in_s3 = settings.weights == "s3" and model.startswith(records.S3_SCHEME)
         return ("model", model) if is_in_s3 else ("weights", settings.weights)
 
     def find_model_key_path(self, key_path: Sequence[str], role: EngineRole, key: str) -> tuple[str, ...]:
-        """The key path of a model setting `key` for the role at `key_path`."""
+        """Return the key path of a model setting `key` for the role at `key_path`."""
         return (key,) if self.select_model_settings(role) is self else (*key_path, key)
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
@@ -272,7 +272,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("task",), reason, f"set pattern: {' or '.join(others)}, or remove task")
 
     def _check_token_settings(self) -> Iterator[Conflict]:
-        """Settings that have no meaning by what an answer is, and whose user expects one."""
+        """Yield settings that have no meaning by what an answer is, and whose user expects one."""
         if not self.is_pooled:
             yield from self._check_text_settings()
             return
@@ -310,7 +310,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 yield Conflict(key_path, reason, f"set task: {' or '.join(tasks.POOLED)}, or remove {key_path[-1]}")
 
     def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
-        """Limits on tokens alone: without them nothing would be left to hold."""
+        """Yield limits on tokens alone: without them nothing would be left to hold."""
         written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
         latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
         if latencies and self.slo.e2e_ms == Percentiles():
@@ -319,7 +319,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("slo", latencies[0]), reason, f"set e2e_ms: {{{name}: {limit:g}}} in its place")
 
     def _check_served_names(self) -> Iterator[Conflict]:
-        """Names that clients put in `model` and that two models or adapters have: the router would mix them."""
+        """Yield names that clients put in `model` and that two models or adapters have: the router would mix them."""
         owners: dict[str, str] = {}
         for role_name, role in self.roles.models.items():
             own = ("served_name",) if role.served_name else ()
@@ -393,7 +393,7 @@ def _format_example_role(name: str) -> str:
 
 
 def read(folder: Path) -> Document[Blueprint]:
-    """Reads the blueprint in `folder`.
+    """Read the blueprint in `folder`.
 
     Raises:
         InputError: with every mistake of its file at once.
@@ -420,7 +420,7 @@ def read(folder: Path) -> Document[Blueprint]:
 
 
 def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Files that the blueprint names: key path, name, and what it is."""
+    """Yield files that the blueprint names: key path, name, and what it is."""
     traffic = settings.traffic
     for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
         if file is not None:

@@ -70,7 +70,7 @@ def _estimate_role(deployment: ServingDeployment, role: Role, lengths: _Lengths)
 
 
 def _compute_lengths(deployment: ServingDeployment) -> _Lengths:
-    """Mean tokens of a request; of a task without tokens in its answers, those of all its texts."""
+    """Return mean tokens of a request; of a task without tokens in its answers, those of all its texts."""
     traffic = deployment.traffic
 
     def compute_mean(lengths: object) -> float:
@@ -84,7 +84,7 @@ def _compute_lengths(deployment: ServingDeployment) -> _Lengths:
 
 
 def _count_picture_tokens(deployment: ServingDeployment) -> float:
-    """Mean tokens of a request's pictures, by the first model."""
+    """Return mean tokens of a request's pictures, by the first model."""
     images = deployment.traffic.images
     if images is None:
         return 0.0
@@ -96,7 +96,7 @@ def _count_picture_tokens(deployment: ServingDeployment) -> float:
 
 
 def _compute_prefill_s(model: Model, device: Accelerators, role: Role, lengths: _Lengths) -> float:
-    """Seconds of a replica's operations for one prompt."""
+    """Return seconds of a replica's operations for one prompt."""
     operations = OPERATIONS_PER_PARAMETER * model.active_parameters * lengths.input_tokens
     return operations / (device.dense_tflops["bf16"] * 1e12 * role.accelerators / device.ranks)
 
@@ -104,7 +104,7 @@ def _compute_prefill_s(model: Model, device: Accelerators, role: Role, lengths: 
 def _compute_decode_s(
     deployment: ServingDeployment, role: Role, model: Model, instance: Instance, device: Accelerators, lengths: _Lengths
 ) -> float | None:
-    """Seconds of a replica's steps for one answer, at the largest batch that memory and limits allow."""
+    """Return seconds of a replica's steps for one answer, at the largest batch that memory and limits allow."""
     arithmetic, parallelism = base.get_memory_model(deployment.engine), role.parallelism
     fit = arithmetic.compute_fit(
         apply_quantization(model, deployment.tuning),

@@ -80,5 +80,5 @@ class LoadBalancer(Settings):
 
 
 def list_ranges(fleet: Fleet) -> tuple[str, ...]:
-    """The address ranges from which load balancers of the fleet's network call the routers."""
+    """Return the address ranges from which load balancers of the fleet's network call the routers."""
     return (fleet.network.cidr,) if isinstance(fleet.network, NewNetwork) else PRIVATE_RANGES

@@ -22,7 +22,7 @@ MAX_REPORTS = 50
 
 
 def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix | None:
-    """By the newest report below `root` whose prompts were those of the blueprint's traffic as it is now.
+    """Return the measurement of the newest report below `root` with the prompts of the blueprint as it is now.
 
     None where there is none, or where it is not needed: the blueprint states a policy, or the share itself.
     """
@@ -36,7 +36,7 @@ def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix 
 
 
 def compute_digest(traffic: Traffic, folder: Path) -> str:
-    """A digest of all that decides which prompts are sent, the content of their file among it."""
+    """Return a digest of all that decides which prompts are sent, the content of their file among it."""
     digest_input: dict[str, Any] = {"api": traffic.api}
     if traffic.prompt_file is not None:
         file = folder / traffic.prompt_file
@@ -53,7 +53,7 @@ def compute_digest(traffic: Traffic, folder: Path) -> str:
 
 
 def _read_measured(report: Path, digest: str) -> MeasuredPrefix | None:
-    """A report's measurement of those prompts; None where it is of others, older than this measure, or broken."""
+    """Return a report's measurement of those prompts; None if it is of others, too old, or broken."""
     try:
         payload = json.loads(report.read_text(encoding="utf-8"))
         shared, started_at = payload["shared"], payload["started_at"]

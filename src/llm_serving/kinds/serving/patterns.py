@@ -49,7 +49,7 @@ class Pattern(PatternFacts):
 
 @functools.cache
 def load_patterns() -> Mapping[str, Pattern]:
-    """All patterns by name."""
+    """Return all patterns by name."""
     patterns = {}
     for file in sorted(paths.PATTERNS.glob(f"*/{FILE_NAME}")):
         blueprint = yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -62,12 +62,12 @@ def load_patterns() -> Mapping[str, Pattern]:
 
 
 def list_names() -> list[str]:
-    """Names of all patterns."""
+    """Return names of all patterns."""
     return list(load_patterns())
 
 
 def find_multi_node(roles: tuple[str, ...] | None = None) -> str:
-    """The pattern whose replicas span several nodes, among those with these roles; empty where there is none."""
+    """Return the pattern whose replicas span several nodes, among those with these roles; empty where there is none."""
     names = [
         pattern.name
         for pattern in load_patterns().values()

@@ -97,7 +97,7 @@ class PlacementError(Exception):
 
 
 def apply_quantization(model: Model, tuning: Tuning) -> Model:
-    """The model as the engine holds it in memory."""
+    """Return the model as the engine holds it in memory."""
     if tuning.quantization == "fp8":
         return model.model_copy(update={"scheme": quantizations.FP8_TENSOR})
     return model
@@ -111,7 +111,7 @@ def place_role(
     model: Model,
     context: int,
 ) -> Placement:
-    """The placement of the role at `key_path` of the blueprint.
+    """Return the placement of the role at `key_path` of the blueprint.
 
     Raises:
         PlacementError: no instance type of its pool fits it.
@@ -120,7 +120,7 @@ def place_role(
 
 
 def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> tuple[Pool, list[Instance]]:
-    """The role's pool and its types as the catalog knows them.
+    """Return the role's pool and its types as the catalog knows them.
 
     Raises:
         PlacementError: there is no such pool, or the catalog has none of its types.
@@ -219,11 +219,11 @@ class _PlacementSearch:
         return platform is not None and platform.on_pools
 
     def _count_units(self, instance: Instance) -> int:
-        """Ways that a node's replicas divide it: its accelerators, or one where a replica has all of its CPUs."""
+        """Return ways that a node's replicas divide it: its accelerators, or one if a replica has all of its CPUs."""
         return count_units(instance) if self._runs_on_cpu_pools else count_accelerators(instance)
 
     def _select_batch(self, device: Accelerators | None) -> memory.Batch:
-        """The largest step: of the blueprint, else the engine's choice."""
+        """Return the largest step: of the blueprint, else the engine's choice."""
         tuning, limits = self.settings.tuning, self._select_platform(device).limits
         engine_batch = self._memory_model.select_batch(device)
         if limits:
@@ -243,7 +243,7 @@ class _PlacementSearch:
         return self._find_reckoned("utilization", self._memory_model.UTILIZATION)
 
     def _find_reckoned(self, setting: str, default: float) -> float:
-        """A number of the engine's own options in the blueprint, else the default."""
+        """Return a number of the engine's own options in the blueprint, else the default."""
         value = self.settings.find_reckoned_argument(self.role, setting)
         return default if value is None else value
 
@@ -275,7 +275,7 @@ class _PlacementSearch:
         )
 
     def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
-        """A replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""
+        """Return a replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""
         accelerators = self.role.accelerators
         if accelerators % per_node:
             reason = f"a replica over several nodes takes whole ones, and {types[0].name} has {per_node}"
@@ -355,7 +355,7 @@ class _PlacementSearch:
         raise PlacementError(Conflict(key_path, reason, self._describe_alternatives(), self.model.name))
 
     def _describe_alternatives(self) -> str:
-        """The smallest way to hold the model: more accelerators, or types with more memory."""
+        """Return the smallest way to hold the model: more accelerators, or types with more memory."""
         if self._runs_on_cpu_pools:
             return self._describe_larger_nodes()
         if not self.model.is_known:
@@ -385,7 +385,7 @@ class _PlacementSearch:
         return f"set {' or '.join(suggestions)}, or use a smaller model"
 
     def _describe_larger_nodes(self) -> str:
-        """The smallest type without accelerators whose memory holds the model."""
+        """Return the smallest type without accelerators whose memory holds the model."""
         fits = [
             (instance.memory_mib, instance.vcpus, instance.name)
             for instance in instances.load().values()
@@ -395,7 +395,7 @@ class _PlacementSearch:
         return f"use a pool of {min(fits)[2]} or larger, {smaller.removeprefix('use ')}" if fits else smaller
 
     def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
-        """Types of which the pool, at its maximum, has nodes for all replicas."""
+        """Return types of which the pool, at its maximum, has nodes for all replicas."""
         available_types = [
             instance for instance in fitting_types if self._count_max_replicas(pool, instance) >= self.role.replicas.max
         ]
@@ -414,13 +414,13 @@ class _PlacementSearch:
         return pool.size.max // self._count_nodes(instance)
 
     def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
-        """The pool's zones that offer one of the types, where the catalog has the region's answer."""
+        """Return the pool's zones that offer one of the types, where the catalog has the region's answer."""
         zones, region = self.fleet.get_zones(pool), self.fleet.region
         offered = {zone for instance in types for zone in instance.zones.get(region, ())}
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
     def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
-        """The replica's share of each node, by accelerators: what all of the types can give."""
+        """Return the replica's share of each node, by accelerators: what all of the types can give."""
         per_node = self.role.accelerators // nodes
         shares = [(instance, per_node / count_units(instance)) for instance in types]
         memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
@@ -439,7 +439,7 @@ class _PlacementSearch:
         )
 
     def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
-        """Refuses more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
+        """Refuse more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
         offload = self.settings.tuning.kv_offload
         if offload and OFFLOAD_ROOM * offload > room_bytes:
             max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
@@ -465,28 +465,28 @@ class _PlacementSearch:
 
 
 def format_bounds(bounds: Bounds) -> int | str:
-    """Bounds as a person writes them: one number where both are the same."""
+    """Return bounds as a person writes them: one number where both are the same."""
     return bounds.min if bounds.min == bounds.max else str(bounds)
 
 
 def count_accelerators(instance: Instance) -> int:
-    """Ways that one node can split a model; 0 where it has no accelerator."""
+    """Return ways that one node can split a model; 0 where it has no accelerator."""
     return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
 
 
 def count_units(instance: Instance) -> int:
-    """Replicas of one accelerator that a node carries; one where it has none and a replica takes all of its CPUs."""
+    """Return replicas of one accelerator that a node carries; one if a replica takes all of its CPUs."""
     return max(1, count_accelerators(instance))
 
 
 def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
-    """Nodes for `replicas` of `accelerators` each."""
+    """Return nodes for `replicas` of `accelerators` each."""
     per_node = count_units(instance) // accelerators
     return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))
 
 
 def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflict]:
-    """Pools that are too small for their roles together, each of which fits alone; reported at the last role."""
+    """Return pools that are too small for their roles together, each of which fits alone; reported at the last role."""
     conflicts = []
     for name in dict.fromkeys(role.pool for _, role, _ in placed):
         pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
@@ -506,7 +506,7 @@ def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflic
 
 
 def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
-    """Nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
+    """Return nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
     free_accelerators: list[int] = []
     node_count = 0
     for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):

@@ -19,7 +19,7 @@ def price_deployment(deployment: ServingDeployment) -> tuple[float, str] | None:
 
 
 def _price_role(role: Role, region: str) -> tuple[float, str] | None:
-    """A role's cost an hour and its description; by the dearest type, since any of the list may run."""
+    """Return a role's cost an hour and its description; by the dearest type, since any of the list may run."""
     rows = [instances.find(name) for name in role.instance_types]
     prices = [(row.prices[region], row) for row in rows if region in row.prices and row.accelerators]
     if not rows or len(prices) < len(rows):

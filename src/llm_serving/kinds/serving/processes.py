@@ -96,7 +96,7 @@ class Context:
         return get_router(self.blueprint)
 
     def select_platform(self, role_placement: Placement) -> engines.Platform:
-        """The engine on the processors that it runs on: the pool's accelerators, or this machine's CPU instead."""
+        """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""
         return role_placement.platform if self.conventions.real_accelerators else self.engine.platforms["cpu"]
 
     def describe_node(self, name: str, role: EngineRole, role_placement: Placement, rank: int = 0) -> Node:
@@ -105,7 +105,7 @@ class Context:
         return Node(self.blueprint, (name,), role, role_placement, platform, self.conventions, rank)
 
     def streams(self, role_placement: Placement) -> bool:
-        """Whether the engine streams its weights from S3."""
+        """Return whether the engine streams its weights from S3."""
         return self.engine.streams_on(self.select_platform(role_placement))
 
 
@@ -115,7 +115,7 @@ def get_router(blueprint: Blueprint) -> engines.Router:
 
 
 def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
-    """Names of the ports that a target must choose where processes share one machine.
+    """Return names of the ports that a target must choose where processes share one machine.
 
     Args:
         replicas: by role.
@@ -138,7 +138,7 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
 
 
 def _compute_stream_bytes(role: EngineRole, role_placement: Placement) -> int:
-    """Memory for weights on their way from S3: of the ranks of a node together, or of each where they share nothing.
+    """Return memory for weights on their way from S3: of a node's ranks together, or of each if they share nothing.
 
     Never below the largest tensor, which has to fit as a whole: the embedding.
     """
@@ -150,7 +150,7 @@ def _compute_stream_bytes(role: EngineRole, role_placement: Placement) -> int:
 
 
 def compute_stream_clients(instances: Sequence[Instance]) -> int:
-    """S3 clients of one reader, which the streamer calls its concurrency.
+    """Return S3 clients of one reader, which the streamer calls its concurrency.
 
     They fill an accelerator's share of the node's network, or of what its cores can take in if that is less. More would
     only open more connections and hold more buffers.
@@ -168,7 +168,7 @@ def compute_stream_clients(instances: Sequence[Instance]) -> int:
 
 
 def list_instance_keys(context: Context, role: EngineRole, role_placement: Placement) -> list[tuple[int, int]]:
-    """Replica and rank of each process that the target is asked to run.
+    """Return replica and rank of each process that the target is asked to run.
 
     A target that copies processes itself is asked for one replica: for one process of it where it numbers the nodes,
     and a second that describes all further ranks.
@@ -190,7 +190,7 @@ def build_engine_service(
     replica: int,
     rank: int,
 ) -> Service:
-    """The engine on one node of a replica: what its command line decides."""
+    """Return the engine on one node of a replica: what its command line decides."""
     environment, platform = context.environment, context.select_platform(role_placement)
     process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
     node = context.describe_node(name, role, role_placement, rank)
@@ -230,14 +230,14 @@ def build_engine_service(
 
 
 def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
-    """The words of the engine's own options that the blueprint gives a role; `checks` has refused what is none."""
+    """Return the words of the engine's own options of a role; `checks` has refused what is no option."""
     recorded = engine_options.get_options(context.blueprint.engine)
     arguments = context.blueprint.merge_arguments(role)
     return tuple(word for name, value in arguments.items() for word in recorded[name].format_words(name, value))
 
 
 def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:
-    """Longest start of an engine, in seconds."""
+    """Return longest start of an engine, in seconds."""
     return platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S
 
 
@@ -305,14 +305,14 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
 
 
 def _count_threads(context: Context, role_placement: Placement, rank_count: int) -> int:
-    """Threads of computation of one rank: its share of the machine, or the physical cores that its node gives it."""
+    """Return threads of computation of one rank: its share of the machine, or of its node's physical cores."""
     if context.conventions.shared_host:
         return max(1, context.environment.cores // rank_count)
     return max(1, role_placement.resources.cpus // max(row.threads_per_core for row in role_placement.instances))
 
 
 def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
-    """Values of one process."""
+    """Return values of one process."""
     environment, conventions = context.environment, context.conventions
     cache_folder = f"{environment.data_folder}/cache"
     return {
@@ -331,24 +331,24 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
 
 
 def build_peer_name(context: Context, service: str) -> str:
-    """The DNS name by which the deployment's processes find a service of it."""
+    """Return the DNS name by which the deployment's processes find a service of it."""
     return context.conventions.peer_name.format(
         deployment=context.name, service=service, namespace=context.environment.namespace
     )
 
 
 def _count_ranks(role: EngineRole) -> int:
-    """Processes that compute, of one replica."""
+    """Return processes that compute, of one replica."""
     return role.tensor * role.data
 
 
 def _locate_weights(context: Context, role_placement: Placement, weights: Weights, folder: str) -> str:
-    """Where the engine loads weights from: S3, or the folder that they were copied to."""
+    """Return where the engine loads weights from: S3, or the folder that they were copied to."""
     return weights.uri if context.streams(role_placement) else f"{context.prefetch_folder}/{folder}"
 
 
 def _locate_chat_template(context: Context, node: Node) -> str:
-    """The user's template or the catalog's, as the engine takes it; empty where the model's own is used.
+    """Return the user's template or the catalog's, as the engine takes it; empty where the model's own is used.
 
     In a container the user's template is the argument itself: engines take either.
     """
@@ -359,26 +359,26 @@ def _locate_chat_template(context: Context, node: Node) -> str:
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:
-    """Where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
+    """Return where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
     if not context.conventions.containers:
         return served_model.adapters
     return {name: f"{context.prefetch_folder}/{_build_adapter_folder(name)}" for name in served_model.adapters}
 
 
 def _build_adapter_folder(adapter: str) -> str:
-    """The folder that an adapter is copied to."""
+    """Return the folder that an adapter is copied to."""
     return f"adapter-{adapter}"
 
 
 def list_fetches(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
-    """What the engine's own command copies from S3 before it starts, by its folder: on a target without containers."""
+    """Return what the engine's command copies from S3 before it starts, by folder: on a target without containers."""
     if context.conventions.containers or context.streams(role_placement):
         return {}
     return {WEIGHTS_FOLDER: served_model.weights.uri}
 
 
 def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
-    """What of S3 is copied to the node before the engine starts, by its folder there."""
+    """Return what of S3 is copied to the node before the engine starts, by its folder there."""
     if not context.conventions.containers:
         return {}
     drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
@@ -387,7 +387,7 @@ def list_prefetch_uris(context: Context, role_placement: Placement, served_model
 
 
 def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
-    """KV cache of one rank, in bytes, where it uses the machine's own memory."""
+    """Return KV cache of one rank, in bytes, where it uses the machine's own memory."""
     settings = context.blueprint
     return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(
         role_placement.model,
@@ -402,7 +402,7 @@ def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placem
 def _compute_memory_bytes(
     context: Context, role: EngineRole, served_model: ServedModel, role_placement: Placement
 ) -> int:
-    """Memory of one replica where processes share one machine; 0 elsewhere."""
+    """Return memory of one replica where processes share one machine; 0 elsewhere."""
     if not context.conventions.shared_host:
         return 0
     platform = context.select_platform(role_placement)
@@ -411,12 +411,12 @@ def _compute_memory_bytes(
 
 
 def count_concurrent_requests(traffic: Traffic) -> int:
-    """Requests under way at once, all replicas together."""
+    """Return requests under way at once, all replicas together."""
     return traffic.users or min(OPEN_LOOP_REQUESTS, traffic.max_concurrency or OPEN_LOOP_REQUESTS)
 
 
 def build_router_service(context: Context, engine_services: Sequence[Service], served_model: ServedModel) -> Service:
-    """The router before the engines: what its command line decides."""
+    """Return the router before the engines: what its command line decides."""
     router, environment = context.router, context.environment
     mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
     rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
@@ -443,7 +443,7 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
 
 
 def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
-    """The router's arguments for finding the engines of this blueprint."""
+    """Return the router's arguments for finding the engines of this blueprint."""
     discovery = context.router.discovery[select_discovery(context)]
     if context.blueprint.is_disaggregated and discovery.disaggregated:
         return discovery.disaggregated
@@ -476,18 +476,18 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
 
 
 def compute_request_timeout_s(blueprint: Blueprint) -> int:
-    """Longest request, up to its last token, in the router's whole seconds."""
+    """Return longest request, up to its last token, in the router's whole seconds."""
     return math.ceil(blueprint.roles.router.request_timeout)
 
 
 def _select_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
-    """The policy. With one replica at a known address there is no choice, and load-aware needs two."""
+    """Return the policy: with one replica at a known address there is no choice, and load-aware needs two."""
     is_single = select_discovery(context) == "addresses" and len(engine_services) == 1
     return "round-robin" if is_single and context.policy == "load-aware" else context.policy
 
 
 def _select_decode_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
-    """The policy of decode: it computes no prompt, so that a cached prefix saves it nothing; load-aware needs two."""
+    """Return the policy of decode, which computes no prompt: a cached prefix saves it nothing."""
     policy = "load-aware" if context.policy == "cache-aware" else context.policy
     decode_count = sum(engine.role == DECODE for engine in engine_services)
     is_single = select_discovery(context) == "addresses" and decode_count < 2
@@ -495,7 +495,7 @@ def _select_decode_policy(context: Context, engine_services: Sequence[Service]) 
 
 
 def count_routed_ranks(context: Context) -> int:
-    """Data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
+    """Return data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
 
     The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines, and none
     for several models or before prefill and decode.
@@ -505,12 +505,12 @@ def count_routed_ranks(context: Context) -> int:
 
 
 def needs_engine_details(context: Context) -> bool:
-    """Whether the router asks an engine for more than its models."""
+    """Return whether the router asks an engine for more than its models."""
     return context.policy == "kv-aware" or count_routed_ranks(context) > 1
 
 
 def select_discovery(context: Context) -> Discovery:
-    """How the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
+    """Return how the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
     # A router takes no option for the model of an engine; only its API sets it.
     has_many_models = bool(context.blueprint.roles.models)
     # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
@@ -520,12 +520,12 @@ def select_discovery(context: Context) -> Discovery:
 
 
 def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
-    """A program of the router's image and its arguments, as it is called here."""
+    """Return a program of the router's image and its arguments, as it is called here."""
     return (*environment.image_programs.get(words[0], words[:1]), *words[1:]) if words else ()
 
 
 def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tuple[str, ...]:
-    """How the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
+    """Return how the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
     conventions, discovery = context.conventions, select_discovery(context)
     if discovery == "labels":
         engine = engines_of_role[0]
@@ -540,19 +540,19 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
 
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
-    """Where an engine publishes its cache's events, as ZeroMQ writes addresses."""
+    """Return where an engine publishes its cache's events, as ZeroMQ writes addresses."""
     port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
     return f"tcp://{context.conventions.zmq_bind_host}:{port}"
 
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
-    """Requests that a replica may have more than another before its queue counts more than a cached prefix."""
+    """Return requests that a replica may have more than another before its queue counts more than a cached prefix."""
     replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.engine_roles.values())
     return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
 
 
 def _select_port(context: Context, name: str, default: int) -> int:
-    """The port that the target chose, or the fixed one where each process has its own address."""
+    """Return the port that the target chose, or the fixed one where each process has its own address."""
     return context.environment.ports.get(name, 0) if context.conventions.shared_host else default
 
 
@@ -561,7 +561,7 @@ def _resolve_executable(environment: Environment, name: str) -> str:
 
 
 def _build_probe(context: Context, served_model: ServedModel, deadline_s: float, health: str = "") -> Probe:
-    """A request of the API that the traffic uses: chat may fail where completions succeed."""
+    """Return a request of the API that the traffic uses: chat may fail where completions succeed."""
     question, pooled = "ready?", tasks.POOLED.get(context.blueprint.task)
     if pooled:
         body = {"model": served_model.name, **pooled.build([question])}

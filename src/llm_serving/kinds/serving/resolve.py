@@ -52,7 +52,7 @@ FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> ServingDeployment:
-    """The blueprint on the fleet, in the environment of its target.
+    """Return the blueprint on the fleet, in the environment of its target.
 
     Raises:
         InputError: it cannot work; with every reason at its line of the blueprint.
@@ -126,7 +126,7 @@ def _build_stack(deployment: ServingDeployment) -> ServingStack:
 def _place_checked_roles(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
 ) -> list[PlacedRole]:
-    """Each engine role with its nodes.
+    """Return each engine role with its nodes.
 
     Raises:
         InputError: the blueprint cannot work; with every reason.
@@ -150,14 +150,14 @@ def _place_checked_roles(
 
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
-    """Names of the ports that a target must choose where processes share one machine."""
+    """Return names of the ports that a target must choose where processes share one machine."""
     return processes.list_port_names(
         blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.engine_roles.items()}
     )
 
 
 def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
-    """How the router chooses a replica: as written, else by cached prefixes where prompts share enough.
+    """Return how the router chooses a replica: as written, else by cached prefixes where prompts share enough.
 
     Of requests whose answers have no tokens, the router reads no text: by prefixes it would send all of them to one
     replica until that has much more to do than the others. Source: vllm-router 0.1.17, called.
@@ -169,14 +169,14 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
 
 
 def resolve_shared_prefix(blueprint: Blueprint, environment: Environment) -> float:
-    """Share of a prompt that others share: as the blueprint states it, else as it was measured."""
+    """Return share of a prompt that others share: as the blueprint states it, else as it was measured."""
     if blueprint.traffic.has_shared_prefix or environment.measured is None:
         return blueprint.traffic.shared_prefix
     return environment.measured.shared_prefix
 
 
 def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], environment: Environment) -> str:
-    """The engine's transfer of KV caches from prefill to decode; empty where there is none."""
+    """Return the engine's transfer of KV caches from prefill to decode; empty where there is none."""
     if not blueprint.is_disaggregated:
         return ""
     if environment.conventions.kv_transfer:
@@ -333,7 +333,7 @@ def _build_served_model(
 
 
 def _build_draft(context: Context, role_placement: Placement) -> LoadedModel | None:
-    """The model that guesses tokens ahead, in the fleet's model bucket."""
+    """Return the model that guesses tokens ahead, in the fleet's model bucket."""
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
@@ -355,7 +355,7 @@ def _build_bucket_uri(context: Context, model: str) -> str:
 
 
 def _select_loader(context: Context, role_placement: Placement) -> str:
-    """The engine's own name of the way weights are loaded."""
+    """Return the engine's own name of the way weights are loaded."""
     return context.engine.streaming.loader if context.engine.streaming and context.streams(role_placement) else "auto"
 
 
@@ -434,14 +434,14 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
 
 
 def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:
-    """Images that are pulled by a tag which their registry can move; tags of the fleet's own never do."""
+    """Yield images that are pulled by a tag which their registry can move; tags of the fleet's own never do."""
     for image in dict.fromkeys(role.image for role in roles if role.image):
         if "@" not in image and not image.startswith(f"{context.environment.registry}/"):
             yield f"{image} is pulled by its tag; `blueprint images pin` keeps the digest in images.lock.yaml."
 
 
 def _describe_policy(context: Context) -> str:
-    """The share of the prompts that decided the policy, and where it is from."""
+    """Return the share of the prompts that decided the policy, and where it is from."""
     traffic, measured = context.blueprint.traffic, context.environment.measured
     shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
     threshold = context.router.cache_aware_share

@@ -224,13 +224,13 @@ DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 
 
 def resolve_scale(name: str, role: EngineRole) -> Scale | None:
-    """When the role's replicas come and go; None where they are always as many."""
+    """Return when the role's replicas come and go; None where they are always as many."""
     if role.replicas.min == role.replicas.max:
         return None
     return role.scale or DEFAULT_SCALES.get(name, Scale(queue=4))
 
 
 def compute_fixed_replicas(role: EngineRole) -> Bounds:
-    """The replicas of a target that does not scale: the lower bound, and at least one."""
+    """Return the replicas of a target that does not scale: the lower bound, and at least one."""
     count = max(1, role.replicas.min)
     return Bounds(count, count)

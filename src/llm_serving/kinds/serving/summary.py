@@ -17,7 +17,7 @@ from llm_serving.settings.document import Document
 
 
 def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
-    """The deployment's pattern, models and roles as data."""
+    """Return the deployment's pattern, models and roles as data."""
     return {
         "pattern": deployment.pattern,
         "models": [
@@ -45,7 +45,7 @@ def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
 
 
 def describe(document: Document[Blueprint], deployment: ServingDeployment) -> list[tuple[str, str]]:
-    """A label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
+    """Return a label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
     blueprint, traffic = document.value, deployment.traffic
     load = f"{_describe_load(traffic)}{_describe_sessions(traffic)}"
     return [

@@ -8,7 +8,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 
 
 def sees(blueprint: Blueprint) -> bool:
-    """Whether one of the roles' models takes pictures, as far as is known."""
+    """Return whether one of the roles' models takes pictures, as far as is known."""
     names = {blueprint.select_model_settings(role).model for role in blueprint.roles.engine_roles.values()}
     return any(_sees(name) for name in names if name)
 

@@ -28,7 +28,7 @@ KeyPath = tuple[str, ...]
 
 
 def check(settings: Blueprint) -> Iterator[Conflict]:
-    """Options and variables that no deployment of this engine can have."""
+    """Yield options and variables that no deployment of this engine can have."""
     for key_path, arguments in _list_mappings(settings, ARGUMENTS):
         yield from _check_arguments(settings, key_path, arguments)
     for key_path, variables in _list_mappings(settings, ENVIRONMENT):
@@ -36,7 +36,7 @@ def check(settings: Blueprint) -> Iterator[Conflict]:
 
 
 def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Mapping[str, JsonValue]]]:
-    """The blueprint's own mapping, and those of its roles, with their key paths."""
+    """Yield the blueprint's own mapping, and those of its roles, with their key paths."""
     yield (key,), getattr(settings, key)
     for name, role in settings.roles.engine_roles.items():
         yield (*settings.find_key_path(name), key), getattr(role, key)
@@ -62,7 +62,7 @@ def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[
 def _find_refusal(
     settings: Blueprint, engine: Engine, recorded: EngineOptions, option: str, value: JsonValue
 ) -> tuple[str, str] | None:
-    """Why an option cannot be set, and what to write; None where it can."""
+    """Return why an option cannot be set, and what to write; None where it can."""
     if option not in recorded.options:
         nearest = recorded.suggest_option(option)
         nearest = engine.argument_keys.get(nearest, nearest)
@@ -109,7 +109,7 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
 
 
 def _has_prefix(recorded: EngineOptions, name: str) -> bool:
-    """Whether a variable is the engine's by its name: half of them begin in one way."""
+    """Return whether a variable is the engine's by its name: half of them begin in one way."""
     prefixes = [variable.partition("_")[0] for variable in recorded.variables]
     return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
 

@@ -24,7 +24,7 @@ KeyPath = tuple[str, ...]
 
 
 def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
-    """The engine or the framework where the target cannot run it at all."""
+    """Yield the engine or the framework where the target cannot run it at all."""
     target = environment.target
     engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
     if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
@@ -40,10 +40,10 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
 
 
 def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
-    """A pool with a type that the engine does not run on."""
+    """Yield a pool with a type that the engine does not run on."""
     platforms, pool = _get_engine(settings).platforms, fleet.pools.get(role.pool)
-    catalogue = instances.load()
-    for instance in [catalogue[name] for name in pool.types if name in catalogue] if pool else []:
+    catalog = instances.load()
+    for instance in [catalog[name] for name in pool.types if name in catalog] if pool else []:
         device = instance.accelerators
         if device and device.kind not in platforms:
             reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run"
@@ -59,7 +59,7 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
 
 
 def _describe_processors(platforms: Mapping[str, Platform]) -> str:
-    """The types of instances that an engine runs on."""
+    """Return the types of instances that an engine runs on."""
     kinds = [kind for kind in platforms if kind != "cpu"]
     return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
 
@@ -87,7 +87,7 @@ def check_drivers(
 def check_settings(
     settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
-    """Settings and models that the engine does not support where a role runs."""
+    """Yield settings and models that the engine does not support where a role runs."""
     conflicts: list[Conflict] = []
     for key_path, role, role_placement in placed_roles:
         is_real = environment.conventions.real_accelerators
@@ -107,7 +107,7 @@ def _get_engine(settings: Blueprint) -> Engine:
 
 
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
-    """Scaling by a measure that the engine does not have."""
+    """Yield scaling by a measure that the engine does not have."""
     scale, engine = resolve_scale(key_path[-1], role), settings.engine
     if scale is None:
         return
@@ -170,7 +170,7 @@ def _check_whole_node(
 
 
 def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:
-    """How a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
+    """Return how a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
     max_accelerators = count_accelerators(instance)
     degree = max(
         (

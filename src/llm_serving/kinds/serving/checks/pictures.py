@@ -19,7 +19,7 @@ _KEY_PATH = ("traffic", "images")
 
 
 def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
+    """Yield pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
     images = settings.traffic.images
     # Several roles serve one model, and each mistake is one.
     models = {
@@ -65,19 +65,19 @@ def _check_context(settings: Blueprint, role: EngineRole, model: Model, images: 
 
 
 def count_tokens(model: Model, images: Images) -> int:
-    """Most tokens of one of the pictures, with those that mark it; 0 for a model that is not known to see."""
+    """Return most tokens of one of the pictures, with those that mark it; 0 for a model that is not known to see."""
     return model.vision.count_tokens(images.width, images.height) + MARK_TOKENS if model.vision else 0
 
 
 def find_limit(settings: Blueprint, role: EngineRole) -> int | None:
-    """Most pictures of a request that the engine is told to take; None where it is not told."""
+    """Return most pictures of a request that the engine is told to take; None where it is not told."""
     limits = settings.merge_arguments(role).get(_LIMIT)
     limit = limits.get("image") if isinstance(limits, dict) else None
     return limit if isinstance(limit, int) else None
 
 
 def describe(settings: Blueprint, role: EngineRole, model: Model) -> str:
-    """How much of the context a picture takes, in a sentence."""
+    """Return how much of the context a picture takes, in a sentence."""
     assert model.vision
     context, images = settings.select_model_settings(role).context, settings.traffic.images
     if images:

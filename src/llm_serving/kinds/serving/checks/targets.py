@@ -100,7 +100,7 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
 
 
 def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """RDMA where the blueprint asks for it, or where the hardware has it."""
+    """Yield RDMA where the blueprint asks for it, or where the hardware has it."""
     if not settings.is_disaggregated:
         return
     key_path = ("tuning", "kv_transfer")
@@ -113,7 +113,7 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
 
 
 def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
-    """Why a role has no RDMA, and the fix."""
+    """Return why a role has no RDMA, and the fix."""
     subject = f"{role_placement.role}'s pool has {role_placement.instance.name}"
     if not role_placement.instance.gpudirect_rdma:
         reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
@@ -174,7 +174,7 @@ def _check_orchestrator(
 def _check_buckets(
     settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
-    """Weights and adapters in a bucket that the engines may not read: they would start, and be denied."""
+    """Yield weights and adapters in a bucket that the engines may not read: they would start, and be denied."""
     # Whatever account is signed in where this is checked.
     own = re.compile(build_bucket_name(fleet.name, "models", "[0-9]{12}", fleet.region))
     readable = {environment.bucket, *(row.bucket for row in fleet.storage.model_buckets)}
@@ -220,7 +220,7 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
 
 
 def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Routing by KV cache events, where the router does not get them."""
+    """Yield routing by KV cache events, where the router does not get them."""
     if settings.roles.router.policy != "kv-aware":
         return
     reason = ""
@@ -263,7 +263,7 @@ def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedR
 def _check_waiting_replicas(
     fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
-    """Roles that fall back, and are so large that their first choice without instances would stop all others."""
+    """Yield roles that fall back, and are so large that their first choice without instances would stop all others."""
     roles = [placed_role for placed_role in placed_roles if _has_choices(fleet, placed_role)]
     total, most = sum(role.replicas.max for _, role, _ in roles), conventions.max_waiting
     if total <= most:
@@ -280,7 +280,7 @@ def _check_waiting_replicas(
 
 
 def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
-    """Whether the role's tasks move between choices of its pool; a replica of several nodes keeps to the first."""
+    """Return whether the role's tasks move between choices of its pool; a replica of several nodes stays."""
     _, role, role_placement = placed_role
     pool_groups = groups.resolve_pool(fleet, role.pool, instances.load())
     return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
@@ -308,7 +308,7 @@ def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> It
 
 
 def _count_free_interfaces(role_placement: Placement) -> int:
-    """Interfaces of the first card beyond those that the node starts with."""
+    """Return interfaces of the first card beyond those that the node starts with."""
     pool, instance = role_placement.pool, role_placement.instance
     used_interfaces = [
         interface
