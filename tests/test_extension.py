@@ -121,7 +121,7 @@ from llm_serving.services.environment import Conventions, Environment
 
 class MoonTarget:
     name = "moon"
-    conventions = Conventions(title="the moon", real_accelerators=True, url="http://{deployment}.moon:{port}")
+    conventions = Conventions(title="the moon", url="http://{deployment}.moon:{port}")
     needs_aws = False
 
     def check_kind(self, kind):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 BACKWARD_IMPORTS = (
     ("src/llm_serving/settings/units.py", "from llm_serving import console"),
-    ("src/llm_serving/kinds/serving/resolve.py", "from llm_serving.targets import matrix"),
+    ("src/llm_serving/targets/render.py", "from llm_serving.kinds.serving import resolve"),
     ("src/llm_serving/kinds/serving/price.py", "from llm_serving.kinds.batch import secrets"),
     ("src/llm_serving/kinds/batch/secrets.py", "from llm_serving.kinds.serving import patterns"),
     ("src/llm_serving/targets/base.py", "from llm_serving.kinds.batch import secrets"),

@@ -21,7 +21,7 @@ def deployment(make_deployment: Callable[..., ServingDeployment]) -> ServingDepl
     engine, router = built.roles
     resources = Resources(device="nvidia.com/gpu", accelerators=2)
     fields: dict[str, Any] = {"instance_types": ("g6e.12xlarge",), "replicas": Bounds(2, 4), "resources": resources}
-    conventions = built.environment.conventions.model_copy(update={"shared_host": False})
+    conventions = built.environment.conventions.model_copy(update={"is_local": False})
     environment = built.environment.model_copy(update={"conventions": conventions, "region": "us-east-1"})
     roles = (engine.model_copy(update=fields), router)
     return built.model_copy(update={"roles": roles, "environment": environment})

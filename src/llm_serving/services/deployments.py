@@ -30,7 +30,7 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
         siblings: folder with the folder of its blueprint, which has its name.
     """
     conventions = environment.conventions
-    if not conventions.containers:
+    if conventions.is_local:
         if not environment.data_folder:  # a check contacts nothing
             return FoundDeployment(name=name, url=conventions.url.format(deployment=name, namespace="", port=0))
         deployment = _read(Path(environment.data_folder).parent / name / FILE)

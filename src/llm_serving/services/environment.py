@@ -57,23 +57,17 @@ class Conventions(ResolvedData):
     orchestrator: str = ""
     """The pool's orchestrator that the target needs; empty where it needs none."""
 
-    shared_host: bool = False
-    """All processes share one machine: its cores, its memory, and its address, so ports are chosen (`ports`)."""
+    is_local: bool = False
+    """All processes share this machine: its cores without accelerators, its memory, its loopback address, so ports are
+    chosen (`ports`). Nothing scales or drains there. If not, replicas are containers with an address each."""
 
-    containers: bool = True
-    """Processes run in containers: they need images, read no local folder, and get files of S3 copied beforehand."""
+    is_kubernetes: bool = False
+    """Replicas are pods: found by labels, in groups that start together and number their nodes, with claims to mount,
+    and behind Services, of other deployments too."""
 
-    real_accelerators: bool = True
-    """Engines run on the pool's accelerators; if not, they run on the engine's platform `cpu`."""
-
-    scales: bool = True
-    """Replicas follow the load between their bounds; if not, the lower bound runs, and at least one."""
-
-    drains: bool = True
-    """A replica that is stopped gets time to finish its requests."""
-
-    starts_groups: bool = True
-    """The target starts a replica's nodes together and numbers them; if not, each node is an instance by itself."""
+    runs_tasks: bool = False
+    """Replicas are ECS tasks: without accelerators on Fargate, which has no nodes; else each takes its own network
+    interface on the node's first network card."""
 
     max_replicas: int = 0
     """Most replicas of a role that clients and routers can find; 0 where there is no such limit."""
@@ -82,45 +76,9 @@ class Conventions(ResolvedData):
     """Most replicas, all roles together, that may wait for nodes of their pools' first choice so that others start in
     the next; 0 where nothing limits them."""
 
-    fargate: bool = False
-    """Containers without accelerators run on Fargate, which has no nodes."""
-
-    workflows: bool = False
-    """Queues and a state machine can stand between processes, as batches need."""
-
-    task_interfaces: bool = False
-    """Each container takes its own network interface on the node's first network card."""
-
-    claims: bool = False
-    """A container can mount a PersistentVolumeClaim by name."""
-
     node_disk: str = ""
     """Folder of a node where its NVMe disks are mounted, and which is on the root volume of a node without; empty where
     processes have no node of their own."""
-
-    gateways: bool = False
-    """A Service that is not the deployment's can stand between its load balancer and its routers."""
-
-    bind_host: str = "0.0.0.0"
-    """The address that processes listen on."""
-
-    own_address: str = ""
-    """The address by which processes reach one another, where all share it; empty where each has its own."""
-
-    zmq_bind_host: str = "*"
-    """`bind_host` as ZeroMQ reads it in an engine's KV events endpoint."""
-
-    discovery: Discovery = "names"
-    """How a router finds the engines."""
-
-    selector_labels: Mapping[str, str] = Field(default_factory=dict)
-    """Labels of a role's pods, with {deployment} and {role}, where `discovery` is `labels`."""
-
-    leader_labels: Mapping[str, str] = Field(default_factory=dict)
-    """Further labels of the pod that answers requests, where a replica spans several nodes."""
-
-    peer_name: str = "{deployment}-{service}.{namespace}"
-    """DNS name by which the processes of a deployment find one another."""
 
     url: str
     """Base URL for clients, with {deployment}, {namespace} and {port}."""
@@ -129,14 +87,15 @@ class Conventions(ResolvedData):
     """Base URL of the engines, with {deployment}, {namespace} and {port}: a name with an address for each; empty where
     they have no such name."""
 
-    rank: str = ""
-    """Expression that the target replaces by a node's rank; empty where each node's command holds its number."""
+    @property
+    def bind_host(self) -> str:
+        """The address that processes listen on."""
+        return LOOPBACK if self.is_local else "0.0.0.0"
 
-    leader_address: str = ""
-    """Expression that the target replaces by the address of rank 0; empty where it is that node's DNS name."""
 
-    kv_transfer: str = ""
-    """The engine's transfer between prefill and decode; empty where the accelerators' links decide."""
+def format_peer_name(deployment: str, service: str, namespace: str) -> str:
+    """Return the DNS name by which the processes of a deployment find one another."""
+    return f"{deployment}-{service}.{namespace}"
 
 
 class Environment(ResolvedData):

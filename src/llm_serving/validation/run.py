@@ -313,7 +313,7 @@ def _read_progress(driver_plan: LoadPlan) -> Progress | None:
 def _collect_versions(deployment: ServingDeployment) -> dict[str, str]:
     """Return the versions of this program and of an engine that runs on this machine."""
     versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
-    if not deployment.environment.conventions.shared_host:
+    if not deployment.environment.conventions.is_local:
         return versions
     version_url = f"http://127.0.0.1:{deployment.workers[0].port}/version"
     with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(version_url, timeout=5) as response:

@@ -175,7 +175,7 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
     pool, key_path = settings.workers.pool, ("workers", "pool")
     if pool is None:
         return
-    if environment.conventions.fargate:
+    if environment.conventions.runs_tasks:
         reason = f"workers on {environment.conventions.title} run on Fargate, which has no pools"
         yield Conflict(key_path, reason, "no pool", pool)
         return

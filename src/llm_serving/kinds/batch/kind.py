@@ -14,7 +14,7 @@ from llm_serving.kinds.batch import blueprint as blueprints
 from llm_serving.kinds.batch import resolve, summary
 from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.deployment import BatchDeployment
-from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.settings.document import Document
 
@@ -26,9 +26,6 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = BatchDeployment
     VALIDATOR = "llm_serving.kinds.batch.validation.validate"
-
-    def find_refusal(self, conventions: Conventions) -> str:
-        return "" if conventions.workflows else "it has no queues and no state machine for them"
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)

@@ -21,7 +21,7 @@ from llm_serving.kinds.serving.roles import EngineRole, Roles
 from llm_serving.services import deployments
 from llm_serving.services.blueprint import DEFAULT_KIND, resolve_name
 from llm_serving.services.deployment import FoundDeployment
-from llm_serving.services.environment import Environment
+from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document, raise_mistakes
@@ -49,7 +49,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; has every reason with its line of the blueprint.
     """
     settings, name = blueprint.value, resolve_name(blueprint)
-    in_containers = environment.conventions.containers
+    in_containers = not environment.conventions.is_local
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
@@ -156,11 +156,9 @@ def _choose_bucket(environment: Environment) -> str:
 
 def _format_url(environment: Environment, name: str, port: int) -> str:
     conventions = environment.conventions
-    if conventions.shared_host:
+    if conventions.is_local:
         return conventions.url.format(deployment=name, namespace=environment.namespace, port=port)
-    return (
-        f"http://{conventions.peer_name.format(deployment=name, service=API, namespace=environment.namespace)}:{port}"
-    )
+    return f"http://{format_peer_name(name, API, environment.namespace)}:{port}"
 
 
 def _list_notes(
@@ -170,10 +168,10 @@ def _list_notes(
         yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
     if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
-    if settings.schedules and not environment.conventions.containers:
+    if settings.schedules and environment.conventions.is_local:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
     named = cloud.list_secrets(settings)
-    if named and not environment.conventions.containers:
+    if named and environment.conventions.is_local:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
@@ -181,9 +179,9 @@ def _list_notes(
 def _describe_back_off(fed: str, environment: Environment, answering: Answering) -> Iterator[str]:
     """Describe what slows rows down in favor of the shared deployment's own requests."""
     title = environment.conventions.title
-    if environment.conventions.containers and answering.metrics_urls:
+    if not environment.conventions.is_local and answering.metrics_urls:
         yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
-    elif environment.conventions.containers:
+    elif not environment.conventions.is_local:
         yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
     elif answering.limits:
         limits = ", ".join(f"{limit.name} < {limit.ms:g} ms" for limit in answering.limits)
@@ -209,7 +207,7 @@ def _describe_endpoint(
         return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
     if found is None:
         raise ValueError("an endpoint has a model, a URL or a deployment")
-    if environment.conventions.containers:
+    if not environment.conventions.is_local:
         return Answering(found.url, found.metrics_urls, is_shared=True, has_priority=False)
     return Answering(
         found.url,

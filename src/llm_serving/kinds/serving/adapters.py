@@ -42,12 +42,12 @@ def _find_load_error(
 ) -> tuple[str, str] | None:
     """Return why a role cannot load an adapter, and the fix."""
     is_remote = location.startswith("s3://")
-    if is_remote and not conventions.containers:
+    if is_remote and conventions.is_local:
         reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
         return reason, "use a folder beside the blueprint"
     if is_remote:
         return None  # read when it is deployed: `check_remote`
-    if conventions.containers:
+    if not conventions.is_local:
         reason = f"a container on {target} cannot read this folder"
         return reason, "use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
     return find_folder_error(folder / location, model)

@@ -38,7 +38,7 @@ def estimate_requests_per_s(deployment: ServingDeployment) -> float | None:
 def estimate_for_lengths(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:
     """Return the estimate for requests of these lengths; see `estimate_requests_per_s`."""
     lengths = _Lengths(input_tokens, output_tokens)
-    if not deployment.environment.conventions.real_accelerators:
+    if deployment.environment.conventions.is_local:
         return None
     estimates = [_estimate_role(deployment, role, lengths) for role in deployment.engine_roles]
     rates = [estimate for estimate in estimates if estimate is not None]

@@ -226,7 +226,7 @@ class ServingDeployment(Deployment):
     @property
     def metrics_urls(self) -> dict[str, str]:
         """Pages with the engines' metrics by process, where all processes run on this machine; empty elsewhere."""
-        if not self.environment.conventions.shared_host:
+        if not self.environment.conventions.is_local:
             return {}
         path = engines.load_engines()[self.engine].metrics_path
         return {engine.name: f"http://{LOOPBACK}:{engine.port}{path}" for engine in self.workers}

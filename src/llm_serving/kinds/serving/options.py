@@ -77,7 +77,7 @@ class Node:
     @property
     def catalog_template(self) -> str:
         """The catalog's chat template, which lies in the engine's own image; empty where there is none."""
-        if not self.conventions.containers or self.platform.image:
+        if self.conventions.is_local or self.platform.image:
             return ""
         return self.parsers.chat_template
 
@@ -114,7 +114,7 @@ def check(node: Node) -> Iterator[Conflict]:
     """Yield options that the blueprint asks for and that the engine, or its platform, does not have."""
     engine = engines.load_engines()[node.settings.engine]
     present = {*engine.options, *node.platform.options, *(("transfer",) if engine.transfers else ())}
-    suffix = "" if node.conventions.real_accelerators else " in a copy to try here"
+    suffix = "" if not node.conventions.is_local else " in a copy to try here"
     for option in OPTIONS:
         reason = node.platform.unsupported_options.get(option.name, "")
         if option.name not in present:
@@ -254,8 +254,8 @@ OPTIONS = (
         "roles.router.policy",
         "set policy: cache-aware",
     ),
-    Option("drain", lambda node: node.conventions.drains),
-    Option("compile-cache", lambda node: node.tuning.compile_cache and node.conventions.containers),
+    Option("drain", lambda node: not node.conventions.is_local),
+    Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     Option("transfer", lambda node: node.settings.is_disaggregated, "pattern", _describe_unsplit),
 )
 """In the order of the command line."""

@@ -9,7 +9,7 @@ from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 def price_deployment(deployment: ServingDeployment) -> tuple[float, str] | None:
     """Return what a deployment's engines cost an hour, and how that is reckoned; None where a price is unknown."""
     environment = deployment.environment
-    if environment.conventions.shared_host:
+    if environment.conventions.is_local:
         return None
     priced = [_price_role(role, environment.region) for role in deployment.engine_roles]
     prices = [entry for entry in priced if entry is not None]

@@ -18,7 +18,7 @@ from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import deployments, tasks
-from llm_serving.services.environment import Conventions, Discovery, Environment
+from llm_serving.services.environment import LOOPBACK, Conventions, Discovery, Environment, format_peer_name
 from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
@@ -26,6 +26,13 @@ from llm_serving.services.traffic import Traffic
 ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
 ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
 """Ports of a container that has its own address."""
+
+GROUP_RANK, GROUP_LEADER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
+"""Variables that a LeaderWorkerSet gives its pods: Kubernetes fills them in."""
+
+SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"}
+LEADER_LABELS = {"inference/listens": "true"}
+"""Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
 
 PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345}
 """Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica."""
@@ -97,7 +104,7 @@ class Context:
 
     def select_platform(self, role_placement: Placement) -> engines.Platform:
         """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""
-        return role_placement.platform if self.conventions.real_accelerators else self.engine.platforms["cpu"]
+        return role_placement.platform if not self.conventions.is_local else self.engine.platforms["cpu"]
 
     def describe_node(self, name: str, role: EngineRole, role_placement: Placement, rank: int = 0) -> Node:
         """Return node `rank` of the replicas of a role."""
@@ -174,9 +181,9 @@ def list_instance_keys(context: Context, role: EngineRole, role_placement: Place
     and a second that describes all further ranks.
     """
     nodes = role_placement.nodes
-    if context.conventions.shared_host:
+    if context.conventions.is_local:
         return [(replica, 0) for replica in range(compute_fixed_replicas(role).min)]
-    if nodes > 1 and not context.conventions.starts_groups:
+    if nodes > 1 and not context.conventions.is_kubernetes:
         return [(replica, rank) for replica in range(role.replicas.max) for rank in range(nodes)]
     return [(0, rank) for rank in range(min(2, nodes))]
 
@@ -207,7 +214,7 @@ def build_engine_service(
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
     env |= context.blueprint.merge_environment(role)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
-    own_address = context.conventions.own_address
+    own_address = LOOPBACK if context.conventions.is_local else ""
     env |= dict.fromkeys(address_variables, own_address) if own_address else {}
     return Service(
         name=process_name,
@@ -261,9 +268,9 @@ def list_command_parts(context: Context, node: Node) -> list[CommandPart]:
 
 
 def _build_process_name(context: Context, role: str, nodes: int, replica: int, rank: int) -> str:
-    if context.conventions.shared_host:
+    if context.conventions.is_local:
         return f"{role}-{replica}"
-    if nodes > 1 and not context.conventions.starts_groups:
+    if nodes > 1 and not context.conventions.is_kubernetes:
         return f"{role}-{replica}-{rank}"
     return f"{role}-follower" if rank else role
 
@@ -306,7 +313,7 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
 
 def _count_threads(context: Context, role_placement: Placement, rank_count: int) -> int:
     """Return threads of computation of one rank: its share of the machine, or of its node's physical cores."""
-    if context.conventions.shared_host:
+    if context.conventions.is_local:
         return max(1, context.environment.cores // rank_count)
     return max(1, role_placement.resources.cpus // max(row.threads_per_core for row in role_placement.instances))
 
@@ -322,19 +329,19 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
         "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
-        "cache": cache_folder if conventions.containers else f"{cache_folder}/{process_name}",
+        "cache": cache_folder if not conventions.is_local else f"{cache_folder}/{process_name}",
         "compile_cache": COMPILE_CACHE_FOLDER,
         "module_folder": environment.module_folder or context.engine.module_folder,
-        "rank": conventions.rank if conventions.rank and rank else rank,
-        "leader_address": conventions.leader_address or build_peer_name(context, f"{role}-{replica}-0"),
+        "rank": GROUP_RANK if conventions.is_kubernetes and rank else rank,
+        "leader_address": GROUP_LEADER
+        if conventions.is_kubernetes
+        else build_peer_name(context, f"{role}-{replica}-0"),
     }
 
 
 def build_peer_name(context: Context, service: str) -> str:
     """Return the DNS name by which the deployment's processes find a service of it."""
-    return context.conventions.peer_name.format(
-        deployment=context.name, service=service, namespace=context.environment.namespace
-    )
+    return format_peer_name(context.name, service, context.environment.namespace)
 
 
 def _count_ranks(role: EngineRole) -> int:
@@ -355,12 +362,12 @@ def _locate_chat_template(context: Context, node: Node) -> str:
     if node.written_template is None:
         return node.catalog_template
     file = context.folder / node.written_template
-    return file.read_text(encoding="utf-8") if context.conventions.containers else str(file.resolve())
+    return file.read_text(encoding="utf-8") if not context.conventions.is_local else str(file.resolve())
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:
     """Return where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
-    if not context.conventions.containers:
+    if context.conventions.is_local:
         return served_model.adapters
     return {name: f"{context.prefetch_folder}/{_build_adapter_folder(name)}" for name in served_model.adapters}
 
@@ -372,14 +379,14 @@ def _build_adapter_folder(adapter: str) -> str:
 
 def list_fetches(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
     """Return what the engine's command copies from S3 before it starts, by folder: on a target without containers."""
-    if context.conventions.containers or context.streams(role_placement):
+    if not context.conventions.is_local or context.streams(role_placement):
         return {}
     return {WEIGHTS_FOLDER: served_model.weights.uri}
 
 
 def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
     """Return what of S3 is copied to the node before the engine starts, by its folder there."""
-    if not context.conventions.containers:
+    if context.conventions.is_local:
         return {}
     drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
     weights = {} if context.streams(role_placement) else {WEIGHTS_FOLDER: served_model.weights.uri} | drafts
@@ -403,7 +410,7 @@ def _compute_memory_bytes(
     context: Context, role: EngineRole, served_model: ServedModel, role_placement: Placement
 ) -> int:
     """Return memory of one replica where processes share one machine; 0 elsewhere."""
-    if not context.conventions.shared_host:
+    if not context.conventions.is_local:
         return 0
     platform = context.select_platform(role_placement)
     rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
@@ -516,7 +523,11 @@ def select_discovery(context: Context) -> Discovery:
     # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
     # and misses those that answer later. Besides, its own image is older than this policy.
     uses_kv_events = context.policy == "kv-aware"
-    return "names" if has_many_models or uses_kv_events else context.conventions.discovery
+    if has_many_models or uses_kv_events:
+        return "names"
+    if context.conventions.is_local:
+        return "addresses"
+    return "labels" if context.conventions.is_kubernetes else "names"
 
 
 def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
@@ -529,20 +540,22 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
     conventions, discovery = context.conventions, select_discovery(context)
     if discovery == "labels":
         engine = engines_of_role[0]
-        templates = {**conventions.selector_labels, **(conventions.leader_labels if engine.nodes > 1 else {})}
+        templates = {**SELECTOR_LABELS, **(LEADER_LABELS if engine.nodes > 1 else {})}
         labels = {key: value.format(deployment=context.name, role=engine.role) for key, value in templates.items()}
         return tuple(f"{key}={value}" for key, value in labels.items())
     leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
-    if conventions.shared_host:
+    if conventions.is_local:
         scheme = "http://" if discovery == "addresses" else ""
-        return tuple(f"{scheme}{conventions.own_address}:{process.port}" for process in leaders)
+        return tuple(f"{scheme}{LOOPBACK}:{process.port}" for process in leaders)
     return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}" for process in leaders)
 
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
     """Return where an engine publishes its cache's events, as ZeroMQ writes addresses."""
     port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
-    return f"tcp://{context.conventions.zmq_bind_host}:{port}"
+    # The loopback address in IPv6's notation: by its colons an engine knows to listen and not to connect.
+    host = f"[::ffff:{LOOPBACK}]" if context.conventions.is_local else "*"
+    return f"tcp://{host}:{port}"
 
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
@@ -553,7 +566,7 @@ def _compute_imbalance(blueprint: Blueprint) -> int:
 
 def _select_port(context: Context, name: str, default: int) -> int:
     """Return the port that the target chose, or the fixed one where each process has its own address."""
-    return context.environment.ports.get(name, 0) if context.conventions.shared_host else default
+    return context.environment.ports.get(name, 0) if context.conventions.is_local else default
 
 
 def _resolve_executable(environment: Environment, name: str) -> str:

@@ -90,7 +90,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         services=(*engine_services, router_service),
         url=_build_url(context, router_service.port),
         request_timeout_s=processes.compute_request_timeout_s(settings),
-        load_balancer=_build_load_balancer(settings, fleet.value) if context.conventions.containers else None,
+        load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
         disruption=settings.disruption,
         traffic=settings.traffic,
         slo=settings.held_slo,
@@ -100,7 +100,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
-    stack = _build_stack(deployment) if context.conventions.fargate else None
+    stack = _build_stack(deployment) if context.conventions.runs_tasks else None
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
 
 
@@ -179,8 +179,8 @@ def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], e
     """Return the engine's transfer of KV caches from prefill to decode; empty where there is none."""
     if not blueprint.is_disaggregated:
         return ""
-    if environment.conventions.kv_transfer:
-        return environment.conventions.kv_transfer
+    if environment.conventions.is_local:
+        return "loopback"
     has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
     return "rdma" if has_rdma and blueprint.tuning.kv_transfer != "host" else "host"
 
@@ -195,7 +195,7 @@ def _place_roles(
         key_path, model_settings = settings.find_key_path(name), settings.select_model_settings(role)
         model, model_conflicts = checked_models.find_model(settings, key_path, role)
         conflicts += model_conflicts
-        if environment.conventions.real_accelerators:
+        if not environment.conventions.is_local:
             pool_conflicts = list(engine_limits.check_pool(settings, fleet, key_path, role))
             conflicts += pool_conflicts
             if pool_conflicts:
@@ -221,7 +221,7 @@ def _build_role(
     return Role(
         name=name,
         kind="engine",
-        image=_select_image(context, role_placement, uses_efa) if conventions.containers else "",
+        image=_select_image(context, role_placement, uses_efa) if not conventions.is_local else "",
         served_model=served_model,
         pool=role.pool,
         instance_types=tuple(instance.name for instance in role_placement.instances),
@@ -232,8 +232,8 @@ def _build_role(
         nodes=role_placement.nodes,
         parallelism=role_placement.parallelism,
         resources=resources if uses_efa else resources.model_copy(update={"efa": 0, "node_efa": 0}),
-        replicas=role.replicas if conventions.scales else compute_fixed_replicas(role),
-        scale=resolve_scale(name, role) if conventions.scales else None,
+        replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
+        scale=resolve_scale(name, role) if not conventions.is_local else None,
         prefetch=_build_prefetch(context, role_placement, served_model),
         compile_cache=_build_compile_cache(context, role_placement, served_model, uses_efa),
         ports=_build_ports(context, role_placement),
@@ -254,7 +254,7 @@ def _build_compile_cache(
     context: Context, role_placement: Placement, served_model: ServedModel, uses_efa: bool
 ) -> CompileCache | None:
     setting = context.blueprint.tuning.compile_cache
-    if setting is None or not context.conventions.containers:
+    if setting is None or context.conventions.is_local:
         return None
     accelerators = role_placement.instances[0].accelerators
     parts = (
@@ -294,7 +294,7 @@ def _build_ports(context: Context, role_placement: Placement) -> dict[str, int]:
         "master": role_placement.nodes > 1,
         "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
     }
-    if context.conventions.shared_host:
+    if context.conventions.is_local:
         return {}
     return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
 
@@ -361,13 +361,13 @@ def _select_loader(context: Context, role_placement: Placement) -> str:
 
 def _build_router(context: Context) -> Role:
     conventions = context.conventions
-    replicas = 1 if conventions.shared_host else context.blueprint.roles.router.replicas
+    replicas = 1 if conventions.is_local else context.blueprint.roles.router.replicas
     return Role(
         name="router",
         kind="router",
-        image=_pin_image(context, context.router.image) if conventions.containers else "",
+        image=_pin_image(context, context.router.image) if not conventions.is_local else "",
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
-        ports={} if conventions.shared_host else {"metrics": processes.METRICS_PORT},
+        ports={} if conventions.is_local else {"metrics": processes.METRICS_PORT},
         replicas=Bounds(replicas, replicas),
         metrics=dict(
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})
@@ -410,13 +410,13 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
         if role_placement.model.vision:
             yield pictures.describe(context.blueprint, role, role_placement.model)
         device = role_placement.instance.accelerators
-        if device and not context.conventions.real_accelerators:
+        if device and context.conventions.is_local:
             yield (
                 f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
                 f"{role_placement.instance.name} that the pool {role.pool} gives each replica of {key_path[-1]} "
                 "stay unused."
             )
-        if not context.conventions.scales and role.replicas.min != role.replicas.max:
+        if context.conventions.is_local and role.replicas.min != role.replicas.max:
             replicas = compute_fixed_replicas(role).min
             yield f"Nothing scales on {title}: {key_path[-1]} runs {replicas} of {role.replicas} replicas."
     if settings.is_pooled and settings.roles.router.policy in (None, "cache-aware"):
@@ -465,7 +465,7 @@ def _list_emulated(context: Context, placed_roles: Sequence[PlacedRole]) -> Iter
     devices = dict.fromkeys(
         (role_placement.instance.accelerators.name, role_placement.instance.name)
         for _, _, role_placement in placed_roles
-        if role_placement.instance.accelerators and not context.conventions.real_accelerators
+        if role_placement.instance.accelerators and context.conventions.is_local
     )
     for device, name in devices:
         yield f"The engine runs on this machine's CPU in place of {device} on {name}, at the CPU's speed."

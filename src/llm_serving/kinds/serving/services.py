@@ -46,7 +46,7 @@ def build_engine_services(
     services: list[Service] = []
     for replica, rank in processes.list_instance_keys(context, role, role_placement):
         built = _build_engine_service(context, role, role_placement, resolved, replica, rank)
-        if rank and context.conventions.starts_groups:
+        if rank and context.conventions.is_kubernetes:
             services[-1] = services[-1].model_copy(update={"worker_command": built.command})
         else:
             services.append(built)
@@ -60,7 +60,7 @@ def build_router_service(
     served_model = next(role.served_model for role in engine_roles if role.served_model)
     built = processes.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
-    if context.conventions.starts_groups:
+    if context.conventions.is_kubernetes:
         # With no engine there is no answer, and the request that wakes one must find the router.
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
         update["probe"] = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
@@ -77,10 +77,10 @@ def _build_engine_service(
         context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
     update: dict[str, object] = {"prefetch": resolved.prefetch, "mounts": _build_mounts(resolved.compile_cache)}
-    if conventions.containers:
+    if not conventions.is_local:
         update["placement"] = _build_placement(resolved)
         update["is_root"] = _needs_root(resolved)
-    if resolved.nodes > 1 and not conventions.starts_groups:
+    if resolved.nodes > 1 and not conventions.is_kubernetes:
         update["node"] = ReplicaNode(replica=replica, rank=rank)
     return _complete(context, built, resolved, context.engine.metrics_path, **update)
 
@@ -94,17 +94,17 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
         "metrics": {signal: role.metrics[signal] for signal in SIGNALS if signal in role.metrics},
         "metrics_path": metrics_path,
         "replicas": _build_replicas(context, role, disruption),
-        "nodes": role.nodes if conventions.starts_groups else 1,
+        "nodes": role.nodes if conventions.is_kubernetes else 1,
         "stop": _build_stop(context, role, disruption),
     }
-    if conventions.containers:
+    if not conventions.is_local:
         values["resources"] = _build_resources(role)
     return built.model_copy(update={**values, **update})
 
 
 def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Replicas:
     """Build the number of replicas; of a service that is one process or one node of a replica, it is one."""
-    is_single = context.conventions.shared_host or (role.nodes > 1 and not context.conventions.starts_groups)
+    is_single = context.conventions.is_local or (role.nodes > 1 and not context.conventions.is_kubernetes)
     if is_single:
         return Replicas(min=1, max=1, unavailable=disruption.unavailable)
     return Replicas(
@@ -163,9 +163,9 @@ def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:
 def _build_stop(context: Context, role: Role, disruption: Disruption) -> Stop:
     """Build how long a replica may take to finish its requests; the router of a target with Fargate runs there."""
     conventions = context.conventions
-    if not conventions.drains:
+    if conventions.is_local:
         return Stop()
-    if role.kind == "router" and conventions.fargate:
+    if role.kind == "router" and conventions.runs_tasks:
         return Stop(stop_s=FARGATE_STOP_S)
-    pre_stop_s = PRE_STOP_S if conventions.starts_groups else 0
+    pre_stop_s = PRE_STOP_S if conventions.is_kubernetes else 0
     return Stop(stop_s=math.floor(disruption.drain) + STOP_MARGIN_S, pre_stop_s=pre_stop_s)

@@ -8,17 +8,12 @@ from llm_serving.services.environment import Conventions
 CONVENTIONS = Conventions(
     title="ECS",
     orchestrator="ecs",
-    # A service is made of like tasks, so each node of a replica is a service by itself.
-    starts_groups=False,
     max_replicas=MAX_TASKS,
     # ECS lets 500 tasks of a cluster wait for an instance, and starts no other beyond that. What first choices leave is
     # shared by the others (infra.functions.ecs_fallback). Source: ECS developer guide, "Amazon ECS service quotas".
     max_waiting=400,
-    task_interfaces=True,
     # Where fleet/ecs_node_config.py mounts them.
     node_disk="/mnt/instance-store",
-    discovery="names",
-    fargate=True,
-    workflows=True,
+    runs_tasks=True,
     url="http://{deployment}-router.{namespace}:{port}",
 )

@@ -73,7 +73,7 @@ class DiaryKind(Kind):
 
 def _build_writer(environment, words):
     command = ("write", words)
-    if environment.conventions.shared_host:
+    if environment.conventions.is_local:
         command = (
             "sh",
             "-c",
@@ -85,7 +85,7 @@ def _build_writer(environment, words):
 
 def _build_reader(environment, port):
     command = ("read", str(port))
-    if environment.conventions.shared_host:
+    if environment.conventions.is_local:
         folder = f"{environment.data_folder}/shelf"
         command = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "-d", folder)
     probe = Probe(path="/words.txt", body={}, deadline_s=30)

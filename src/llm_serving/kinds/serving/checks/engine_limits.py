@@ -27,10 +27,10 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
     """Yield the engine or the framework where the target cannot run it at all."""
     target = environment.target
     engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
-    if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
+    if environment.conventions.is_local and "cpu" not in engine.platforms:
         reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
         yield Conflict(("engine",), reason, "use a target with accelerators: --target TARGET", settings.engine)
-    if not environment.conventions.containers and engine.streaming is None and not environment.fetcher:
+    if environment.conventions.is_local and engine.streaming is None and not environment.fetcher:
         reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
         yield Conflict(("engine",), reason, "use a target with containers: --target TARGET", settings.engine)
     if framework.targets and target not in framework.targets:
@@ -68,7 +68,7 @@ def check_drivers(
     settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield AMIs of the fleet whose driver is too old for the engine's image; nothing is known of the user's own."""
-    if settings.image or not environment.conventions.real_accelerators:
+    if settings.image or environment.conventions.is_local:
         return
     conflicts = []
     for _, _, role_placement in placed_roles:
@@ -90,7 +90,7 @@ def check_settings(
     """Yield settings and models that the engine does not support where a role runs."""
     conflicts: list[Conflict] = []
     for key_path, role, role_placement in placed_roles:
-        is_real = environment.conventions.real_accelerators
+        is_real = not environment.conventions.is_local
         platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
         conflicts += options.check(Node(settings, key_path, role, role_placement, platform, environment.conventions))
         if platform.limits:

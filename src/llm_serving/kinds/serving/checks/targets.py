@@ -29,27 +29,27 @@ def check(
     """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
-    if conventions.containers:
+    if not conventions.is_local:
         yield from _check_compile_cache(settings, conventions)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
-    if conventions.shared_host:
+    if conventions.is_local:
         yield from _check_one_machine(placed_roles)
         yield from _check_cores(environment, placed_roles)
     if conventions.orchestrator:
         yield from _check_orchestrator(fleet, conventions.orchestrator, placed_roles)
         yield from _check_buckets(settings, fleet, environment, placed_roles)
-    if conventions.containers:
+    if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
-    if conventions.scales and not conventions.starts_groups:
+    if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     if conventions.max_replicas:
         yield from _check_max_replicas(conventions, placed_roles)
     if conventions.max_waiting:
         yield from _check_waiting_replicas(fleet, conventions, placed_roles)
-    if conventions.task_interfaces:
+    if conventions.runs_tasks:
         yield from _check_task_interfaces(conventions.title, placed_roles)
 
 
@@ -70,12 +70,12 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
     if row.public and fleet.is_closed:
         reason = "the fleet's network has no way to the internet"
         yield Conflict((key, "public"), reason, "set public: off, or network: {nat: on} in the fleet", True)
-    if row.web_acl and fleet.is_closed and environment.conventions.gateways:
+    if row.web_acl and fleet.is_closed and environment.conventions.is_kubernetes:
         # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
         reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
         fix = "remove web_acl, or set network: {nat: on} in the fleet"
         yield Conflict((key, "web_acl"), reason, fix, row.web_acl)
-    if row.gateway and not environment.conventions.gateways:
+    if row.gateway and not environment.conventions.is_kubernetes:
         reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
         fix = "remove gateway, and use an internal load balancer and a public gateway of your own that calls it"
         yield Conflict((key, "gateway"), reason, fix, row.gateway)
@@ -83,7 +83,7 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
 
 def _check_compile_cache(settings: Blueprint, conventions: Conventions) -> Iterator[Conflict]:
     cache = settings.tuning.compile_cache
-    if cache and cache != "node" and not conventions.claims:
+    if cache and cache != "node" and not conventions.is_kubernetes:
         reason = f"{conventions.title} has no PersistentVolumeClaims"
         yield Conflict(("tuning", "compile_cache"), reason, "set compile_cache: node", cache)
 
