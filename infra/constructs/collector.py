@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from llm_serving.catalog import images
+from llm_serving.catalog import images, signals
 from llm_serving.services.service import Service
 
 IMAGE = images.pin(images.COLLECTOR)
 
 CPU_UNITS, MEMORY_MIB = 128, 256
 
-METRICS = {"engine": ("queue", "kv-usage"), "router": ("requests", "errors")}
+METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_router()}
 """What is sent of a service's tasks, by kind; a service has the Prometheus names."""
 
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
 """What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
-
-RANK_SUMMARIES = {"queue": "sum", "running": "sum", "kv-usage": "mean"}
-"""What data-parallel ranks of a replica, a series each, come to as one: requests add up, shares of a cache do not."""
 
 INTERVAL_S = 15
 
@@ -119,11 +116,15 @@ def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
             "include": metrics[concept],
             "action": "update",
             "operations": [
-                {"action": "aggregate_labels", "label_set": ["deployment", "role"], "aggregation_type": summary}
+                {
+                    "action": "aggregate_labels",
+                    "label_set": ["deployment", "role"],
+                    "aggregation_type": signal.over_ranks,
+                }
             ],
         }
-        for concept, summary in RANK_SUMMARIES.items()
-        if concept in metrics
+        for concept, signal in signals.SIGNALS.items()
+        if signal.source == "engine" and concept in metrics
     ]
     summaries = {"metricstransform": {"transforms": transforms}} if transforms else {}
     return {**summaries, "batch": {"timeout": f"{INTERVAL_S}s"}}

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 
 from llm_serving.catalog.instances import DEVICES
+from llm_serving.catalog.signals import SIGNALS
 from llm_serving.kinds.serving import placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import CompileCache, Role
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Mount, Placement, Probe, ReplicaNode, Replicas, Resources, Scale, Service, Stop
-
-SIGNALS = ("queue", "running", "kv-usage", "preemptions", "failed-transfers", "requests", "errors")
-"""Metrics that scaling and alerts of a target read."""
 
 STOP_MARGIN_S = 30
 """Seconds beyond the drain until a replica is killed."""
