@@ -129,7 +129,7 @@ def test_a_text_needs_no_room_for_an_answer_in_the_context(tmp_path: Path) -> No
     assert resolve_text(tmp_path, text).served_models[0].context == 2000
     assert list_errors(tmp_path, text.replace("task: embed\n", "").replace("tiny-embed", "tiny")) == [
         "blueprint.yaml:7:10: context: 2000: a request of this traffic takes up to 2064 tokens, input and output "
-        "together, and the context is 2000. Fix: context: 2064 or more, or shorter input_tokens and output_tokens."
+        "together, and the context is 2000. Fix: set context: 2064 or more, or shorter input_tokens and output_tokens."
     ]
 
 
@@ -144,17 +144,17 @@ REFUSED = [
     (
         change("task: embed\n", ""),
         '3: model: "tiny-embed": the model is made to embed, and the task here is generate. '
-        "Fix: task: embed, or a model such as Qwen/Qwen3-0.6B.",
+        "Fix: set task: embed, or use a model such as Qwen/Qwen3-0.6B.",
     ),
     (
         change("tiny-embed", "tiny"),
         '3: model: "tiny": the model is made to generate, and the task here is embed. '
-        "Fix: task: generate, or a model such as Qwen/Qwen3-Embedding-0.6B.",
+        "Fix: set task: generate, or use a model such as Qwen/Qwen3-Embedding-0.6B.",
     ),
     (
         change("task: embed", "task: classify"),
         '3: model: "tiny-embed": the model is made to embed, and the task here is classify. '
-        "Fix: task: embed, or a model such as tiny-classify.",
+        "Fix: set task: embed, or use a model such as tiny-classify.",
     ),
     (
         change("task: embed", "task: rank"),
@@ -163,45 +163,45 @@ REFUSED = [
     (
         "pattern: disaggregated\nmodel: tiny-embed\ntask: embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"
         "traffic: {users: 2}\nslo: {}\n",
-        '3: task: "embed": the pattern disaggregated is made for generate. Fix: pattern: aggregated, or no task.',
+        '3: task: "embed": the pattern disaggregated is made for generate. Fix: set pattern: aggregated, or remove task.',
     ),
     (
         "pattern: disaggregated\nmodel: tiny-embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"
         "traffic: {users: 2}\nslo: {}\n",
         '2: model: "tiny-embed": the model is made to embed, and the task here is generate. '
-        "Fix: pattern: aggregated with task: embed, or a model such as Qwen/Qwen3-0.6B.",
+        "Fix: set pattern: aggregated with task: embed, or use a model such as Qwen/Qwen3-0.6B.",
     ),
     # where it does not run
     (
         change("tiny-embed\ntask: embed", "tiny-rerank\ntask: rerank\nengine: llama.cpp"),
         '3: model: "tiny-rerank": the engine llama.cpp reads one GGUF file, and this model is safetensors. '
-        "Fix: engine: vllm.",
+        "Fix: set engine: vllm.",
     ),
     # settings of tokens
-    (change("slo: {}", "slo: {itl_ms: {p50: 20}}"), f"7: slo.itl_ms: {NO_TOKENS}. Fix: e2e_ms: {{p50: 20}} in its place."),
-    (change("slo: {}", "slo: {score: 90%}").replace("users: 2", "users: 2, data: a.jsonl"), f'7: slo.score: "90%": {NO_TOKENS}. Fix: no score.'),
-    (change("{users: 2}", "{users: 2, api: completions}"), f'6: traffic.api: "completions": {NO_TOKENS}. Fix: no api.'),
-    (change("{users: 2}", "{users: 2, turns: 2}"), f'6: traffic.turns: 2: {NO_TOKENS}. Fix: no turns.'),
-    (change("task: embed", "task: embed\ntools: hermes"), f'5: tools: "hermes": {NO_TOKENS}. Fix: no tools.'),
-    (change("task: embed", "task: embed\nreasoning: qwen3"), f'5: reasoning: "qwen3": {NO_TOKENS}. Fix: no reasoning.'),
+    (change("slo: {}", "slo: {itl_ms: {p50: 20}}"), f"7: slo.itl_ms: {NO_TOKENS}. Fix: set e2e_ms: {{p50: 20}} in its place."),
+    (change("slo: {}", "slo: {score: 90%}").replace("users: 2", "users: 2, data: a.jsonl"), f'7: slo.score: "90%": {NO_TOKENS}. Fix: remove score.'),
+    (change("{users: 2}", "{users: 2, api: completions}"), f'6: traffic.api: "completions": {NO_TOKENS}. Fix: remove api.'),
+    (change("{users: 2}", "{users: 2, turns: 2}"), f'6: traffic.turns: 2: {NO_TOKENS}. Fix: remove turns.'),
+    (change("task: embed", "task: embed\ntools: hermes"), f'5: tools: "hermes": {NO_TOKENS}. Fix: remove tools.'),
+    (change("task: embed", "task: embed\nreasoning: qwen3"), f'5: reasoning: "qwen3": {NO_TOKENS}. Fix: remove reasoning.'),
     (
         change("{pool: general}", "{pool: general, replicas: 1..2, scale: {kv_usage: 80%}}"),
-        f'5: roles.worker.scale.kv_usage: "80%": {NO_TOKENS}. Fix: queue: 4.',
+        f'5: roles.worker.scale.kv_usage: "80%": {NO_TOKENS}. Fix: set queue: 4.',
     ),
     (
         change("{pool: general}}", "{pool: general}, router: {policy: kv-aware}}"),
-        f'5: roles.router.policy: "kv-aware": {NO_TOKENS}. Fix: policy: load-aware.',
+        f'5: roles.router.policy: "kv-aware": {NO_TOKENS}. Fix: set policy: load-aware.',
     ),
     # settings of texts
     (
         change("tiny-embed\ntask: embed", "tiny").replace("users: 2", "users: 2, inputs: 4"),
         '5: traffic.inputs: 4: a request of the task generate has one prompt. '
-        "Fix: task: embed or rerank or classify, or no inputs.",
+        "Fix: set task: embed or rerank or classify, or remove inputs.",
     ),
     (
         change("tiny-embed\ntask: embed", "tiny").replace("slo: {}", "slo: {inputs_per_s: 4}"),
         '6: slo.inputs_per_s: 4: a request of the task generate has one prompt. '
-        "Fix: task: embed or rerank or classify, or no inputs_per_s.",
+        "Fix: set task: embed or rerank or classify, or remove inputs_per_s.",
     ),
 ]  # fmt: skip
 
@@ -218,7 +218,7 @@ def test_a_folder_with_modules_json_is_a_model_that_embeds(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(dict(models.read_config("tiny"))))
     text = LINES.replace("tiny-embed", str(folder))
     [message] = list_errors(tmp_path, text)
-    assert "; modules.json in its folder would say that it embeds. Fix: task: generate" in message
+    assert "; modules.json in its folder would say that it embeds. Fix: set task: generate" in message
     (folder / models.MODULES_FILE).write_text("[]")
     assert models.find(str(folder)).task == "embed"
     assert resolve_text(tmp_path, text).task == "embed"
