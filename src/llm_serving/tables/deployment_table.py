@@ -9,15 +9,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llm_serving.catalog.models import RANDOM_NOTICE
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
 from llm_serving.services import tasks
+from llm_serving.services.deployment import Deployment
 
 
-def render_usage(deployment: ServingDeployment, folder: str) -> RenderableType:
+def render_usage(deployment: Deployment, folder: str) -> RenderableType:
     """Render the commands to call, validate, watch and remove a deployment of the blueprint in `folder`."""
     folder = shlex.quote(folder)
     commands = {
-        **({"request": format_request(deployment)} if deployment.served_models else {}),
+        **({"request": format_request(narrow(deployment))} if deployment.served_models else {}),
         "validate": f"blueprint validate {folder}",
         "status": f"blueprint status {folder}; blueprint logs {folder} --follow",
         "destroy": f"blueprint destroy {folder}",

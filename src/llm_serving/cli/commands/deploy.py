@@ -10,7 +10,6 @@ import typer
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli.commands.render import Force
-from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.tables import deployment_table
@@ -58,7 +57,7 @@ def deploy_blueprint(
     elif selected_target.needs_aws:
         console.out.print(f"{deployment.name}: is up at {deployment.url}", markup=False)
     if not selected_target.needs_aws:
-        console.out.print(deployment_table.render_usage(narrow(deployment), console.shorten_path(folder)))
+        console.out.print(deployment_table.render_usage(deployment, console.shorten_path(folder)))
 
 
 def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, yes: Yes = False) -> None:
