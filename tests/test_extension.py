@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.charts.conftest import Helm, helm
+
+__all__ = ["helm"]  # a fixture
+
 ROOT = Path(__file__).parents[1]
 EXTENSION = Path(__file__).with_name("extension")
 """A kind of work, with its pattern, image and stack, as somebody would add it."""
@@ -343,6 +347,31 @@ def test_networks_costs_and_registries_ask_an_added_kind(tree: Copy, diary: Path
         cwd=diary,
     )
     assert "kinesis:CreateStream" in asked
+
+
+def test_an_added_kind_is_a_stack_with_its_services_on_ecs(tree: Copy, diary: Path) -> None:
+    (diary / "fleet.yaml").write_text((ROOT / "infra/fleets/one-gpu.yaml").read_text())
+    tree.run("render", "mine", "--target", "ecs", cwd=diary)
+    tree.synthesize(diary / "cdktf.out", cwd=diary)  # which holds the stacks against infra.stack_rules
+    stack = json.loads((diary / "cdktf.out/stacks/diary-mine/cdk.tf.json").read_text())
+    assert stack["//"]["needs"] == ["ecs", "storage"]
+    assert len(stack["resource"]["aws_ecs_service"]) == 2
+    assert len(stack["resource"]["aws_sqs_queue"]) == 1
+    assert "sqs:SendMessage" in json.dumps(stack)
+    assert tree.touched == DIARY_FILES
+
+
+def test_an_added_kind_is_a_stack_and_a_release_on_eks(tree: Copy, diary: Path, helm: Helm) -> None:
+    tree.run("render", "mine", "--target", "eks", cwd=diary)
+    tree.synthesize(diary / "cdktf.out", cwd=diary)
+    stack = json.loads((diary / "cdktf.out/stacks/diary-mine/cdk.tf.json").read_text())
+    assert len(stack["resource"]["aws_eks_pod_identity_association"]) == 2
+    values = diary / "rendered/mine/eks/eks.yaml"
+    run = helm("template", "mine", str(tree.root / "charts/batch"), "--namespace", "serving", "--values", str(values))
+    assert run.returncode == 0, run.stderr
+    objects = [row for row in yaml.safe_load_all(run.stdout) if row]
+    deployments = {row["metadata"]["name"] for row in objects if row["kind"] == "Deployment"}
+    assert deployments == {"mine-writer", "mine-reader"}
 
 
 @pytest.mark.terraform

@@ -1,18 +1,110 @@
-"""The stack of diaries: a queue of each, after storage."""
+"""The stack of a diary: its queue, who may write to it, and on ECS its services."""
+
+from __future__ import annotations
+
+from llm_serving.kinds.diary.kind import DiaryStack
 
 from infra.bindings import aws
+from infra.constructs import pod_identity, task, task_network, task_place, task_roles, task_service
+from infra.constructs.account import read_account
+from infra.constructs.policy import allow
+from infra.constructs.role import add_role, list_policies
+from infra.constructs.task_place import AddedService
 from infra.stacks import base
+from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
 
-NAME = "diary"
-NEEDS = ("storage",)
-
-
-def is_enabled(fleet):
-    """Every fleet has it."""
-    return True
+KIND = "diary"
 
 
-def add(app, document):
-    """Add the stack to the app."""
-    stack = base.create_stack(app, NAME, document)
-    aws.sqs_queue.SqsQueue(stack, "queue", name=f"{document.value.name}-diary", sqs_managed_sse_enabled=True)
+def list_stacks(document, files):
+    """Return the stack of each diary."""
+    diaries = [file for file in files if rendered.read_kind(file, document.value) == KIND]
+    return [DeploymentStack(rendered.read(file, document, Rendered[DiaryStack]).value) for file in diaries]
+
+
+class DeploymentStack:
+    """The stack of one diary."""
+
+    def __init__(self, diary):
+        self.NAME = rendered.format_stack_name(KIND, diary.name)
+        self.NEEDS = (diary.stack.orchestrator, "storage")
+        self._diary = diary
+
+    def is_enabled(self, fleet):
+        """Return whether the fleet has its orchestrator."""
+        return self._diary.stack.orchestrator in fleet.orchestrators
+
+    def add(self, app, document):
+        """Add the stack to the app."""
+        stack, fleet, diary = base.create_stack(app, self.NAME, document), document.value, self._diary
+        account = read_account(stack, fleet)
+        queue = aws.sqs_queue.SqsQueue(stack, "queue", name=diary.stack.queue, sqs_managed_sse_enabled=True)
+        if diary.stack.orchestrator == "ecs":
+            _add_tasks(stack, fleet, account, diary, queue)
+            return
+        cluster = names.format_cluster_name(fleet)
+        for service in diary.services:
+            trust = pod_identity.build_trust_policy(cluster, account)
+            pod_identity.add_association(
+                stack,
+                service.name,
+                cluster_name=cluster,
+                namespace=names.SERVING_NAMESPACE,
+                service_account=f"{diary.name}-{service.name}",
+                role=_add_role(stack, fleet, account, diary, service, queue, trust),
+            )
+
+
+def _add_role(stack, fleet, account, diary, service, queue, trust):
+    return add_role(
+        stack,
+        names.format_deployment_purpose(diary.name, service.name),
+        fleet=fleet.name,
+        account=account,
+        description=f"Writes into the queue of {diary.name}",
+        trust=trust,
+        statements=[allow("Write", "sqs:SendMessage", queue.arn)],
+    )
+
+
+def _add_tasks(stack, fleet, account, diary, queue):
+    place = task_place.find_place(stack, fleet, account)
+    task_service.add_force_variable(stack)
+    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, "logs", name=format_log_group(fleet, KIND, diary.name), retention_in_days=7
+    )
+    execution = task_roles.add_execution_role(stack, fleet, diary.name, account=account, log_group=log_group)
+    groups = task_network.add_groups(stack, fleet, diary.name, [row.name for row in diary.services], place.vpc_id)
+    task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry.port, place.vpc_cidr)
+    context = task_service.ServiceContext(
+        fleet=fleet, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
+    )
+    added, roles = {}, {}
+    for service in diary.services:
+        trust = task_roles.build_trust_policy(account)
+        role = _add_role(stack, fleet, account, diary, service, queue, trust)
+        policies = list_policies(stack, names.format_deployment_purpose(diary.name, "start"))
+        roles[service.name] = task.TaskRoles(execution, role, tuple(policies))
+        definition = task.add_definition(
+            stack,
+            service,
+            family=f"{fleet.name}-{diary.name}-{service.name}",
+            roles=roles[service.name],
+            logs=task.LogDestination(log_group.name, fleet.region),
+            image_prefixes={},
+        )
+        ecs_services = task_service.add_services(
+            stack,
+            context,
+            service,
+            definition=definition,
+            security_group=groups[service.name],
+            registry=None,
+            dependencies=[log_group],
+        )
+        added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
+    entry = diary.entry.name
+    task_place.add_outputs(stack, fleet, diary, place, added, roles=roles[entry], security_group=groups[entry])

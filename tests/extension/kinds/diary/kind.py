@@ -13,7 +13,7 @@ from llm_serving.catalog import own_image
 from llm_serving.services.blueprint import BaseBlueprint, resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.kinds import Kind
-from llm_serving.services.service import Probe, Replicas, Resources, Service, Stop
+from llm_serving.services.service import Probe, Replicas, ResolvedData, Resources, Service, Stop
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import load
 
@@ -28,11 +28,17 @@ class Diary(BaseBlueprint):
     slo: BaseSlo = BaseSlo()
 
 
+class DiaryStack(ResolvedData):
+    """What its stack makes beside its services."""
+
+    orchestrator: str
+    queue: str
+
+
 class DiaryDeployment(Deployment):
     """A resolved diary."""
 
     words: str
-    queue: str
 
 
 class DiaryKind(Kind):
@@ -62,13 +68,19 @@ class DiaryKind(Kind):
             fleet=fleet.value.name,
             environment=environment,
             words=words,
-            queue=f"{fleet.value.name}-{name}",
+            stack=_build_stack(environment, f"{fleet.value.name}-{name}"),
+            chart="" if environment.conventions.is_local else "batch",
             url=environment.conventions.url.format(deployment=name, namespace=environment.namespace, port=port),
             services=(_build_writer(environment, words), _build_reader(environment, port)),
         )
 
     def describe(self, blueprint, deployment):
         return [("words", deployment.words)]
+
+
+def _build_stack(environment, queue):
+    orchestrator = environment.conventions.orchestrator
+    return DiaryStack(orchestrator=orchestrator, queue=queue) if orchestrator else None
 
 
 def _build_writer(environment, words):
