@@ -18,7 +18,7 @@ BACKWARD_IMPORTS = (
     ("src/llm_serving/kinds/serving/price.py", "from llm_serving.kinds.batch import secrets"),
     ("src/llm_serving/kinds/batch/secrets.py", "from llm_serving.kinds.serving import patterns"),
     ("src/llm_serving/targets/base.py", "from llm_serving.kinds.batch import secrets"),
-    ("src/llm_serving/validation/gate.py", "from llm_serving.kinds.serving import patterns"),
+    ("src/llm_serving/validation/statistics/gate.py", "from llm_serving.kinds.serving import patterns"),
     ("src/llm_serving/services/slo.py", "from llm_serving.kinds.serving import patterns"),
     ("src/llm_serving/fleet/cost.py", "from llm_serving.services import inputs"),
     ("src/llm_serving/console.py", "import infra"),

@@ -24,12 +24,12 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.hub import make_tiny
 from llm_serving.kinds.serving.checks.pictures import MARK_TOKENS
+from llm_serving.kinds.serving.validation import validate as validation
 from llm_serving.services.traffic import Images
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.validation import pictures
-from llm_serving.validation import run as validation
 from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.load import pictures
 
 pytestmark = pytest.mark.engine
 

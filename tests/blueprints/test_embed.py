@@ -13,8 +13,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from tests import serving
 

@@ -20,13 +20,13 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import gguf
 from llm_serving.hub import make_tiny
+from llm_serving.kinds.serving.validation import validate as validation
 from llm_serving.rehearsal import emulator
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, readiness, supervisor, weights
-from llm_serving.validation import run as validation
 from llm_serving.validation.base import ValidationOptions
 from tests import serving
 

@@ -17,10 +17,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.hub import make_tiny
 from llm_serving.kinds.serving import adapter_loading
+from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import supervisor
-from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from tests import serving
 

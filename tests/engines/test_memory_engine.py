@@ -13,7 +13,7 @@ from llm_serving.catalog import engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.validation import pictures
+from llm_serving.validation.load import pictures
 from tests.engines_own import EngineProbe
 
 NAMES = (

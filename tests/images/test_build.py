@@ -126,7 +126,7 @@ for module in sys.argv[2].split():
     importlib.import_module(module)
 """
 
-_DRIVER_MODULES = [f"llm_serving.validation.{name}" for name in ("remote.relay", "locust_process", "user")]
+_DRIVER_MODULES = [f"llm_serving.validation.{name}" for name in ("remote.relay", "load.locust_process", "user")]
 _BATCH_MODULES = [
     ".".join(file.relative_to(IMAGES / "batch-worker").with_suffix("").parts)
     for file in (IMAGES / "batch-worker").rglob("*.py")

@@ -102,4 +102,4 @@ def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) 
     )
     result = run_cli(tmp_path, "rehearse", "--fleet", str(tmp_path))
     assert result.returncode == 2
-    assert "the folder has no fleet file (*.yaml). Fix: another folder, or a file." in result.stderr
+    assert "the folder has no fleet file (*.yaml). Fix: use another folder, or a file." in result.stderr

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console, RenderableType
 
 from llm_serving.tables import comparison_table, sweep_table, tune_table
-from llm_serving.validation import comparison, terminal_summary
-from llm_serving.validation.racing import Trial
-from llm_serving.validation.sweep_result import Sweep
-from llm_serving.validation.tuning import Tuning
-from tests.validation import test_report
-from tests.validation.test_comparison import _simulate
-from tests.validation.test_knee import build_point
+from llm_serving.validation.reports import comparison, terminal_summary
+from llm_serving.validation.search.racing import Trial
+from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.search.tuning import Tuning
+from tests.validation.reports import test_report
+from tests.validation.reports.test_comparison import _simulate
+from tests.validation.search.test_knee import build_point
 
 LOADS = [
     build_point(load, verdict, requests_per_s=load, output_tokens_per_s=123_456.0, ttft_p95_ms=12_345.6, itl_p95_ms=1_234.5)

@@ -11,6 +11,7 @@ import pytest
 
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Service
@@ -18,19 +19,26 @@ from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run
-from llm_serving.validation.answer import Sample
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.report import Report
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.reports.report import Report
 from tests import known_server
 from tests.known_server import Behaviour
 
-DeploymentFactory = Callable[..., ServingDeployment]
+TargetFactory = Callable[..., LoadTarget]
 
 
 @pytest.fixture(scope="session")
-def make_deployment() -> DeploymentFactory:
-    """Makes the deployment whose one worker, router and address are the server at a URL."""
-    return build_deployment
+def make_target() -> TargetFactory:
+    """Makes the target of a load whose one worker, router and address are the server at a URL."""
+    return build_target
+
+
+def build_target(url: str, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **settings: Any) -> LoadTarget:
+    """Return the target of a load on a server at a URL, of a deployment with other settings."""
+    deployment = build_deployment(url, traffic, slo).model_copy(update=settings)
+    return validate.build_target(deployment, Path("logs"))
 
 
 def build_deployment(
@@ -102,9 +110,7 @@ ServerValidator = Callable[..., FinishedRun]
 
 
 @pytest.fixture(scope="module")
-def validate_server(
-    make_deployment: Callable[..., ServingDeployment], tmp_path_factory: pytest.TempPathFactory
-) -> ServerValidator:
+def validate_server(make_target: TargetFactory, tmp_path_factory: pytest.TempPathFactory) -> ServerValidator:
     """Validates a server of a given behaviour."""
 
     def _play(
@@ -112,8 +118,7 @@ def validate_server(
     ) -> FinishedRun:
         root = tmp_path_factory.mktemp("validation")
         with known_server.run_server(behaviour) as url:
-            deployment = make_deployment(url, traffic, slo)
-            finished = run.validate(deployment, build_options(root, **options))
+            finished = run.validate(make_target(url, traffic, slo), build_options(root, **options))
             with urllib.request.urlopen(f"{url}/known", timeout=10) as page:
                 return FinishedRun(*finished, json.load(page))
 

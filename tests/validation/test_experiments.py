@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run
+from llm_serving.validation.load_target import LoadTarget
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator, build_options
+from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,13 +72,11 @@ def test_answers_a_quarter_as_long_as_requested_show_nothing(validate_server: Se
     assert finished.report.not_shown[0].startswith("the answers have 25% of the output tokens that were asked for")
 
 
-def test_a_service_that_only_streams_is_refused_by_its_answer(
-    make_deployment: DeploymentFactory, tmp_path: Path
-) -> None:
+def test_a_service_that_only_streams_is_refused_by_its_answer(make_target: TargetFactory, tmp_path: Path) -> None:
     with known_server.run_server(Behaviour(0.01, 0.001, only_streams=True)) as url:
-        deployment = make_deployment(url, {**BASE, "users": 1, "requests": 10})
+        target = make_target(url, {**BASE, "users": 1, "requests": 10})
         with pytest.raises(Unavailable) as refused:
-            run.validate(deployment, build_options(tmp_path))
+            run.validate(target, build_options(tmp_path))
     assert str(refused.value).startswith(
         f"{url}/v1/chat/completions returned HTTP 200 to a request with stream: false, and no JSON object: 'data: {{"
     )
@@ -123,14 +121,14 @@ class TestAServiceThatIsValidatedTwice:
     }
 
     @pytest.fixture
-    def validate_twice(self, make_deployment: DeploymentFactory, tmp_path: Path) -> Any:
-        def _validate(deployment: ServingDeployment) -> FinishedRun:
-            return FinishedRun(*run.validate(deployment, build_options(tmp_path)), known={})
+    def validate_twice(self, make_target: TargetFactory, tmp_path: Path) -> Any:
+        def _validate(target: LoadTarget) -> FinishedRun:
+            return FinishedRun(*run.validate(target, build_options(tmp_path)), known={})
 
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
             with known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:
-                deployment = make_deployment(url, self.TRAFFIC, {"ttft_ms": {"p95": 5000}})
-                return _validate(deployment), _validate(deployment)
+                target = make_target(url, self.TRAFFIC, {"ttft_ms": {"p95": 5000}})
+                return _validate(target), _validate(target)
 
         return _validate_twice
 

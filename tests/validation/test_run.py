@@ -8,7 +8,6 @@ import json
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,19 @@ import jsonschema
 import pytest
 
 from llm_serving.console import CommandFailed
-from llm_serving.kinds.serving import measured_prompts
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import driver_result, load_plan, report, run, run_folder, time_series
-from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import Progress
+from llm_serving.validation import run
 from llm_serving.validation.drivers import registry
+from llm_serving.validation.load import driver_result, load_plan
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.driver_result import Progress
+from llm_serving.validation.reports import report, run_folder
+from llm_serving.validation.statistics import time_series
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import FinishedRun, ServerValidator, build_options
+from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -296,7 +297,7 @@ def test_a_server_other_than_vllm_is_validated_with_the_users_prompts(
     shared = finished.report.shared
     assert shared.of == 2, "of six requests: the file has no more"
     assert shared.prompts == pytest.approx(0.5, abs=0.1), "the second prompt begins with the first"
-    assert shared.traffic == measured_prompts.compute_digest(Traffic.model_validate(traffic), tmp_path)
+    assert shared.traffic == compute_prompts_digest(Traffic.model_validate(traffic), tmp_path)
     html = (finished.folder / "report.html").read_text()
     assert f"{shared.prompts:.0%} of the text of 2 prompts is the beginning of an earlier one" in html
 
@@ -424,38 +425,32 @@ def test_the_time_limit_stops_sending_and_requests_in_flight_are_counted(validat
     )
 
 
-def _check_refused(
-    deploy: Callable[..., ServingDeployment], root: Path, traffic: dict[str, Any], **options: Any
-) -> None:
+def _check_refused(deploy: TargetFactory, root: Path, traffic: dict[str, Any], **options: Any) -> None:
     run.validate(deploy("http://127.0.0.1:9", traffic), build_options(root, folder=root, **options))
 
 
-def test_an_unreachable_deployment_is_reported_and_leaves_no_report(
-    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
-) -> None:
+def test_an_unreachable_deployment_is_reported_and_leaves_no_report(make_target: TargetFactory, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:9 is unreachable: .*refused"):
-        _check_refused(make_deployment, tmp_path, TRAFFIC)
+        _check_refused(make_target, tmp_path, TRAFFIC)
     assert not (tmp_path / "runs").exists()
 
 
 def test_invalid_prompts_and_a_missing_user_file_are_reported_before_anything_starts(
-    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
+    make_target: TargetFactory, tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text('{"question": "?"}\n')
     with pytest.raises(InputError, match=r"own.jsonl:1:1: .*exactly one of `prompt` and `messages`"):
-        _check_refused(make_deployment, tmp_path, {**TRAFFIC, "data": "own.jsonl"})
+        _check_refused(make_target, tmp_path, {**TRAFFIC, "data": "own.jsonl"})
     with pytest.raises(InputError, match=r"--user: .*mine.py.: there is no such file"):
-        _check_refused(make_deployment, tmp_path, TRAFFIC, user_file=tmp_path / "mine.py")
+        _check_refused(make_target, tmp_path, TRAFFIC, user_file=tmp_path / "mine.py")
 
 
-def test_a_second_validation_at_the_same_time_is_refused(
-    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
-) -> None:
+def test_a_second_validation_at_the_same_time_is_refused(make_target: TargetFactory, tmp_path: Path) -> None:
     with (
         run_folder.lock_work(tmp_path / "logs", "known"),
         pytest.raises(Unavailable, match=r"another validation of known is running\. Fix: wait until it ends"),
     ):
-        _check_refused(make_deployment, tmp_path, TRAFFIC)
+        _check_refused(make_target, tmp_path, TRAFFIC)
 
 
 def test_progress_is_one_line() -> None:

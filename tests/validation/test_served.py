@@ -8,12 +8,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.validation import report, run
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.report import Report
+from llm_serving.validation.reports import report
+from llm_serving.validation.reports.report import Report
 
 pytestmark = pytest.mark.engine
 

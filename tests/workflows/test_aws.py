@@ -86,7 +86,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         (["--target", "gke"], '--target: "gke": there is no such target. Fix: ecs or eks or local.'),
         (
             ["--target", "ecs", "--with", "pulumi"],
-            '--with: "pulumi": there is no such tool. Fix: cdktf, or remove it.',
+            '--with: "pulumi": there is no such tool. Fix: use cdktf, or remove --with.',
         ),
         (
             ["--target", "ecs", "--blueprint", "nowhere"],

@@ -20,11 +20,12 @@ from llm_serving.targets.base import DeploymentStatus, ValidationInputs
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.knee import Point
+from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.search.knee import Point
 from llm_serving.workflows import tune
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.test_knee import build_point
+from tests.validation.search.test_knee import build_point
 
 BLUEPRINT = """\
 # What I serve.
@@ -95,8 +96,8 @@ class KnownLoader:
 
     sent: list[float]
 
-    def __init__(self, deployment: Any, *_: object, **__: object) -> None:
-        self.sequences = deployment.tuning.sequences
+    def __init__(self, target: LoadTarget, *_: object, **__: object) -> None:
+        self.sequences = target.settings["tuning"]["sequences"]
 
     def measure(self, load: float) -> Point:
         self.sent.append(load)
@@ -278,7 +279,7 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--over: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k."),
+        ([], "--over: there is nothing to try. Fix: use --over tuning.batch_tokens=2k,8k."),
         (["--over", "tuning.sequence=1,2"], '--over: "tuning.sequence": tuning has no key sequence to vary.'),
         (
             ["--over", "traffic.arrivals=1/s,2/s"],
@@ -302,7 +303,7 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
         ),
         (
             ["--over", "tuning.sequences=1,2", "--spend-limit", "5"],
-            "--spend-limit: 5: the target local has no known prices to hold it against. Fix: --time-limit alone.",
+            "--spend-limit: 5: the target local has no known prices to hold it against. Fix: use --time-limit alone.",
         ),
     ],
 )

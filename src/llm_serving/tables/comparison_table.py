@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.validation.comparison import Comparison
-from llm_serving.validation.comparison_page import format_percent, format_value
+from llm_serving.validation.pages.comparison_page import format_percent, format_value
+from llm_serving.validation.reports.comparison import Comparison
 
 _STYLES = {"better": "green", "worse": "red", "no difference shown": "dim"}
 _WORDS = {"no difference shown": "not shown"}

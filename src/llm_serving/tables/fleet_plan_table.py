@@ -61,8 +61,7 @@ def _render_title(context: FleetContext) -> Text:
     title = Text.assemble((context.fleet.name, "bold"), f"  {context.fleet.region}, account {context.account}")
     if context.endpoint:
         title.append(
-            f"\nemulated by {context.cloud_name} at {context.endpoint}: no AWS account is used, no cost",
-            "yellow",
+            f"\nemulated by {context.cloud_name} at {context.endpoint}: no AWS account is used, no cost", "yellow"
         )
     return title
 
@@ -154,7 +153,7 @@ def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
 
 
 def _describe_kept(plan: DestroyPlan) -> str:
-    """What a destroy keeps for its data; "" where it keeps nothing."""
+    """Describe what a destroy keeps for its data; "" where it keeps nothing."""
     parts = []
     if plan.keeps_storage:
         parts.append(f"the stack storage with {join_words([store.name for store in plan.stores])}")

@@ -29,6 +29,6 @@ def render(models: Iterable[Model]) -> Table:
 
 
 def _describe_name(model: Model) -> str:
-    """The name, with what is not what most models are."""
+    """Describe a model by its name and what most models are not."""
     remarks = [remark for remark in ("random weights" * model.random, model.task) if remark not in ("", "generate")]
     return f"{model.name} ({', '.join(remarks)})" if remarks else model.name

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving import console
-from llm_serving.validation import sweep, tuning
-from llm_serving.validation.knee import UNITS
-from llm_serving.validation.racing import Trial
-from llm_serving.validation.sweep_page import format_optional
-from llm_serving.validation.tuning import Tuning
+from llm_serving.validation.pages.html_report import format_optional
+from llm_serving.validation.search import sweep, tuning
+from llm_serving.validation.search.knee import UNITS
+from llm_serving.validation.search.racing import Trial
+from llm_serving.validation.search.tuning import Tuning
 
 _STYLES = {"kept": "green", "dropped": "dim", "refused": "yellow", "failed": "red", "kept nothing": "red"}
 

@@ -1,8 +1,8 @@
-"""Validation: Locust sends a blueprint's traffic to a running deployment, and a gate compares the result with the SLO.
+"""Validation: Locust sends traffic to a running service, and a gate compares the result with the SLO.
 
-`run` is the entry point of the kind `serving` (`Kind.VALIDATOR`). Locust runs in a separate process, since its
+A kind says by a `LoadTarget` what the load is sent to; `run` sends it. Locust runs in separate processes, since its
 event loop replaces the standard library's sockets:
 
-    plan ----> locust_process, one or several [user, driver, load, stream] ----> samples, engine metrics
-    samples -> statistics -> gate -> report.json, report.html (html_report, charts), beside Locust's own CSV
+    plan ----> load.locust_process, one or several [user, load.driver, load.stream] ----> samples, engine metrics
+    samples -> statistics.gate -> reports.report -> report.json, report.html (pages), beside Locust's own CSV
 """

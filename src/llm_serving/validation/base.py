@@ -6,12 +6,15 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from rich.console import RenderableType
 
 from llm_serving.services import kinds
 from llm_serving.settings.errors import InputError
+
+if TYPE_CHECKING:  # targets import this module, and need no reports
+    from llm_serving.validation.load_target import LoadTarget
 
 
 class MetricsPage(NamedTuple):
@@ -80,6 +83,9 @@ class Validator(Protocol):
 
     def validate(self, deployment: Any, options: ValidationOptions) -> tuple[Any, Path]:
         """Run one validation; return the report and its folder, RUNS/NAME/TIME."""
+
+    def build_target(self, deployment: Any, logs: Path) -> LoadTarget:
+        """Return what a load of the deployment is sent to; of kinds that can be swept and tuned."""
 
     def render(self, report: Any, folder: Path) -> RenderableType:
         """Render the report that was saved in `folder`, for the terminal."""

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import json
 import math
 import os
 import secrets
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from llm_serving import console
-from llm_serving.aws import s3
-from llm_serving.catalog import engines
 from llm_serving.console import Command
-from llm_serving.hub import source
-from llm_serving.kinds.serving import measured_prompts
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.settings.units import Bounds
-from llm_serving.validation import (
-    api_key,
-    data_rows,
-    driver_result,
-    load_plan,
-    prompts,
-    report_builder,
-    run_folder,
-    scoring,
-    trace,
-    weight_loading,
-)
-from llm_serving.validation.answer import Sample
 from llm_serving.validation.base import LoadSource, ValidationOptions
-from llm_serving.validation.driver_result import DriverResult, Progress
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import Driver
-from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.prefix_overlap import PrefixOverlap
-from llm_serving.validation.report import Report, WeightLoading
-from llm_serving.validation.terminal_summary import render as render
-from llm_serving.validation.trace import TraceRow
+from llm_serving.validation.load import api_key, data_rows, driver_result, load_plan, prompts, trace
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.driver_result import DriverResult, Progress
+from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.prefix_overlap import PrefixOverlap
+from llm_serving.validation.load.trace import TraceRow
+from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.reports import report_builder, run_folder
+from llm_serving.validation.reports.report import Report
+from llm_serving.validation.reports.terminal_summary import render as render
+from llm_serving.validation.statistics import scoring
 
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOCUSTFILE = Path(load_plan.__file__).with_name("locustfile.py")
 MAX_PROBES = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.CONCURRENCY)
 """Longest chain of requests to a model before the warm-up: two for its dialect, then the tokens of words."""
 
@@ -57,33 +41,35 @@ _START_TIMEOUT_S = 60.0
 """Time limit of Locust's start and end together."""
 
 
-def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
-    """Send the deployment's traffic; return the report and its folder, RUNS/NAME/TIME.
+def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Path]:
+    """Send a target's traffic; return the report and its folder, RUNS/NAME/TIME.
 
     The folder has report.json, report.html, Locust's CSV and log, every request (requests.jsonl) and the plan.
 
     Raises:
         InputError: the driver cannot send this load, the user file or the prompts are invalid, or an API key would be
             sent without TLS.
-        Unavailable: the deployment does not respond, the driver cannot run, another validation is running, or the
+        Unavailable: the target does not respond, the driver cannot run, another validation is running, or the
             report cannot be written.
     """
     folder, user_file, load_source = options.folder, options.user_file, options.load_source
-    deployment = _override(deployment, options.url, options.requests)
-    played = _read_trace(deployment.traffic, folder)
-    if deployment.traffic.replays_times:
-        deployment = _override(deployment, None, len(played.rows))
-    api_key.build_headers(deployment.url)  # refuse before the driver starts
-    run_folder.require_writable(options.runs / deployment.name)
-    if deployment.traffic.judge is not None:
-        scoring.build_judge_headers(deployment.traffic.judge)
+    target = _override(target, options.url, options.requests)
+    played = _read_trace(target.traffic, folder)
+    if target.traffic.replays_times:
+        target = _override(target, None, len(played.rows))
+    api_key.build_headers(target.url)  # refuse before the driver starts
+    run_folder.require_writable(options.runs / target.name)
+    if target.traffic.judge is not None:
+        scoring.build_judge_headers(target.traffic.judge)
     drop_in = registry.load_driver(options.driver) if options.driver else None
     if drop_in and user_file:
-        raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: either --user or --driver.")
+        raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: remove --user or --driver.")
     if user_file is not None and not user_file.is_file():
-        raise InputError(f"--user: {quote_value(user_file)}: there is no such file. Fix: the path of a Python file.")
-    with run_folder.lock_work(options.logs, deployment.name) as work:
-        driver_plan = _write_plan(deployment, folder, work, played.rows, load_source)
+        raise InputError(
+            f"--user: {quote_value(user_file)}: there is no such file. Fix: use the path of a Python file."
+        )
+    with run_folder.lock_work(options.logs, target.name) as work:
+        driver_plan = _write_plan(target, folder, work, played.rows, load_source)
         if drop_in:
             job.check(drop_in, driver_plan)
             result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
@@ -91,23 +77,21 @@ def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple
             play = (load_source and load_source.play) or run_locust
             play(driver_plan, user_file or LOCUSTFILE)
             result, samples = collect(driver_plan)
-        unscored = _score(deployment.traffic, samples, work, drop_in)
-        loading = _read_weight_loading(deployment, options.logs)
-        prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder)
-        versions = _collect_versions(deployment)
+        unscored = _score(target.traffic, samples, work, drop_in)
+        prompts_digest = compute_prompts_digest(target.traffic, folder)
         run_report = report_builder.build(
-            deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source, unscored
+            target, result, samples, prompts_digest, played.notes, drop_in, load_source, unscored
         )
-        return run_report, run_folder.save(run_report, samples, work, options.runs / deployment.name)
+        return run_report, run_folder.save(run_report, samples, work, options.runs / target.name)
 
 
-def _override(deployment: ServingDeployment, url: str | None, requests: int | None) -> ServingDeployment:
+def _override(target: LoadTarget, url: str | None, requests: int | None) -> LoadTarget:
     if requests is not None:
-        traffic = deployment.traffic.model_copy(update={"requests": requests})
-        deployment = deployment.model_copy(update={"traffic": traffic})
+        traffic = target.traffic.model_copy(update={"requests": requests})
+        target = target.model_copy(update={"traffic": traffic})
     if url is not None:
-        deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
-    return deployment
+        target = target.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
+    return target
 
 
 def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Driver | None) -> str:
@@ -126,27 +110,6 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
     return ""
 
 
-def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoading:
-    main_model = deployment.served_models[0]
-    replicas = [
-        service
-        for role in deployment.engine_roles
-        if role.served_model == main_model
-        for service in deployment.list_services(role)
-    ]
-    streaming = engines.load_engines()[deployment.engine].streaming
-    logs_of_replicas = [logs / f"{service.name}.log" for service in replicas]
-    loading = weight_loading.read(main_model.weights, logs_of_replicas, streaming.log_line if streaming else "")
-    environment = deployment.environment
-
-    def open_bucket() -> s3.Bucket:
-        location = s3.parse_location(main_model.weights.uri)
-        return s3.Bucket(location, endpoint=environment.s3_endpoint, env=environment.env)
-
-    record = source.find(open_bucket)
-    return loading.model_copy(update={"commit": record.commit if record else None})
-
-
 def require_slo(run_report: Report) -> None:
     """Check the SLO.
 
@@ -162,28 +125,28 @@ def require_slo(run_report: Report) -> None:
 
 
 def _write_plan(
-    deployment: ServingDeployment, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
+    target: LoadTarget, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
 ) -> LoadPlan:
     """Write the driver's plan for Locust and return it."""
-    traffic, data = deployment.traffic, None
+    traffic, data = target.traffic, None
     if traffic.data is not None:
         data = (folder / traffic.data).resolve()
         data_rows.read_rows(data, traffic)  # report mistakes before anything starts
-    metrics_urls = {page.name: page.url for page in load_source.pages} if load_source else deployment.metrics_urls
+    metrics_urls = {page.name: page.url for page in load_source.pages} if load_source else target.metrics_urls
     cores, least = os.cpu_count() or 1, 1
     if load_source and load_source.play:
         cores, least = load_source.max_processes, _LEAST_REMOTE
     driver_plan = LoadPlan(
-        url=deployment.url,
-        models=deployment.model_names,
+        url=target.url,
+        models=target.models,
         traffic=traffic,
         nonce=secrets.token_hex(8),
-        task=deployment.task,
+        task=target.task,
         data=str(data) if data else None,
         trace=tuple(rows),
         metrics_urls=metrics_urls,
-        processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=deployment.is_pooled),
-        timeout_s=_compute_timeout(deployment, rows),
+        processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=target.is_pooled),
+        timeout_s=_compute_timeout(target, rows),
         folder=str(work),
     )
     (work / driver_result.PLAN_FILE).write_text(
@@ -250,7 +213,7 @@ def collect(driver_plan: LoadPlan) -> tuple[DriverResult, list[Sample]]:
     """Return what the load's processes found, and every request.
 
     Raises:
-        Unavailable: the deployment does not respond, or a process ended early.
+        Unavailable: the target does not respond, or a process ended early.
     """
     work = Path(driver_plan.folder)
     results = [driver_result.read_result(work, index) for index in range(driver_plan.processes)]
@@ -295,11 +258,11 @@ def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
     return Path(driver_plan.folder) / driver_result.name_part(name, index)
 
 
-def _compute_timeout(deployment: ServingDeployment, rows: Sequence[TraceRow]) -> float:
+def _compute_timeout(target: LoadTarget, rows: Sequence[TraceRow]) -> float:
     """Return the time limit of the driver, in seconds, whatever the server does."""
-    traffic = deployment.traffic
+    traffic = target.traffic
     in_turn = traffic.warm_up // load_plan.count_users(traffic, rows)
-    probes = MAX_PROBES * len(deployment.model_names) + in_turn + 1
+    probes = MAX_PROBES * len(target.models) + in_turn + 1
     return _START_TIMEOUT_S + probes * traffic.deadline + traffic.time_limit + traffic.deadline
 
 
@@ -308,14 +271,3 @@ def _read_progress(driver_plan: LoadPlan) -> Progress | None:
     readings = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
     parts = [part for part in readings if part]
     return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None
-
-
-def _collect_versions(deployment: ServingDeployment) -> dict[str, str]:
-    """Return the versions of this program and of an engine that runs on this machine."""
-    versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
-    if not deployment.environment.conventions.is_local:
-        return versions
-    version_url = f"http://127.0.0.1:{deployment.workers[0].port}/version"
-    with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(version_url, timeout=5) as response:
-        versions[deployment.engine] = str(json.load(response)["version"])
-    return versions

@@ -33,13 +33,13 @@ from typing import Any
 import gevent
 from locust import User, constant, task
 
-from llm_serving.validation import answer as answers
-from llm_serving.validation import api_key, pooled_answer, request_body
-from llm_serving.validation.answer import Answer, Sample
-from llm_serving.validation.load import SHOWN_ANSWERS, Item, Load
-from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.prompt import Prompt
-from llm_serving.validation.stream import Connection, HttpError
+from llm_serving.validation.load import answer as answers
+from llm_serving.validation.load import api_key, pooled_answer, request_body
+from llm_serving.validation.load.answer import Answer, Sample
+from llm_serving.validation.load.load import SHOWN_ANSWERS, Item, Load
+from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.prompt import Prompt
+from llm_serving.validation.load.stream import Connection, HttpError
 
 
 class OpenAIUser(User):  # type: ignore[misc]

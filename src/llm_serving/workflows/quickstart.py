@@ -22,6 +22,7 @@ from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.fleet.checks import join_words
 from llm_serving.kinds.serving.deployment import narrow
+from llm_serving.kinds.serving.validation import validate as validation
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
@@ -29,10 +30,9 @@ from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, supervisor
 from llm_serving.targets.local.engine_setups import EngineSetup as Programs
-from llm_serving.validation import run as validation
-from llm_serving.validation import terminal_summary
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.report import Report
+from llm_serving.validation.reports import terminal_summary
+from llm_serving.validation.reports.report import Report
 
 STACKS = ("network", "storage")
 """Stacks that the local target needs; the others rent instances."""

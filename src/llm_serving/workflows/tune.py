@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from llm_serving import console, paths, processes
 from llm_serving.kinds.serving import capacity_estimate
-from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
@@ -35,11 +35,14 @@ from llm_serving.settings.overrides import Override
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, LoadOrigin
 from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
-from llm_serving.validation import racing, run_folder, sweep, tune_page, tuning
-from llm_serving.validation.knee import Point
-from llm_serving.validation.racing import Trial
-from llm_serving.validation.sweep import Loader, Options
-from llm_serving.validation.tuning import Tuning, describe
+from llm_serving.validation import base
+from llm_serving.validation.pages import tune_page
+from llm_serving.validation.reports import run_folder
+from llm_serving.validation.search import racing, sweep, tuning
+from llm_serving.validation.search.knee import Point
+from llm_serving.validation.search.racing import Trial
+from llm_serving.validation.search.sweep import Loader, Options
+from llm_serving.validation.search.tuning import Tuning, describe
 
 RESERVED = ("kind", "name", "traffic", "slo")
 """Keys that every configuration is held against, and no part of one."""
@@ -128,14 +131,14 @@ def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
     keys = [override.key for override in varied]
     for key in keys:
         if keys.count(key) > 1:
-            raise InputError(f"--over: {key} more than once. Fix: --over {key}=VALUE,VALUE once.")
+            raise InputError(f"--over: {key} more than once. Fix: write --over {key}=VALUE,VALUE once.")
     count = len(_list_settings(varied))
     if count > MAX_TRIALS:
-        raise InputError(f"--over: {count} configurations: at most {MAX_TRIALS} are tried. Fix: fewer values.")
+        raise InputError(f"--over: {count} configurations: at most {MAX_TRIALS} are tried. Fix: try fewer values.")
 
 
 def _list_settings(varied: Sequence[Override]) -> list[dict[str, str]]:
-    """Every combination of the values, by key."""
+    """Return every combination of the values, by key."""
     keys = [override.key for override in varied]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(entry.values for entry in varied))]
 
@@ -149,7 +152,7 @@ def _require_machine(job: Job, name: str) -> None:
 
 
 def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: Path) -> tuple[Tuning, Path]:
-    """The state of an unfinished run of the same job with its folder, or a new one."""
+    """Return the state of an unfinished run of the same job with its folder, or a new one."""
     options = job.options
     axis = sweep.choose_axis(document.value.traffic, options)
     digest = _compute_digest(job, text)
@@ -177,7 +180,7 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
 
 
 def _compute_digest(job: Job, text: str) -> str:
-    """A digest of both files, the keys and values, and how each load is sent; limits may differ."""
+    """Return a digest of both files, the keys and values, and how each load is sent; limits may differ."""
     decisive = [
         text, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
         [job.options.axis, job.options.lowest, job.options.highest, job.options.precision, job.options.point_s],
@@ -247,7 +250,7 @@ class _Session:
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
             reason = f"the target {self.job.target} has no known prices to hold it against"
-            raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: --time-limit alone.")
+            raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: use --time-limit alone.")
 
     def run(self) -> None:
         """Race the configurations within the limits; end what is deployed, whatever happens."""
@@ -300,8 +303,9 @@ class _Session:
         opened = self.opened.enter_context(
             target.open_validation(self.work, self.job.fleet_file, None, origin=self.job.origin)
         )
+        validator = base.load_validator(opened.deployment.kind)
         self.loader = Loader(
-            narrow(opened.deployment),
+            validator.build_target(opened.deployment, opened.options.logs),
             self.state.axis,
             self.job.options.point_s,
             dataclasses.replace(opened.options, runs=self.folder / str(trial.number)),
@@ -374,7 +378,7 @@ class _Session:
 
 
 def _describe_refusal(error: InputError) -> str:
-    """The first reason, without the line of a file that is not the user's."""
+    """Describe the first reason, without the line of a file that is not the user's."""
     if not error.mistakes:
         return str(error)
     mistake = error.mistakes[0]

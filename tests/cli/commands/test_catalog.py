@@ -100,7 +100,7 @@ def test_an_unknown_endpoint_is_refused() -> None:
     result = _refresh("--endpoint", "http://127.0.0.1:1")
     assert result.returncode == 2
     assert result.stderr == (
-        '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: --endpoint embedded, or remove it.\n'
+        '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: use --endpoint embedded, or remove it.\n'
     )
 
 
@@ -117,6 +117,6 @@ def test_a_region_without_instances_is_refused_and_the_file_is_unchanged(tmp_pat
     result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        "--region: mx-central-1: no instance family of the catalog there. Fix: another region."
+        "--region: mx-central-1: no instance family of the catalog there. Fix: use another region."
     )
     assert file.read_text() == instances.GENERATED.read_text()

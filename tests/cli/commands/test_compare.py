@@ -10,7 +10,7 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.cli import main
-from tests.validation.test_comparison import _simulate
+from tests.validation.reports.test_comparison import _simulate
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
             "RUN: cut: it is not a validation's folder: line 400 of requests.jsonl is not a request.",
         ),
         (["first", "half"], "RUN: half: requests.jsonl has 200 of its 400 requests. Fix: validate again."),
-        (["first", "swept"], "RUN: swept: it is a sweep. Fix: one of its loads, such as swept/points/8."),
+        (["first", "swept"], "RUN: swept: it is a sweep. Fix: use one of its loads, such as swept/points/8."),
         (["first", "mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
         (["mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
     ],
@@ -142,5 +142,5 @@ def test_the_newest_validations_of_a_blueprint_count_together(capsys: pytest.Cap
     reason = "RUN: mine: runs/mine has 10 validations, and 12 are compared. Fix: blueprint validate mine.\n"
     assert capsys.readouterr().err == reason
     assert main.run(["compare", "first", "second", "--runs", "2"]) == 2
-    reason = "first is no blueprint, whose newest validations count together. Fix: the folder of a blueprint.\n"
+    reason = "first is no blueprint, whose newest validations count together. Fix: use the folder of a blueprint.\n"
     assert capsys.readouterr().err == f"--runs: 2: {reason}"

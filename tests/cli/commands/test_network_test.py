@@ -54,7 +54,7 @@ def test_a_fall_back_to_tcp_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        ("other", "POOL: other: fleet.yaml has no such pool. Fix: one of large, single, neuron, plain."),
+        ("other", "POOL: other: fleet.yaml has no such pool. Fix: use one of large, single, neuron, plain."),
         ("plain", "nccl-tests needs EFA. Fix: set efa: on in the pool."),
         ("neuron", "nccl-tests measures NVIDIA GPUs, and trn2.48xlarge has none."),
         ("single", "2 instances are to be tested, and the pool has at most 1. Fix: a larger pool, or fewer --nodes."),

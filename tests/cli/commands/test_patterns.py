@@ -55,11 +55,11 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
     [
         (
             ("disaggregated", "--preset", "13x1"),
-            '--preset: "13x1": disaggregated has no such preset. Fix: 12x1+1x4.\n',
+            '--preset: "13x1": disaggregated has no such preset. Fix: use 12x1+1x4.\n',
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            '--preset: "12x1+1x4": aggregated has no such preset. Fix: embed or long-context or quick or trainium2.\n',
+            '--preset: "12x1+1x4": aggregated has no such preset. Fix: use embed or long-context or quick or trainium2.\n',
         ),
     ],
 )
@@ -170,5 +170,5 @@ def test_a_baseline_never_overwrites_a_folder(run_cli: Command) -> None:
     assert run_cli("baseline", "mine", "other") == (
         2,
         "",
-        'NAME: "other": it exists already. Fix: another name.\n',
+        'NAME: "other": it exists already. Fix: use another name.\n',
     )

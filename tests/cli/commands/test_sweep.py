@@ -76,9 +76,9 @@ def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--by", "tokens"], '--by: "tokens": there is no such load. Fix: rate or users.\n'),
-        (["--from", "20", "--to", "10"], "--from: 20: it is not below --to, 10. Fix: 1.25.\n"),
-        (["--to", "0"], "--to: 0: that is no load. Fix: a number above 0.\n"),
+        (["--by", "tokens"], '--by: "tokens": there is no such load. Fix: use rate or users.\n'),
+        (["--from", "20", "--to", "10"], "--from: 20: it is not below --to, 10. Fix: use 1.25.\n"),
+        (["--to", "0"], "--to: 0: that is no load. Fix: use a number above 0.\n"),
         (
             ["--point-time", "30"],
             '--point-time: "30": it is not a length of time. Fix: a length of time such as 30s.\n',

@@ -98,6 +98,6 @@ def test_a_framework_is_switched_by_the_same_code(folder: Path, capsys: pytest.C
 
 def test_nothing_to_switch_and_no_blueprint_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["switch", "mine"]) == 2
-    assert capsys.readouterr().err == "nothing to switch. Fix: --engine NAME, or --framework NAME.\n"
+    assert capsys.readouterr().err == "nothing to switch. Fix: use --engine NAME, or --framework NAME.\n"
     assert main.run(["switch", "none", "--engine", "slim"]) == 2
     assert "none" in capsys.readouterr().err

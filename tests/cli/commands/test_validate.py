@@ -106,7 +106,7 @@ def test_a_met_slo_exits_0_with_the_path_of_the_report(working_folder: Path) -> 
     assert result.returncode == 0, result.stderr
     assert "PASS runs/mine/" in result.stdout
     assert "A stand-in." in result.stdout
-    assert "-m llm_serving.validation.locust_process" in result.stderr
+    assert "-m llm_serving.validation.load.locust_process" in result.stderr
     assert (working_folder / "runs" / "latest" / "report.html").is_file()
 
 
@@ -157,7 +157,7 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
             progress = tmp_path / ".blueprint" / "mine" / "logs" / "validation" / "progress.json"
             processes.wait_until(progress.exists, "the load", 60)
             children = psutil.Process(child.pid).children(recursive=True)
-            assert any("llm_serving.validation.locust_process" in process.cmdline() for process in children)
+            assert any("llm_serving.validation.load.locust_process" in process.cmdline() for process in children)
             os.kill(child.pid, how)
             child.wait(30)
         finally:
@@ -176,4 +176,6 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
 def test_another_driver_runs_on_this_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["validate", "mine", "--target", "eks", "--driver", "guidellm", "--load-from", "cluster"]
     assert main.run(words) == 2
-    assert capsys.readouterr().err == '--load-from: "cluster": guidellm runs on this machine. Fix: --load-from here.\n'
+    assert (
+        capsys.readouterr().err == '--load-from: "cluster": guidellm runs on this machine. Fix: use --load-from here.\n'
+    )

@@ -11,7 +11,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
-from llm_serving.validation import sweep
+from llm_serving.validation.search import sweep
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving.kinds.serving import blueprint, measured_prompts
+from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
@@ -43,7 +44,7 @@ def write_blueprint(root: Path, traffic: str = DATA, router: str = "{}") -> Path
 def write_report(root: Path, time: str, **shared: Any) -> None:
     """Write a report, by default of the blueprint's current traffic."""
     document = blueprint.read(root / "mine")
-    prompt_settings = measured_prompts.compute_digest(document.value.traffic, root / "mine")
+    prompt_settings = compute_prompts_digest(document.value.traffic, root / "mine")
     entry = {"prompts": 0.5, "of": 2, "cached": 0.1, "traffic": prompt_settings, **shared}
     file = root / "runs" / "mine" / time / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,8 @@ from llm_serving.catalog import models, records
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.kinds.serving import summary
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.settings.errors import InputError
-from llm_serving.validation import report_remarks
 from tests.kinds.serving.checks.test_engine_arguments import FLEET, _resolve
 
 GB = 10**9
@@ -46,8 +46,8 @@ def test_unchecked_takes_it_and_says_that_nothing_is_computed(tmp_path: Path) ->
     assert deployment.served_models[0].weights.bytes == 8 * GB
     assert any("not computed, since its kind, zebra, is not known here" in note for note in deployment.notes)
     assert summary.build_payload(deployment)["models"][0]["memory"] == "not computed"
-    assert len(report_remarks.build_memory_remarks(deployment)) == 1
-    assert report_remarks.build_memory_remarks(_resolve(tmp_path, "")) == []
+    assert len(list(validate.list_remarks(deployment))) == 1
+    assert list(validate.list_remarks(_resolve(tmp_path, ""))) == []
     assert summary.build_payload(_resolve(tmp_path, ""))["models"][0]["memory"] == "computed"
 
 

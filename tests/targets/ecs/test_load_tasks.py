@@ -19,13 +19,13 @@ from botocore.stub import Stubber
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import own_image
 from llm_serving.fleet import names
+from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import load_tasks, stack
 from llm_serving.targets.ecs.load_tasks import LoadTasks
-from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers

@@ -21,12 +21,12 @@ from llm_serving import processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import own_image
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import load_job
 from llm_serving.targets.eks.load_job import LoadJob
-from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers

@@ -72,7 +72,7 @@ def test_new_copies_a_pattern_and_a_missing_fleet_file(
 
 def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     code, _, err = run_cli("new", "mine", "--from", "aggregated")
-    assert (code, err) == (2, 'NAME: "mine": it exists already. Fix: another name.\n')
+    assert (code, err) == (2, 'NAME: "mine": it exists already. Fix: use another name.\n')
     fleet = (working_folder / "fleet.yaml").read_text()
     (working_folder / "fleet.yaml").write_text(fleet + "# mine\n")
     assert run_cli("new", "other", "--from", "aggregated")[0] == 0
@@ -84,7 +84,7 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     [
         (
             ("mine", "--from", "nothing"),
-            f'--from: "nothing": there is no such pattern. Fix: {" or ".join(NAMES)}.\n',
+            f'--from: "nothing": there is no such pattern. Fix: use {" or ".join(NAMES)}.\n',
         ),
         (
             ("My_Own", "--from", "aggregated"),

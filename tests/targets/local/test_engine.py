@@ -24,7 +24,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.validation import pictures
+from llm_serving.validation.load import pictures
 from tests import serving
 from tests.serving import Load
 

@@ -23,11 +23,11 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.targets.base import ValidationInputs
 from llm_serving.targets.on_aws.aws_target import AwsTarget
-from llm_serving.validation.knee import Point
 from llm_serving.validation.remote import play as remote_play
+from llm_serving.validation.search.knee import Point
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.test_knee import build_point
+from tests.validation.search.test_knee import build_point
 
 BLUEPRINT = """\
 pattern: aggregated

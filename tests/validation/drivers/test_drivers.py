@@ -2,25 +2,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llm_serving import paths
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import on_demand, run
-from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import LOCKS, Job
-from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.prompt import Prompt
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.prompt import Prompt
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import build_options
+from tests.validation.conftest import TargetFactory, build_options
 
 DATA = Path(__file__).with_name("data")
 NAMES = ["aiperf", "guidellm", "inference-perf", "vllm-bench"]
@@ -127,7 +125,7 @@ def test_a_key_is_not_handed_to_other_drivers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_driver_is_refused() -> None:
-    with pytest.raises(InputError, match=r'--driver: "wrk": there is no such driver\. Fix: aiperf or guidellm or'):
+    with pytest.raises(InputError, match=r'--driver: "wrk": there is no such driver\. Fix: use aiperf or guidellm or'):
         registry.load_driver("wrk")
 
 
@@ -172,13 +170,11 @@ def test_an_older_python_is_refused_before_anything_is_downloaded(
 
 @pytest.mark.engine
 @pytest.mark.timeout(240)
-def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(
-    make_deployment: Callable[..., ServingDeployment], tmp_path: Path
-) -> None:
+def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(make_target: TargetFactory, tmp_path: Path) -> None:
     traffic = {"arrivals": "20/s", "requests": 20, "input_tokens": 40, "output_tokens": 8, "warm_up": 1}
     slo = {"ttft_ms": {"p50": 5000}}
     with known_server.run_server(Behaviour(0.05, 0.01)) as url:
-        deployment = make_deployment(url, traffic, slo)
+        deployment = make_target(url, traffic, slo)
         report, folder = run.validate(deployment, build_options(tmp_path, driver="vllm-bench"))
     assert report.requests.model_dump() == {"total": 20, "failed": 0, "by_error": {}, "planned": 20}
     assert report.metrics["ttft_ms"].p50 >= 50

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from llm_serving.services.traffic import Traffic
+from llm_serving.settings.errors import Unavailable
 from llm_serving.validation.drivers import job
-from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.prompt import Prompt
+from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.prompt import Prompt
+from tests import known_server
+from tests.known_server import Behaviour
 
 USERS = 4
 
@@ -47,3 +50,10 @@ def test_the_warm_up_sends_as_many_requests_at_once_as_the_load(url: str, users:
     plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=users, requests=1), folder="/x")
     prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
     assert job.Server(plan).warm_up(prompts) == (8, failed)
+
+
+def test_a_service_that_only_streams_is_refused_by_its_answer() -> None:
+    with known_server.run_server(Behaviour(only_streams=True)) as url:
+        plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=1), folder="/x")
+        with pytest.raises(Unavailable, match=r"/v1/chat/completions returned HTTP 200 .* no JSON object: 'data: \{"):
+            job.Server(plan).count_tokens("Read")

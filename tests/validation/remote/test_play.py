@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.session import AwsSession
-from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.validation import run
@@ -24,7 +23,7 @@ from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import build_options
+from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
@@ -79,9 +78,9 @@ def list_objects(aws: AwsSession) -> list[Any]:
 
 
 @pytest.fixture
-def validate(tmp_path: Path, make_deployment: Callable[..., ServingDeployment]) -> Callable[..., Any]:
+def validate(tmp_path: Path, make_target: TargetFactory) -> Callable[..., Any]:
     def _validate(url: str, source: LoadSource, slo: dict[str, Any] | None = None, **options: Any) -> Any:
-        deployment = make_deployment(url, TRAFFIC, slo or {"ttft_ms": {"p50": 20_000}})
+        deployment = make_target(url, TRAFFIC, slo or {"ttft_ms": {"p50": 20_000}})
         return run.validate(deployment, build_options(tmp_path, load_source=source, **options))
 
     return _validate

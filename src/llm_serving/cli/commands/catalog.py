@@ -37,8 +37,7 @@ def refresh(
         typer.Option("--region", help="A region to query; repeatable. All of the account's if left out."),
     ] = None,
     endpoint: Annotated[
-        str | None,
-        typer.Option(help="`embedded`: the embedded AWS's copy of EC2's data. AWS if left out."),
+        str | None, typer.Option(help="`embedded`: the embedded AWS's copy of EC2's data. AWS if left out.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The file to update; the built-in catalog if left out.")
@@ -47,7 +46,7 @@ def refresh(
     """Update instance types, zones and prices from EC2."""
     if endpoint not in (None, "embedded"):
         raise InputError(
-            f"--endpoint: {quote_value(endpoint)}: there is no such source. Fix: --endpoint embedded, or remove it."
+            f"--endpoint: {quote_value(endpoint)}: there is no such source. Fix: use --endpoint embedded, or remove it."
         )
     for name in region or ():
         _require_region(name)
@@ -85,7 +84,7 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
             if empty_regions:
                 names_text = ", ".join(empty_regions)
                 raise InputError(
-                    f"--region: {names_text}: no instance family of the catalog there. Fix: another region."
+                    f"--region: {names_text}: no instance family of the catalog there. Fix: use another region."
                 )
             types = {instance_type for region_data in fetched.values() for instance_type in region_data["zones"]}
             step.note = f"{len(types)} types"

@@ -11,16 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from llm_serving import console, paths
-from llm_serving.kinds.serving import measured_capacity
 from llm_serving.options.arguments import AsJson
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
+from llm_serving.services.runs import SWEEP_FILE
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.tables import comparison_table
-from llm_serving.validation import comparison, comparison_page, driver_result, run_folder, sweep
-from llm_serving.validation.answer import Sample
-from llm_serving.validation.comparison import Change, Comparison
-from llm_serving.validation.validation_run import ValidationRun
+from llm_serving.validation.load import driver_result
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.pages import comparison_page
+from llm_serving.validation.reports import comparison, run_folder
+from llm_serving.validation.reports.comparison import Change, Comparison
+from llm_serving.validation.reports.validation_run import ValidationRun
+from llm_serving.validation.search import sweep
 
 Runs = Annotated[
     list[Path],
@@ -84,7 +87,7 @@ def compare(
 
 
 def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
-    """The folders of the validations that count together, the baseline's first.
+    """Return the folders of the validations that count together, the baseline's first.
 
     Raises:
         InputError: there is only one, or a blueprint has too few.
@@ -97,11 +100,11 @@ def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
 
 
 def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
-    """A validation itself, or groups of the newest ones of a blueprint, the oldest group first."""
+    """Return a validation itself, or groups of the newest ones of a blueprint, the oldest group first."""
     if not (folder / FILE_NAME).is_file():
         if repeats > 1:
             reason = f"{console.shorten_path(folder)} is no blueprint, whose newest validations count together"
-            raise InputError(f"--runs: {repeats}: {reason}. Fix: the folder of a blueprint.")
+            raise InputError(f"--runs: {repeats}: {reason}. Fix: use the folder of a blueprint.")
         return [[folder]]
     document = inputs.read_blueprint(folder)
     name = resolve_name(document)
@@ -128,15 +131,15 @@ def read_run(folder: Path) -> ValidationRun:
     Raises:
         InputError: it is not one, a file in it is broken, or another version of this program wrote it.
     """
-    if (folder / measured_capacity.SWEEP_FILE).is_file():
+    if (folder / SWEEP_FILE).is_file():
         point = next(iter(sorted((folder / sweep.POINTS).glob("*"))), folder / sweep.POINTS)
-        raise InputError(f"RUN: {folder}: it is a sweep. Fix: one of its loads, such as {point}.")
+        raise InputError(f"RUN: {folder}: it is a sweep. Fix: use one of its loads, such as {point}.")
     try:
         report = json.loads((folder / run_folder.REPORT_FILE).read_text(encoding="utf-8"))
         samples = _read_samples(folder / driver_result.SAMPLES_FILE)
     except OSError as error:
         reason = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
-        raise InputError(f"RUN: {folder}: {reason}. Fix: a folder below runs/.") from None
+        raise InputError(f"RUN: {folder}: {reason}. Fix: use a folder below runs/.") from None
     except ValueError as error:
         raise InputError(f"RUN: {folder}: it is not a validation's folder: {error}. Fix: validate again.") from None
     try:
@@ -191,7 +194,7 @@ def _build_payload(baseline: ValidationRun, comparisons: list[Comparison]) -> di
 
 
 def _build_change(change: Change) -> dict[str, Any]:
-    """The change as JSON, which has no infinity: null in its place."""
+    """Build the change as JSON, which has no infinity: null in its place."""
     return {
         name: value if isinstance(value, str) or math.isfinite(value) else None
         for name, value in change._asdict().items()

@@ -39,11 +39,7 @@ WithData = Annotated[
 
 
 @app.command()
-def synth(
-    fleet: Fleet = FLEET,
-    out: Out = OUT,
-    as_json: AsJson = False,
-) -> None:
+def synth(fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None:
     """Synthesize the stacks.
 
     Includes the deployments rendered for ECS. `terraform` and `cdktf` can use the output directly.

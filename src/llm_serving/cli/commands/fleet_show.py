@@ -16,10 +16,7 @@ from llm_serving.settings.errors import InputError
 from llm_serving.tables import capacity_table, fleet_table
 
 
-def show(
-    fleet: arguments.Fleet = arguments.FLEET,
-    as_json: arguments.AsJson = False,
-) -> None:
+def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = False) -> None:
     """Show the pools by zone, with accelerators and cost per hour."""
     document = load(fleet, Fleet)
     catalogue = instances.load()

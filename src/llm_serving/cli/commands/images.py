@@ -22,8 +22,7 @@ def main() -> None:
 @app.command()
 def pin(
     image: Annotated[
-        list[str] | None,
-        typer.Argument(help="REPOSITORY:TAG; default is every image of the catalog without a digest."),
+        list[str] | None, typer.Argument(help="REPOSITORY:TAG; default is every image of the catalog without a digest.")
     ] = None,
     fleet: Fleet = FLEET,
     as_json: AsJson = False,

@@ -24,8 +24,7 @@ CDKTF = "cdktf"
 
 def install(
     blueprint: Annotated[
-        str | None,
-        typer.Option("--blueprint", metavar="DIR", help="The blueprint to serve: a folder or a pattern."),
+        str | None, typer.Option("--blueprint", metavar="DIR", help="The blueprint to serve: a folder or a pattern.")
     ] = None,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
@@ -49,7 +48,7 @@ def install(
     elif not registry.load_target(target).needs_aws:
         _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
-        raise InputError(f"--with: {quote_value(with_)}: there is no such tool. Fix: {CDKTF}, or remove it.")
+        raise InputError(f"--with: {quote_value(with_)}: there is no such tool. Fix: use {CDKTF}, or remove --with.")
     else:
         _run_aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
 

@@ -58,9 +58,13 @@ def make_tiny(
     """
     size_name = next((candidate for candidate in tiny_model.SIZES if candidate == size), None)
     if size_name is None:
-        raise InputError(f"--size: {quote_value(size)}: there is no such size. Fix: {' or '.join(tiny_model.SIZES)}.")
+        raise InputError(
+            f"--size: {quote_value(size)}: there is no such size. Fix: use {' or '.join(tiny_model.SIZES)}."
+        )
     if format_ not in _FORMATS:
-        raise InputError(f"--format: {quote_value(format_)}: there is no such format. Fix: {' or '.join(_FORMATS)}.")
+        raise InputError(
+            f"--format: {quote_value(format_)}: there is no such format. Fix: use {' or '.join(_FORMATS)}."
+        )
     if format_ not in models.find(size_name).formats:
         raise InputError(f"--format: {quote_value(format_)}: {size} exists as safetensors only. Fix: remove --format.")
     if adapter and format_ != _FORMATS[0]:
@@ -121,7 +125,9 @@ def fit(
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
     if kv_cache_dtype not in ("auto", "fp8"):
-        raise InputError(f"--kv-cache-dtype: {quote_value(kv_cache_dtype)}: there is no such type. Fix: auto or fp8.")
+        raise InputError(
+            f"--kv-cache-dtype: {quote_value(kv_cache_dtype)}: there is no such type. Fix: use auto or fp8."
+        )
     if model.startswith("s3://"):
         model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
@@ -200,7 +206,7 @@ def _record_s3_model(uri: str) -> str:
 
 
 def _detect_format(source: str) -> models.WeightsFormat:
-    """The form of the weights that are copied: that of a folder's files, or of a repository by its quantization."""
+    """Return the form of the weights to copy: that of a folder's files, or of a repository by its quantization."""
     if upload.is_folder(source):
         return "gguf" if upload.is_gguf_folder(Path(source).expanduser()) else "safetensors"
     return "gguf" if ":" in source else "safetensors"
@@ -219,7 +225,9 @@ def _parse_tokens(text: str) -> int:
     try:
         return int(TypeAdapter(Tokens).validate_python(int(text) if text.isdecimal() else text))
     except ValidationError:
-        raise InputError(f"--context: {quote_value(text)}: it is not a number of tokens. Fix: 4096 or 8k.") from None
+        raise InputError(
+            f"--context: {quote_value(text)}: it is not a number of tokens. Fix: write 4096 or 8k."
+        ) from None
 
 
 def _build_progress(step: console.Step) -> Callable[[int, int], None]:

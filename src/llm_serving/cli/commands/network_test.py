@@ -64,14 +64,14 @@ def test_network(
 
 
 def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> Group:
-    """The instances of the pool's first choice.
+    """Return the instances of the pool's first choice.
 
     Raises:
         InputError: there is no such pool, or nccl-tests cannot run on it.
     """
     fleet = document.value
     if name not in fleet.pools:
-        raise InputError(f"POOL: {name}: {document.path} has no such pool. Fix: one of {', '.join(fleet.pools)}.")
+        raise InputError(f"POOL: {name}: {document.path} has no such pool. Fix: use one of {', '.join(fleet.pools)}.")
     pool, group = fleet.pools[name], groups.resolve_pool(fleet, name, instances.load())[0]
     accelerators = instances.load()[group.types[0]].accelerators
     if not group.efa:
@@ -94,7 +94,7 @@ def _read_output(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}. Fix: the file with the output.") from None
+        raise InputError(f"{file}: cannot be read: {error.strerror}. Fix: use the file with the output.") from None
 
 
 def _describe_run(fleet: FleetSettings, group: Group, nodes: int, minutes: int) -> str:

@@ -69,11 +69,11 @@ def new(
     source = PATTERNS / from_
     names = [folder.name for folder in paths.list_patterns()]
     if from_ not in names:
-        raise InputError(f"--from: {quote_value(from_)}: there is no such pattern. Fix: {' or '.join(names)}.")
+        raise InputError(f"--from: {quote_value(from_)}: there is no such pattern. Fix: use {' or '.join(names)}.")
     presets = _list_presets(source)
     if preset is not None and preset not in presets:
         choices = " or ".join(presets) or "no --preset"
-        raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: {choices}.")
+        raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: use {choices}.")
     destination = _require_new_folder(Path(name), "NAME")
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
     if preset is not None:
@@ -129,7 +129,7 @@ def _require_new_folder(folder: Path, argument: str) -> Path:
         fix = "2 to 32 characters of a-z, 0-9 and -, starting with a letter"
         raise InputError(f"{argument}: {quote_value(folder)}: {reason}. Fix: {fix}.") from None
     if folder.exists():
-        raise InputError(f"{argument}: {quote_value(folder)}: it exists already. Fix: another name.")
+        raise InputError(f"{argument}: {quote_value(folder)}: it exists already. Fix: use another name.")
     return folder
 
 

@@ -77,7 +77,7 @@ def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
     if "eks" not in fleet_settings.orchestrators:
         raise InputError(
             f"{file}: orchestrator: {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
-            "Fix: orchestrator: eks or both."
+            "Fix: set orchestrator: eks or both."
         )
     return fleet_settings, Path("rendered") / fleet_settings.name / "platform"
 

@@ -16,10 +16,7 @@ from llm_serving.settings.errors import CheckFailed
 from llm_serving.tables import preflight_table
 
 
-def preflight(
-    fleet: arguments.Fleet = arguments.FLEET,
-    as_json: arguments.AsJson = False,
-) -> None:
+def preflight(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = False) -> None:
     """Check whether the AWS account can hold the fleet.
 
     Checks permissions, quotas, zones, subnets, reservations and prices. Changes nothing. Exits 1 if a check fails,

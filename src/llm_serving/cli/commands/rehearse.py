@@ -77,5 +77,5 @@ def _list_fleet_files(fleet: Path) -> list[Path]:
     if files := sorted(fleet.glob("*.yaml")):
         return files
     raise InputError(
-        f"--fleet: {quote_value(fleet)}: the folder has no fleet file (*.yaml). Fix: another folder, or a file."
+        f"--fleet: {quote_value(fleet)}: the folder has no fleet file (*.yaml). Fix: use another folder, or a file."
     )

@@ -10,7 +10,7 @@ import typer
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import kinds
 from llm_serving.settings import schema as settings_schema
-from llm_serving.validation import report
+from llm_serving.validation.reports import report
 
 
 class SchemaFile(StrEnum):

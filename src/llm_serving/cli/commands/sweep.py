@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
-from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.services import inputs
@@ -18,9 +17,10 @@ from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Duration
 from llm_serving.tables import sweep_table
 from llm_serving.targets import registry
-from llm_serving.validation import sweep as sweeps
-from llm_serving.validation.knee import Axis
-from llm_serving.validation.sweep import Options
+from llm_serving.validation import base
+from llm_serving.validation.search import sweep as sweeps
+from llm_serving.validation.search.knee import Axis
+from llm_serving.validation.search.sweep import Options
 
 Precision = Annotated[
     float,
@@ -64,7 +64,8 @@ def sweep(
     )
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
-        result, saved = sweeps.sweep(narrow(opened.deployment), options, opened.options)
+        load_target = base.load_validator(opened.deployment.kind).build_target(opened.deployment, opened.options.logs)
+        result, saved = sweeps.sweep(load_target, options, opened.options)
     if as_json:
         print(result.model_dump_json(indent=2))
     else:
@@ -91,13 +92,13 @@ def require_limits(folder: Path, capability: Capability) -> None:
 def _read_axis(by: str | None) -> Axis | None:
     if by is None or by == "rate" or by == "users":
         return by  # type: ignore[return-value]
-    raise InputError(f"--by: {quote_value(by)}: there is no such load. Fix: rate or users.")
+    raise InputError(f"--by: {quote_value(by)}: there is no such load. Fix: use rate or users.")
 
 
 def _read_bounds(lowest: float | None, highest: float | None) -> tuple[float | None, float | None]:
     for option, value in (("--from", lowest), ("--to", highest)):
         if value == 0:
-            raise InputError(f"{option}: 0: that is no load. Fix: a number above 0.")
+            raise InputError(f"{option}: 0: that is no load. Fix: use a number above 0.")
     if lowest and highest and lowest >= highest:
-        raise InputError(f"--from: {lowest:g}: it is not below --to, {highest:g}. Fix: {highest / 8:g}.")
+        raise InputError(f"--from: {lowest:g}: it is not below --to, {highest:g}. Fix: use {highest / 8:g}.")
     return lowest, highest

@@ -28,7 +28,7 @@ def switch(
     """
     values = {key: value for key, value in (("engine", engine), ("framework", framework)) if value is not None}
     if not values:
-        raise InputError("nothing to switch. Fix: --engine NAME, or --framework NAME.")
+        raise InputError("nothing to switch. Fix: use --engine NAME, or --framework NAME.")
     inputs.require_capability(folder, Capability.SWITCH)
     change = switches.plan(folder, fleet, target, values)
     file = console.shorten_path(change.file)

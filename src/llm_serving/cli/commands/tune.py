@@ -15,7 +15,7 @@ from llm_serving.settings import overrides
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Duration
 from llm_serving.tables import tune_table
-from llm_serving.validation.sweep import Options
+from llm_serving.validation.search.sweep import Options
 from llm_serving.workflows import tune as tuning_workflow
 from llm_serving.workflows.tune import Job, Limits
 
@@ -43,7 +43,7 @@ def tune(
     Deploys each combination as NAME-tune and drops those that cannot win early. After an interruption, run it again.
     """
     if not over:
-        raise InputError("--over: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")
+        raise InputError("--over: there is nothing to try. Fix: use --over tuning.batch_tokens=2k,8k.")
     require_limits(folder, Capability.TUNE)
     options = Options(precision=precision / 100, point_s=quantities.parse("--point-time", point_time, Duration))
     limits = Limits(quantities.parse("--time-limit", time_limit, Duration), spend_limit)

@@ -73,7 +73,7 @@ def _choose_origin(origin: LoadOrigin | None, driver: str | None) -> LoadOrigin 
     if driver is None:
         return origin
     if origin is LoadOrigin.CLUSTER:
-        raise InputError(f'--load-from: "cluster": {driver} runs on this machine. Fix: --load-from here.')
+        raise InputError(f'--load-from: "cluster": {driver} runs on this machine. Fix: use --load-from here.')
     return LoadOrigin.HERE
 
 
@@ -96,8 +96,7 @@ def validate_blueprint(
     with processes.handle_interrupts(), inputs_context as inputs:
         validator = base.load_validator(inputs.deployment.kind)
         report, report_dir = validator.validate(
-            inputs.deployment,
-            dataclasses.replace(inputs.options, requests=requests, user_file=user, driver=driver),
+            inputs.deployment, dataclasses.replace(inputs.options, requests=requests, user_file=user, driver=driver)
         )
     if as_json:
         print(report.model_dump_json(indent=2))

@@ -26,7 +26,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     NAME = "serving"
     SETTINGS = Blueprint
     DEPLOYMENT = ServingDeployment
-    VALIDATOR = "llm_serving.validation.run"
+    VALIDATOR = "llm_serving.kinds.serving.validation.validate"
     CAPABILITIES = frozenset(Capability)
 
     def read(self, folder: Path) -> Document[Blueprint]:

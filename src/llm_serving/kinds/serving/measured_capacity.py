@@ -17,9 +17,7 @@ from pydantic import ValidationError
 
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.environment import MeasuredCapacity
-
-SWEEP_FOLDER, SWEEP_FILE = "sweep-", "sweep.json"
-"""Path of the sweeps: RUNS/NAME/sweep-TIME/sweep.json; this module reads their field `capacity`."""
+from llm_serving.services.runs import SWEEP_FILE, SWEEP_FOLDER
 
 MAX_SWEEPS = 50
 """Sweeps that are read, from the newest on."""

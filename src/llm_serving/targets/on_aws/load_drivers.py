@@ -13,9 +13,9 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.base import LoadOrigin
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images
-from llm_serving.validation import api_key
 from llm_serving.validation.base import LoadSource, MetricsPage
-from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.load import api_key
+from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
 
 MAX_DRIVERS = 64

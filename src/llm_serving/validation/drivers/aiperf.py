@@ -13,9 +13,9 @@ from typing import Any
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
-from llm_serving.validation import request_body
-from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.validation.load import request_body
+from llm_serving.validation.load.answer import Sample
 
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from llm_serving import paths
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
-from llm_serving.validation import answer
-from llm_serving.validation.answer import Answer, Sample
-from llm_serving.validation.prompt import Prompt
+from llm_serving.validation.load import answer
+from llm_serving.validation.load.answer import Answer, Sample
+from llm_serving.validation.load.prompt import Prompt
 
 LOCKS = paths.ROOT / "requirements" / "drivers"
 

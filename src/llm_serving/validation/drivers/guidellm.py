@@ -10,8 +10,8 @@ from typing import Any
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.drivers.base import PERCENTILES_OF_GAPS, Driver, Job, build_failure
+from llm_serving.validation.load.answer import Gap, Sample
 
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:

@@ -15,8 +15,8 @@ import yaml
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
-from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.validation.load.answer import Sample
 
 _REPORTS = "reports"
 

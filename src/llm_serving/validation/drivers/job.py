@@ -21,22 +21,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from llm_serving import console
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.validation import (
-    api_key,
-    data_rows,
-    load_plan,
-    metrics_pages,
-    on_demand,
-    prompts,
-    request_body,
-)
-from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation import on_demand
 from llm_serving.validation.drivers.base import Driver, Job
-from llm_serving.validation.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
-from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.prefix_overlap import PrefixOverlap
-from llm_serving.validation.prompt import Prompt
+from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts, request_body
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.driver_result import DriverResult
+from llm_serving.validation.load.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
+from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.prefix_overlap import PrefixOverlap
+from llm_serving.validation.load.prompt import Prompt
 
 START_LIMIT_S = 300.0
 """Time for a driver to start and to write its results: GuideLLM imports for a minute on a busy machine."""
@@ -54,7 +47,7 @@ def check(driver: Driver, plan: LoadPlan) -> None:
     conflicts = [*_find_conflicts(plan), *driver.find_conflicts(plan.traffic)]
     if plan.traffic.images and not driver.sends_messages:
         reason = "its requests have text alone"
-        conflicts.append(Conflict(("images",), reason, "no images, --driver aiperf, or no --driver"))
+        conflicts.append(Conflict(("images",), reason, "remove images, use --driver aiperf, or remove --driver"))
     if conflicts:
         lines = (
             f"traffic.{'.'.join(map(str, path))}: {driver.title} cannot send it: {reason}. Fix: {fix}."
@@ -64,19 +57,19 @@ def check(driver: Driver, plan: LoadPlan) -> None:
 
 
 def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:
-    """What no drop-in driver sends."""
+    """Yield what no drop-in driver sends."""
     if plan.pooled:
         reason = f"it measures answers of text, and this deployment answers {plan.pooled.path}"
-        yield Conflict(("api",), reason, "blueprint validate without --driver")
+        yield Conflict(("api",), reason, "remove --driver")
     if len(plan.models) > 1:
-        yield Conflict(("models",), "it sends to one model, and this deployment has more", "blueprint validate alone")
+        yield Conflict(("models",), "it sends to one model, and this deployment has more", "remove --driver")
     if plan.traffic.think_time:
-        yield Conflict(("think_time",), "its users send their next request at once", "no think_time, or no --driver")
+        yield Conflict(("think_time",), "its users send their next request at once", "remove think_time or --driver")
     if plan.traffic.turns.max > 1:
-        yield Conflict(("turns",), "each of its requests is a session", "no turns, or no --driver")
+        yield Conflict(("turns",), "each of its requests is a session", "remove turns or --driver")
     if api_key.build_headers(plan.url):
         reason = f"{api_key.VARIABLE} would be in its command line and in its files"
-        yield Conflict(("url",), reason, f"unset {api_key.VARIABLE}, or blueprint validate without --driver")
+        yield Conflict(("url",), reason, f"unset {api_key.VARIABLE}, or remove --driver")
 
 
 def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:
@@ -164,7 +157,7 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
             raise InputError(
                 f"{plan.data}: {driver.title} sends one message of text a request, and a row has "
                 f"{f'{count} messages' if count > 1 else 'one with other parts'}. "
-                "Fix: rows with a prompt, or blueprint validate without --driver."
+                "Fix: use rows with a prompt, or remove --driver."
             )
     job = Job(plan.url, plan.models[0], traffic, created, due, dialect, folder)
     return job, list(itertools.islice(warm_up, traffic.warm_up))
@@ -225,7 +218,10 @@ class Server:
         prompt = Prompt(({"role": "user", "content": content},), max_tokens=1)
         body = self._build_body(prompt, engine_dialect=False)
         del body["stream_options"]
-        usage = json.loads(self._send({**body, "stream": False})).get("usage") or {}
+        try:
+            usage = request_body.read_usage(self._send({**body, "stream": False}))
+        except ValueError as error:
+            raise Unavailable(f"{self._url} {error}") from None
         return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:

@@ -29,5 +29,5 @@ def load_driver(name: str) -> Driver:
     """
     drivers = load_drivers()
     if name not in drivers:
-        raise InputError(f"--driver: {quote_value(name)}: there is no such driver. Fix: {' or '.join(drivers)}.")
+        raise InputError(f"--driver: {quote_value(name)}: there is no such driver. Fix: use {' or '.join(drivers)}.")
     return drivers[name]

@@ -1,6 +1,6 @@
 """A load from inside the deployment's network: its processes are pods of a Job on EKS, and tasks on ECS.
 
-They meet as the processes of one machine do, by files of one folder (`validation.rendezvous`). In each container
+They meet as the processes of one machine do, by files of one folder (`validation.load.rendezvous`). In each container
 `relay` runs one process, and copies those files through objects of the fleet's results bucket:
 
     this machine: play ---> input-N.json ---> relay (container N) ---> state-N.json, archive-N.tar.gz ---> play

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.remote.messages import DriverInput, DriverState
 
 URL_LIFE_S = 900

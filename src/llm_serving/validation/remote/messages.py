@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.validation.driver_result import Progress
-from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.load.driver_result import Progress
+from llm_serving.validation.load.load_plan import LoadPlan
 
 USER_FILE = "user.py"
 """Name, in the driver's folder, of the file with the Locust user."""

@@ -14,8 +14,8 @@ from typing import Protocol
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation import driver_result
-from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.load import driver_result
+from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.remote import mailbox as mailboxes
 from llm_serving.validation.remote.mailbox import Mailbox
 from llm_serving.validation.remote.messages import USER_FILE, DriverState
@@ -102,7 +102,7 @@ class _Load:
                 if time.monotonic() > deadline:
                     raise CheckFailed(
                         f"the load drivers did not start within {limit_s / 60:.0f} min: {step.note}. "
-                        "Fix: a larger size of their pool, or --load-from here."
+                        "Fix: increase the size of their pool, or use --load-from here."
                     )
                 step.note = containers.describe()
                 time.sleep(POLL_S)
@@ -116,7 +116,7 @@ class _Load:
                 if time.monotonic() > deadline:
                     limit_s = self._plan.timeout_s + _END_S
                     raise CheckFailed(
-                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: a lower traffic.time_limit."
+                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: lower traffic.time_limit."
                     )
                 parts = [state.progress for state in self._states.values() if state.progress]
                 if parts:

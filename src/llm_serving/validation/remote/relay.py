@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from llm_serving.validation import driver_result, load_plan
+from llm_serving.validation.load import driver_result, load_plan
 from llm_serving.validation.remote.messages import USER_FILE, DriverInput, DriverState
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import FairShare, ShareMoment, UrgentJob
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation import charts
+from llm_serving.validation.pages import charts
 
 WEIGHTS = {"a": 50, "b": 30, "c": 20}
 

@@ -15,7 +15,7 @@ from llm_serving.kinds.batch.validation import validate as batch
 from llm_serving.kinds.batch.validation.report import BatchReport, Moment, Reference
 from llm_serving.kinds.batch.validation.validate import Measurement
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.validation import run_folder
+from llm_serving.validation.reports import run_folder
 from tests.kinds.batch.test_blueprint import MINIMAL, resolve
 from tests.kinds.batch.validation.test_shares import build_fair_share
 from tests.validation.conftest import build_options

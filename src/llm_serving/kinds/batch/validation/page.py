@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from markupsafe import Markup
 
 from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import BatchReport
-from llm_serving.validation import charts, html_report
+from llm_serving.validation.pages import charts, html_report
 
 _POINTS = 40
 """Most points of a curve."""
@@ -18,10 +17,12 @@ _POINTS = 40
 
 def render(report: BatchReport) -> str:
     """Return the page as HTML."""
-    started = datetime.datetime.fromisoformat(report.started_at).strftime("%d %B %Y, %H:%M:%S UTC")
-    template = html_report.create_environment(Path(__file__).parent).get_template("batch.html.j2")
-    return template.render(
-        report=report, started=started, pictures=_render_pictures(report), shares=_render_shares(report)
+    return html_report.render_page(
+        "batch.html.j2",
+        Path(__file__).parent,
+        report=report,
+        pictures=_render_pictures(report),
+        shares=_render_shares(report),
     )
 
 

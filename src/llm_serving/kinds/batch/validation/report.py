@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.validation.gate import MissedObjective
+from llm_serving.validation.statistics.gate import MissedObjective
 
 
 class _Part(BaseModel):

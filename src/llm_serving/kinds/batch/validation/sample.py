@@ -15,9 +15,9 @@ from typing import Any
 
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation import prompts
-from llm_serving.validation.load_plan import RequestLength
-from llm_serving.validation.prompts import PromptGenerator, TokenCosts
+from llm_serving.validation.load import prompts
+from llm_serving.validation.load.load_plan import RequestLength
+from llm_serving.validation.load.prompts import PromptGenerator, TokenCosts
 
 URL = "/v1/chat/completions"
 """Path of all rows that can run."""

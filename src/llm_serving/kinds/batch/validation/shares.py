@@ -13,7 +13,7 @@ from llm_serving import console
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.kinds.batch.validation.report import FairShare, ShareMoment, TeamShare, UrgentJob
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation import time_series
+from llm_serving.validation.statistics import time_series
 
 _POLL_S = 0.25
 

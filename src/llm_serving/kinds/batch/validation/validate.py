@@ -32,9 +32,9 @@ from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.kinds.batch.validation.sample import SampleRows
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
-from llm_serving.validation import run_folder
 from llm_serving.validation.base import ValidationOptions
-from llm_serving.validation.gate import MissedObjective
+from llm_serving.validation.reports import run_folder
+from llm_serving.validation.statistics.gate import MissedObjective
 
 CONCURRENCIES = (8, 32, 128)
 """Fixed numbers of requests in flight that the job is measured against."""

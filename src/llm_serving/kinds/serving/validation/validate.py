@@ -1,0 +1,127 @@
+"""Validate a serving deployment: its engines and router as the target of a load."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_serving.aws import s3
+from llm_serving.catalog import engines
+from llm_serving.hub import source
+from llm_serving.kinds.serving import measured_capacity
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.validation import weight_loading
+from llm_serving.services import tasks
+from llm_serving.services.environment import LOOPBACK
+from llm_serving.validation import run
+from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.load_target import LoadTarget, TargetRole
+from llm_serving.validation.reports.report import Report, WeightLoading
+from llm_serving.validation.run import render as render
+from llm_serving.validation.run import require_slo as require_slo
+
+
+def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
+    """Send the deployment's traffic; return the report and its folder, as `run.validate` does."""
+    return run.validate(build_target(deployment, options.logs), options)
+
+
+def build_target(deployment: ServingDeployment, logs: Path) -> LoadTarget:
+    """Return what a load is sent to: the router's URL, and the engines whose metrics and prices the report shows."""
+    return LoadTarget(
+        name=deployment.name,
+        target=deployment.target,
+        url=deployment.url,
+        models=deployment.model_names,
+        task=deployment.task,
+        traffic=deployment.traffic,
+        slo=deployment.slo,
+        engine=deployment.engine,
+        roles=tuple(_build_role(role, deployment) for role in deployment.engine_roles),
+        router=deployment.router.name,
+        router_requests=deployment.router.metrics.get("requests", ""),
+        metrics_urls=deployment.metrics_urls,
+        kv_block=max(role.kv_block for role in deployment.engine_roles),
+        price=price_deployment(deployment),
+        capacity_key=measured_capacity.compute_key(deployment),
+        images={role.name: role.image for role in deployment.roles if role.image},
+        settings=_collect_settings(deployment),
+        weights=_read_weight_loading(deployment, logs),
+        versions=_read_versions(deployment),
+        emulated=deployment.emulated,
+        remarks=tuple(list_remarks(deployment)),
+    )
+
+
+def _build_role(role: Role, deployment: ServingDeployment) -> TargetRole:
+    return TargetRole(
+        name=role.name,
+        replicas=role.replicas,
+        instances=tuple(service.name for service in deployment.list_services(role)),
+        answers=role in deployment.answering_roles,
+    )
+
+
+def list_remarks(deployment: ServingDeployment) -> Iterator[str]:
+    """Yield caveats of the deployment itself, such as models whose memory is not computed."""
+    if deployment.unused_keys:
+        yield tasks.describe_unused(deployment.task, deployment.unused_keys)
+    for served_model in deployment.served_models:
+        if not served_model.weights.memory_computed:
+            name = served_model.model
+            yield f"Memory of {name}: not computed, for its kind is unknown here; its weights and a tenth had room."
+
+
+def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
+    main_model = deployment.served_models[0]
+    tuning = deployment.tuning.model_dump(mode="json", exclude_defaults=True)
+    roles = {role.name: len(deployment.list_services(role)) for role in deployment.engine_roles}
+    return {
+        "pattern": deployment.pattern,
+        "fleet": deployment.fleet,
+        "engine": deployment.engine,
+        **({"task": deployment.task} if deployment.is_pooled else {}),
+        "model": main_model.model,
+        "served_model": main_model.name,
+        **({"models": list(deployment.model_names)} if len(deployment.model_names) > 1 else {}),
+        "context": main_model.context,
+        "replicas": len(deployment.workers),
+        "accelerators": sum(role.accelerators * max(1, role.replicas.min) for role in deployment.engine_roles),
+        **({"tuning": tuning} if tuning else {}),
+        **({"roles": roles} if len(roles) > 1 else {}),
+    }
+
+
+def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoading:
+    main_model = deployment.served_models[0]
+    roles = [role for role in deployment.engine_roles if role.served_model == main_model]
+    names = [service.name for role in roles for service in deployment.list_services(role)]
+    streaming = engines.load_engines()[deployment.engine].streaming
+    logs_of_replicas = [logs / f"{name}.log" for name in names]
+    loading = weight_loading.read(main_model.weights, logs_of_replicas, streaming.log_line if streaming else "")
+    environment = deployment.environment
+
+    def open_bucket() -> s3.Bucket:
+        location = s3.parse_location(main_model.weights.uri)
+        return s3.Bucket(location, endpoint=environment.s3_endpoint, env=environment.env)
+
+    record = source.find(open_bucket)
+    return loading.model_copy(update={"commit": record.commit if record else None})
+
+
+def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
+    """Return the version of an engine that runs on this machine, by its own API."""
+    versions: dict[str, str] = {}
+    if deployment.environment.conventions.is_local:
+        version_url = f"http://{LOOPBACK}:{deployment.workers[0].port}/version"
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            urllib.request.urlopen(version_url, timeout=5) as response,
+        ):
+            versions[deployment.engine] = str(json.load(response)["version"])
+    return versions

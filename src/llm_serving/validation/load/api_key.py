@@ -1,0 +1,30 @@
+"""The API key of a gateway in front of a deployment."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from llm_serving.loopback import is_loopback
+from llm_serving.settings.errors import InputError
+
+VARIABLE = "BLUEPRINT_API_KEY"
+"""A name of its own: other programs' keys, such as OPENAI_API_KEY, are not for this server."""
+
+
+def build_headers(url: str, variable: str = VARIABLE) -> dict[str, str]:
+    """Return the headers that carry the key in a variable to the server at `url`; empty if it is not set.
+
+    Raises:
+        InputError: it is set, and the key would leave this machine without TLS.
+    """
+    key = os.environ.get(variable)
+    if not key:
+        return {}
+    address = urlsplit(url)
+    if address.scheme != "https" and not is_loopback(address.netloc):
+        raise InputError(
+            f"{variable}: set for {url}: without TLS everybody on the way could read the key. "
+            f"Fix: use an https URL, or unset {variable}."
+        )
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,179 @@
+"""The user's own prompts: JSONL with a prompt a line, or the published JSON of ShareGPT.
+
+ShareGPT is a list of `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}`. As in
+`vllm bench serve` (0.32, benchmarks/datasets/datasets.py), a request is a conversation's first message, and its answer
+is as long as the recorded one; conversations of fewer than two messages are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings.errors import InputError, Mistake
+
+_EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
+_HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """One prompt of the user's own data."""
+
+    messages: tuple[dict[str, Any], ...]
+    """Messages for the chat API; for completions the prompt is the only message's content."""
+
+    expected: str | None = None
+    """Expected answer."""
+
+    output_tokens: int | None = None
+    """Exact length of the answer; None leaves it to the model."""
+
+    recorded_answer: str | None = None
+    """Text whose length the answer should have."""
+
+
+def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
+    """Read the user's prompts, by `traffic`'s API and bounds.
+
+    JSONL has `{"prompt": ...}` or `{"messages": [...]}` per line, optionally with `"output_tokens"` and `"expected"`: a
+    text, or a JSON Schema for `score_by: json_schema`.
+
+    Raises:
+        InputError: the file cannot be read, or every invalid line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (
+            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
+        )
+        raise InputError([Mistake(path, 1, 1, "", "", reason, "a JSONL file with one JSON object per line")]) from None
+    rows = _read_sharegpt(path, text) if text.lstrip().startswith("[") else _read_lines(path, text, traffic)
+    if not rows:
+        raise InputError([Mistake(path, 1, 1, "", "", "it has no prompts", _EXAMPLE)])
+    return rows
+
+
+def _read_lines(path: Path, text: str, traffic: Traffic) -> list[DataRow]:
+    rows, mistakes = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_parse_row(line, traffic))
+        except json.JSONDecodeError as error:
+            mistakes.append(Mistake(path, number, error.colno, "", line[:60], f"it is not JSON: {error.msg}", _EXAMPLE))
+        except _RowError as error:
+            mistakes.append(Mistake(path, number, 1, error.field, line[:60], error.reason, error.fix))
+    if mistakes:
+        raise InputError(mistakes)
+    return rows
+
+
+class _RowError(Exception):
+    def __init__(self, field: str, reason: str, fix: str = _EXAMPLE) -> None:
+        super().__init__(reason)
+        self.field, self.reason, self.fix = field, reason, fix
+
+
+def _parse_row(line: str, traffic: Traffic) -> DataRow:
+    data = json.loads(line)
+    if not isinstance(data, dict):
+        raise _RowError("", "it is not a JSON object")
+    expected = _parse_expected(data.get("expected"), traffic)
+    output_tokens = data.get("output_tokens")
+    _check_output_tokens(output_tokens, traffic.output_tokens.max)
+    if ("prompt" in data) == ("messages" in data):
+        raise _RowError("", "exactly one of `prompt` and `messages` is required")
+    if "prompt" in data:
+        if not isinstance(data["prompt"], str) or not data["prompt"]:
+            raise _RowError("prompt", "it is empty or not a string")
+        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens)
+    if traffic.api != "chat":
+        raise _RowError(
+            "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT"
+        )
+    messages = data["messages"]
+    is_list = isinstance(messages, list) and all(map(_is_message, messages))
+    if not is_list or not messages or not messages[-1].get("content"):
+        raise _RowError(
+            "messages", "it is not a list of chat messages", '"messages": [{"role": "user", "content": "Hi"}]'
+        )
+    return DataRow(tuple(messages), expected, output_tokens)
+
+
+def _is_message(message: Any) -> bool:
+    """Return whether it has a role and a content: text, parts, or none beside the tool calls of an assistant."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str) or bool(message.get("tool_calls"))
+
+
+def _parse_expected(value: Any, traffic: Traffic) -> str | None:
+    """Return the expected answer as text; of `score_by: json_schema` a JSON Schema."""
+    if value is None:
+        return None
+    if traffic.score_by != "json_schema":
+        if not isinstance(value, str):
+            raise _RowError("expected", "it is not a string")
+        return value
+    if not isinstance(value, dict):
+        raise _RowError(
+            "expected", "it is not a JSON Schema, for `score_by: json_schema`", '"expected": {"type": "object"}'
+        )
+    try:
+        jsonschema.validators.validator_for(value).check_schema(value)
+    except jsonschema.SchemaError as error:
+        reason = f"it is not a JSON Schema: {error.message}"
+        raise _RowError("expected", reason, '"expected": {"type": "object"}') from None
+    return json.dumps(value)
+
+
+def _check_output_tokens(value: Any, most: int) -> None:
+    """Check that a row's own length is a whole number that the blueprint's memory and context cover."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _RowError("output_tokens", "it is not a number of tokens", '"output_tokens": 64')
+    if value > most:
+        reason = f"the blueprint's traffic has `output_tokens` of at most {most}"
+        raise _RowError("output_tokens", reason, f"{most} or less, or output_tokens: {value} in blueprint.yaml")
+
+
+def _read_sharegpt(path: Path, text: str) -> list[DataRow]:
+    try:
+        conversations = json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"it is not JSON: {error.msg}"
+        raise InputError(
+            [Mistake(path, error.lineno, error.colno, "", "", reason, "the JSON of ShareGPT as published")]
+        ) from None
+    return list(_parse_conversations(conversations))
+
+
+def _parse_conversations(conversations: list[Any]) -> Iterator[DataRow]:
+    for conversation in conversations:
+        messages = conversation.get("conversations") if isinstance(conversation, dict) else None
+        if not isinstance(messages, list) or len(messages) < 2:
+            continue
+        question, answer = _get_text(messages[0], _HUMAN), _get_text(messages[1], _ASSISTANT)
+        if question and answer:
+            yield DataRow(({"role": "user", "content": question},), recorded_answer=answer)
+
+
+def _get_text(message: Any, senders: tuple[str, ...]) -> str:
+    """Return the text of a message from one of the senders; "" of any other, as of what is no message."""
+    if not isinstance(message, dict) or message.get("from") not in senders:
+        return ""
+    text = message.get("value")
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,312 @@
+"""The load in progress: the next prompt, its time, and the progress. Runs inside Locust."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gevent
+from gevent import queue
+
+from llm_serving.services.traffic import Traffic
+from llm_serving.validation.load import driver_result, pictures, prompts
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.data_rows import DataRow
+from llm_serving.validation.load.load_plan import (
+    WHOLE,
+    LoadPlan,
+    RequestLength,
+    Shard,
+    draw_arrivals,
+    draw_inputs,
+    draw_lengths,
+    draw_turns,
+    list_starts,
+)
+from llm_serving.validation.load.prefix_overlap import PrefixOverlap
+from llm_serving.validation.load.prompt import Prompt
+
+QUEUE_SIZE, QUEUE_BYTES = 1000, 256 * 2**20
+"""Prompts generated before the load starts, and the most memory of their pictures; a longer load generates the others
+while it runs."""
+
+SHOWN_ANSWERS = 5
+"""Answers whose text the report shows if the prompts have no expected answers."""
+
+PROGRESS_INTERVAL_S = 0.5
+"""Interval of progress updates."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt with its position in the load."""
+
+    number: int
+    prompt: Prompt
+    counted: bool
+    due: float | None = None
+    """When to send it, on perf_counter's clock; None: as soon as a user is idle."""
+    turn: int = 1
+    """Its place in its session."""
+
+
+class Load:
+    """Hands items to the users of this process and collects their samples."""
+
+    def __init__(self, plan: LoadPlan, shard: Shard = WHOLE) -> None:
+        self.plan, self.shard = plan, shard
+        self.start_time = 0.0
+        """perf_counter at the start of the counted load."""
+        self.end_time = 0.0
+        """perf_counter at the end of the last counted request."""
+        self.engine_dialect = False
+        """Whether the server accepts the engines' own parameters."""
+        self.warm_up_failed = 0
+        starts = list_starts(plan.traffic)
+        self._starts = list(shard.select(starts)) if plan.traffic.turns.max > 1 else shard.select(starts)
+        self._sessions = shard.count_own(len(starts))
+        self._progress = driver_result.Progress(phase="start", total=self._count_requests(starts))
+        self.overlap: PrefixOverlap | None = None
+        """Measures what later turns of sessions share."""
+        # A channel holds nothing: an item leaves the load when a user takes it.
+        self._ready = queue.Channel()
+        self._busy = 0
+        self._ttfts: list[float] = []
+        self._upcoming = queue.Queue(maxsize=_compute_queue_size(plan.traffic))
+        self._producer: gevent.Greenlet | None = None
+        self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
+        self._folder = Path(plan.folder)
+        self._samples = self._locate(driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
+
+    def _locate(self, name: str) -> Path:
+        """Return this process's own file of a name."""
+        return self._folder / driver_result.name_part(name, self.shard.index)
+
+    def _count_requests(self, starts: Sequence[int]) -> int:
+        """Return the counted requests of this process's sessions."""
+        requests = self.plan.traffic.requests
+        if self.plan.traffic.turns.max == 1:
+            return self._sessions
+        lengths = (end - start for start, end in itertools.pairwise([*starts, requests]))
+        return sum(self.shard.select(lengths))
+
+    def take(self) -> Item:
+        """Wait for the next item and return it."""
+        item: Item = self._ready.get()
+        self._busy += 1
+        return item
+
+    def release(self) -> None:
+        """End the session of an item that was taken."""
+        self._busy -= 1
+
+    def continue_session(self, item: Item, sample: Sample, answer: str) -> Item | None:
+        """Wait as a user thinks, and return the session's next item; None at its end.
+
+        A session ends with its last turn, with a failed request, and at the time limit.
+        """
+        end = self.start_time + self.plan.traffic.time_limit
+        prompt, number = item.prompt, item.number + 1
+        is_over = sample.error is not None or number >= self.plan.traffic.requests
+        if not item.counted or not prompt.follow_ups or is_over:
+            return None
+        self.pause()
+        if time.perf_counter() > end:
+            return None
+        following, *rest = prompt.follow_ups
+        history = (*prompt.messages, {"role": "assistant", "content": answer})
+        merged = replace(following, messages=(*history, *following.messages), follow_ups=tuple(rest))
+        if self.overlap is not None:
+            self.overlap.add(merged)
+        self._progress.sent += 1
+        return Item(number, merged, counted=True, turn=item.turn + 1)
+
+    def finish(self, item: Item, sample: Sample) -> None:
+        """Record the result of an item."""
+        if not item.counted:
+            self.warm_up_failed += sample.error is not None
+            return
+        self.end_time = time.perf_counter()
+        self._samples.write(sample.to_json() + "\n")
+        if sample.error is not None:
+            self._progress.failed += 1
+            return
+        self._progress.answered += 1
+        if sample.ttft_ms is not None:
+            bisect.insort(self._ttfts, sample.ttft_ms)
+
+    def warm_up(self, source: Iterable[Prompt]) -> int:
+        """Send prompts that are not counted and wait for their answers; return how many were sent."""
+        self._progress.phase = "warm-up"
+        count = 0
+        for count, prompt in enumerate(source, 1):
+            self._ready.put(Item(count, prompt, counted=False))
+        self._drain()
+        return count
+
+    def prepare(self, source: Iterator[Prompt]) -> None:
+        """Begin to generate the counted prompts."""
+        self._producer = gevent.spawn(_fill, self._upcoming, itertools.islice(source, self._sessions))
+        gevent.sleep(0)  # fill the queue before the clock starts
+
+    def play(self, start_time: float) -> None:
+        """Send the counted load until all is sent or the time limit is reached, and wait for requests in flight.
+
+        Args:
+            start_time: start of the load on perf_counter's clock.
+        """
+        gevent.sleep(max(0.0, start_time - time.perf_counter()))
+        self._progress.phase = "load"
+        self.start_time = self.end_time = start_time
+        reporter = gevent.spawn(self._report)
+        due = draw_arrivals(self.plan.traffic, self.plan.trace)
+        try:
+            if due is None:
+                self._play_closed()
+            else:
+                self._play_open(list(zip(self._starts, self.shard.select(due), strict=False)))
+            self._drain()
+        finally:
+            gevent.killall([greenlet for greenlet in (self._producer, reporter) if greenlet])
+            self._samples.close()
+            self._write_progress()
+
+    def pause(self) -> None:
+        """Let a user think before its next request."""
+        if self.plan.traffic.think_time:
+            gevent.sleep(self._pauses.expovariate(1 / self.plan.traffic.think_time))
+
+    def _play_closed(self) -> None:
+        """Hand out the next item as soon as a user is idle."""
+        traffic = self.plan.traffic
+        for number in self._starts:
+            remaining = self.start_time + traffic.time_limit - time.perf_counter()
+            try:
+                self._ready.put(Item(number, self._upcoming.get(), counted=True), timeout=max(remaining, 0.001))
+            except queue.Full:
+                return
+            self._progress.sent += 1
+
+    def _play_open(self, due: Sequence[tuple[int, float]]) -> None:
+        """Hand out each item, a number and when it is due, independent of earlier ones."""
+        for number, offset in due:
+            prompt = self._upcoming.get()
+            due_time = self.start_time + offset
+            gevent.sleep(max(0.0, due_time - time.perf_counter()))
+            self._ready.put(Item(number, prompt, counted=True, due=due_time))
+            self._progress.sent += 1
+
+    def _drain(self) -> None:
+        # Bounded: each request under way ends by its deadline.
+        while self._busy:
+            gevent.sleep(0.01)
+
+    def _report(self) -> None:
+        while True:
+            self._write_progress()
+            gevent.sleep(PROGRESS_INTERVAL_S)
+
+    def _write_progress(self) -> None:
+        progress = self._progress
+        progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
+        progress.remaining_s = self._estimate_remaining()
+        # Replace the file at once: readers never see a part of it.
+        file = self._locate(driver_result.PROGRESS_FILE)
+        temp_file = file.with_name(f".{file.name}")
+        temp_file.write_text(progress.model_dump_json())
+        temp_file.replace(file)
+
+    def _estimate_remaining(self) -> float | None:
+        """Return the seconds until all are sent, at the rate so far."""
+        progress, traffic = self._progress, self.plan.traffic
+        elapsed = time.perf_counter() - self.start_time
+        if progress.sent == 0:
+            return None
+        return max(0.0, min((progress.total - progress.sent) * elapsed / progress.sent, traffic.time_limit - elapsed))
+
+
+def _compute_queue_size(traffic: Traffic) -> int:
+    return max(1, min(QUEUE_SIZE, QUEUE_BYTES // max(1, pictures.estimate_bytes(traffic))))
+
+
+def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
+    for prompt in source:
+        upcoming.put(prompt)
+
+
+def generate_prompts(
+    plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts], shard: Shard = WHOLE
+) -> Iterator[Prompt]:
+    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn.
+
+    Args:
+        costs: tokens of each word, by model.
+    """
+    seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
+    images = plan.traffic.images
+    generators = {model: prompts.PromptGenerator(costs[model], seed, images) for model in plan.models}
+    lengths = draw_lengths(plan.traffic, phase, plan.trace)
+    # Lengths are drawn in groups: the turns of a session, or the texts of one request.
+    draw_counts, build = (draw_inputs, _build_texts) if plan.pooled else (draw_turns, _build_session)
+    sessions = ([*itertools.islice(lengths, count)] for count in draw_counts(plan.traffic, phase))
+    starts = itertools.accumulate(draw_counts(plan.traffic, phase), initial=0)
+    requests = zip(starts, itertools.cycle(plan.models), sessions, strict=False)
+    for start, model, group in shard.select(requests):
+        yield build(generators[model], group, start, model)
+
+
+def _build_session(
+    generator: prompts.PromptGenerator, lengths: Sequence[RequestLength], start: int, model: str
+) -> Prompt:
+    """Build the first request of a session, with the others behind it."""
+    first, *others = lengths
+    follow_ups = tuple(
+        _build_turn(generator, replace(length, shared_tokens=0), number, model)
+        for number, length in enumerate(others, start + 1)
+    )
+    asked_input = generator.count_tokens(first)
+    return replace(_build_turn(generator, first, start, model), asked_input=asked_input, follow_ups=follow_ups)
+
+
+def _build_texts(
+    generator: prompts.PromptGenerator, lengths: Sequence[RequestLength], start: int, model: str
+) -> Prompt:
+    """Build a request of several texts, whose answer has no tokens."""
+    first, *others = (generator.generate(length, number) for number, length in enumerate(lengths, start))
+    return Prompt(
+        ({"role": "user", "content": first},),
+        max_tokens=0,
+        exact=False,
+        asked_input=sum(length.input_tokens for length in lengths),
+        model=model,
+        further_texts=tuple(others),
+    )
+
+
+def _build_turn(generator: prompts.PromptGenerator, length: RequestLength, number: int, model: str) -> Prompt:
+    """Build a request from its message alone; of a later turn, the server counts what came before too."""
+    message = {"role": "user", "content": generator.generate_content(length, number)}
+    return Prompt((message,), length.output_tokens, model=model)
+
+
+def cycle_prompts(
+    plan: LoadPlan, rows: Sequence[DataRow], tokens_per_character: Mapping[str, float], shard: Shard = WHOLE
+) -> Iterator[Prompt]:
+    """Yield a process's share of the user's prompts in order, endlessly, each for all of the plan's models.
+
+    A row's own length, or that of its recorded answer, is exact; otherwise the model decides, up to the traffic's most.
+
+    Args:
+        tokens_per_character: of recorded answers, by model.
+    """
+    most = plan.traffic.output_tokens.max
+    for row, model in shard.select(itertools.cycle(itertools.product(rows, plan.models))):
+        length = row.output_tokens
+        if row.recorded_answer is not None:
+            length = max(1, min(most, round(len(row.recorded_answer) * tokens_per_character[model])))
+        yield Prompt(row.messages, length or most, exact=length is not None, expected=row.expected, model=model)

@@ -1,0 +1,302 @@
+"""The driver's plan: when each request is due, and its length. No input or output.
+
+Lengths and times are drawn from the seed in `traffic`, so that two runs send requests of the same lengths at the same
+times. The words of a prompt also depend on the run's nonce: no engine has them in its cache from the run before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.services import tasks
+from llm_serving.services.token_lengths import TokenDistribution
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings.choices import Task
+from llm_serving.settings.units import Bounds
+from llm_serving.validation.load.driver_result import PLAN_FILE
+from llm_serving.validation.load.trace import TraceRow
+
+_T = TypeVar("_T")
+
+
+class LoadPlan(BaseModel):
+    """The driver's input; the validation writes it as plan.json for Locust."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """Base URL of the deployment, without /v1."""
+
+    models: tuple[str, ...]
+    """Values of requests' `model`, in turn."""
+
+    traffic: Traffic
+    """The load, from the blueprint."""
+
+    nonce: str = ""
+    """Of this run alone; part of the seed of the words of generated prompts."""
+
+    task: Task = tasks.GENERATE
+    """What requests ask for."""
+
+    data: str | None = None
+    """Absolute path of a JSONL file with the user's own prompts."""
+
+    trace: tuple[TraceRow, ...] = ()
+    """Requests of a trace within the bounds of the lengths, in order of time."""
+
+    metrics_urls: dict[str, str] = {}
+    """URL of the engine's metrics by replica, read before the first counted request and after the last."""
+
+    processes: int = 1
+    """Processes that send the load, each its own share of the requests."""
+
+    lead_s: float = 0.1
+    """Time from the first process's word to the start, for the other processes to hear it, in seconds."""
+
+    timeout_s: float = 3600.0
+    """Longest time of the whole load, whatever the server does: no process waits longer for another."""
+
+    folder: str
+    """Absolute path of the driver's output directory."""
+
+    @property
+    def pooled(self) -> tasks.PooledTask | None:
+        """The task's requests and answers; None where answers are text."""
+        return tasks.POOLED.get(self.task)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One process's share of the load: of every `count` requests in turn, the one at `index`."""
+
+    index: int = 0
+    count: int = 1
+
+    def select(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield its own of all items."""
+        return itertools.islice(items, self.index, None, self.count)
+
+    def count_own(self, total: int) -> int:
+        """Return how many of `total` are its own."""
+        return total // self.count + (self.index < total % self.count)
+
+
+WHOLE = Shard()
+"""The share of a load's only process."""
+
+
+@dataclass(frozen=True)
+class RequestLength:
+    """Requested length of one request, in tokens."""
+
+    input_tokens: int
+    shared_tokens: int
+    """Tokens at the start of the prompt that all prompts of its group share."""
+    group: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+    """Names of the blocks of a trace's prompt; prompts with the same first ones begin with the same text."""
+    images: int = 0
+    """Pictures beside the text."""
+
+
+def draw_lengths(traffic: Traffic, phase: str, rows: Sequence[TraceRow] = ()) -> Iterator[RequestLength]:
+    """Yield the lengths of a phase's requests, endlessly; each phase draws its own, or takes those of a trace."""
+    images = _draw_images(traffic, phase)
+    if rows:
+        for row in itertools.cycle(rows):
+            yield RequestLength(row.input_tokens, 0, 0, row.output_tokens, row.blocks, next(images))
+    rng = random.Random(f"{traffic.seed}/{phase}/lengths")
+    while True:
+        input_tokens = _draw_length(traffic.input_tokens, rng)
+        output_tokens = _draw_length(traffic.output_tokens, rng)
+        group = rng.randrange(traffic.prefix_groups)
+        shared_tokens = round(traffic.shared_prefix * input_tokens)
+        yield RequestLength(input_tokens, shared_tokens, group, output_tokens, images=next(images))
+
+
+def _draw_images(traffic: Traffic, phase: str) -> Iterator[int]:
+    """Yield the pictures of each request, endlessly; drawn apart, so that lengths are the same with and without."""
+    rng = random.Random(f"{traffic.seed}/{phase}/images")
+    while True:
+        yield rng.randint(*traffic.images.count) if traffic.images else 0
+
+
+MAX_DRAWS = 1000
+"""Draws until a length lies within its bounds; after that it is moved to the nearest."""
+
+
+def _draw_length(lengths: Bounds | TokenDistribution, rng: random.Random) -> int:
+    """Draw one length: evenly from a range, or from a distribution until it lies within its bounds."""
+    if isinstance(lengths, Bounds):
+        return rng.randint(*lengths)
+    length = lengths.mean
+    for _ in range(MAX_DRAWS):
+        length = round(_draw_value(lengths, rng))
+        if lengths.min <= length <= lengths.max:
+            return length
+    return max(lengths.min, min(lengths.max, length))
+
+
+def _draw_value(lengths: TokenDistribution, rng: random.Random) -> float:
+    mean, cv = lengths.mean, lengths.cv
+    if lengths.shape == "normal":
+        return rng.gauss(mean, cv * mean)
+    if lengths.shape == "gamma":
+        return rng.gammavariate(1 / cv**2, mean * cv**2)
+    variance = math.log(1 + cv**2)
+    return rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+
+
+def draw_arrivals(traffic: Traffic, rows: Sequence[TraceRow] = ()) -> list[float] | None:
+    """Return when the first request of each session is due, in seconds from the start; None in the closed loop.
+
+    Args:
+        rows: of a trace, whose times count where `traffic` has no rate.
+    """
+    if traffic.replays_times:
+        times = [row.at_s / traffic.trace_speed for row in rows[: traffic.requests]]
+        return [time for time in times if time <= traffic.time_limit]
+    if traffic.arrivals is None:
+        return None
+    rng = random.Random(f"{traffic.seed}/arrivals")
+    due, times = 0.0, list[float]()
+    sessions, rate = len(list_starts(traffic)), traffic.arrivals / fmean(traffic.turns)
+    while len(times) < sessions and due <= traffic.time_limit:
+        times.append(due)
+        due += _draw_space(traffic, rate, rng)
+    return times
+
+
+def draw_turns(traffic: Traffic, phase: str) -> Iterator[int]:
+    """Yield the requests of each session, endlessly."""
+    rng = random.Random(f"{traffic.seed}/{phase}/turns")
+    while True:
+        yield rng.randint(*traffic.turns) if traffic.turns.max > 1 else 1
+
+
+def draw_inputs(traffic: Traffic, phase: str) -> Iterator[int]:
+    """Yield the texts of each request, endlessly."""
+    rng = random.Random(f"{traffic.seed}/{phase}/inputs")
+    while True:
+        yield rng.randint(*traffic.inputs) if traffic.inputs.max > 1 else 1
+
+
+def list_starts(traffic: Traffic) -> Sequence[int]:
+    """Return the number of the first request of each session; together they have as many as are counted.
+
+    The last session is cut where they would have more.
+    """
+    if traffic.turns.max == 1:
+        return range(traffic.requests)
+    starts = itertools.accumulate(draw_turns(traffic, "load"), initial=0)
+    return list(itertools.takewhile(lambda start: start < traffic.requests, starts))
+
+
+def _draw_space(traffic: Traffic, rate: float, rng: random.Random) -> float:
+    """Draw the seconds between two arrivals; a gamma distribution of shape 1 is the exponential one."""
+    if traffic.process == "constant":
+        return 1 / rate
+    if traffic.burstiness == 1:
+        return rng.expovariate(rate)
+    return rng.gammavariate(traffic.burstiness, 1 / (rate * traffic.burstiness))
+
+
+def count_users(traffic: Traffic, rows: Sequence[TraceRow] = (), shard: Shard = WHOLE) -> int:
+    """Return the number of Locust users of a process.
+
+    In the open loop every arrival needs an idle user, up to the most requests at once. A request ends by its deadline,
+    so the most users are busy when the most requests fall due within one deadline.
+    """
+    if traffic.users is not None:
+        return shard.count_own(traffic.users)
+    times = list(shard.select(draw_arrivals(traffic, rows) or []))
+    most = max(1, _count_max_within(times, _compute_longest_session(traffic)))
+    return most if traffic.max_concurrency is None else min(most, shard.count_own(traffic.max_concurrency))
+
+
+def build_command(plan: LoadPlan, user_file: str, shard: int) -> list[str]:
+    """Return the command of one process of the load.
+
+    Args:
+        user_file: path of the Python file with the Locust user.
+    """
+    program = (sys.executable, "-m", "llm_serving.validation.load.locust_process")
+    return [*program, "--user", user_file, "--plan", f"{plan.folder}/{PLAN_FILE}", "--shard", str(shard)]
+
+
+MAX_PAUSES = 10
+"""Pause in mean pauses that is hardly exceeded: one in 22,000 exponential ones is longer."""
+
+
+def _compute_longest_session(traffic: Traffic) -> float:
+    """Return the seconds that a session may keep a user busy; of one turn, the deadline."""
+    pauses = (traffic.turns.max - 1) * MAX_PAUSES * (traffic.think_time or 0.0)
+    return traffic.turns.max * traffic.deadline + pauses
+
+
+STREAMS_PER_PROCESS = 500
+"""Streams at once of one process."""
+
+TOKENS_PER_PROCESS = 4000
+"""Streamed tokens a second of one process."""
+
+
+ANSWERS_PER_PROCESS = 1000
+"""Answers without tokens a second of one process: a third of what a core does, 0.33 CPU-milliseconds for a text of 256
+tokens. Measured over loopback against a server that computes nothing, 2026-11-23."""
+
+
+PIXELS_PER_PROCESS = 30_000_000
+"""Pixels of made pictures a second of one process: a third of what a core does, 3.2 CPU-milliseconds to make one of
+640 x 480 with its JSON, the best of five, 2026-11-23."""
+
+
+def count_processes(
+    traffic: Traffic, cores: int, rows: Sequence[TraceRow] = (), *, least: int = 1, pooled: bool = False
+) -> int:
+    """Return how many processes send the load: as many as its streams and tokens take, at most one a core.
+
+    Args:
+        cores: that there are for them.
+        least: if the load has as many streams.
+        pooled: whether answers have no tokens.
+    """
+    most = traffic.users or traffic.max_concurrency or traffic.requests
+    if traffic.users is not None:
+        needed = traffic.users / STREAMS_PER_PROCESS
+    else:
+        # The streams at once of the open loop depend on the server, and the tokens a second do not.
+        rate = traffic.arrivals or len(rows) / max(1.0, rows[-1].at_s / traffic.trace_speed)
+        tokens_each = _compute_mean_output(traffic, rows)
+        needed = rate / ANSWERS_PER_PROCESS if pooled else rate * tokens_each / TOKENS_PER_PROCESS
+        needed += rate * _compute_mean_pixels(traffic) / PIXELS_PER_PROCESS
+    return max(1, min(max(math.ceil(needed), least), cores, most))
+
+
+def _compute_mean_pixels(traffic: Traffic) -> float:
+    images = traffic.images
+    return fmean(images.count) * images.width * images.height if images else 0.0
+
+
+def _compute_mean_output(traffic: Traffic, rows: Sequence[TraceRow]) -> float:
+    if rows:
+        return fmean(row.output_tokens for row in rows)
+    lengths = traffic.output_tokens
+    return fmean(lengths) if isinstance(lengths, Bounds) else lengths.mean
+
+
+def _count_max_within(times: Sequence[float], window: float) -> int:
+    """Return the largest number of the sorted `times` within `window` seconds, both ends included."""
+    return max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=0)

@@ -1,0 +1,63 @@
+"""One process of the load: Locust as a library, with its share of the plan.
+
+    python -m llm_serving.validation.load.locust_process --plan PLAN --shard 0 --user FILE
+
+Locust's own command line would also read locust.conf, ~/.locust.conf, pyproject.toml and LOCUST_* variables, and any of
+them could change the load; its library reads none of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import gevent
+import locust  # first: it patches the standard library for gevent
+from locust import stats
+from locust.env import Environment
+from locust.log import setup_logging
+from locust.util.load_locustfile import load_locustfile
+
+from llm_serving import processes
+from llm_serving.validation.load import driver, driver_result, load_plan
+from llm_serving.validation.load.load import Load
+from llm_serving.validation.load.load_plan import LoadPlan, Shard
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by `blueprint validate`")
+    parser.add_argument("--shard", type=int, default=0, help="number of this process, from 0")
+    parser.add_argument("--user", type=Path, required=True, help="Python file with the Locust user")
+    args = parser.parse_args()
+    setup_logging("INFO")
+    processes.allow_many_files()  # each stream is one
+    plan = LoadPlan.model_validate_json(args.plan.read_text(encoding="utf-8"))
+    run(plan, Shard(args.shard, plan.processes), args.user)
+
+
+def run(plan: LoadPlan, shard: Shard, user_file: Path) -> None:
+    """Play a process's share of the plan."""
+    user_classes, _ = load_locustfile(str(user_file.resolve()))
+    if not user_classes:
+        raise SystemExit(
+            f"{user_file}: no Locust user. Fix: define a subclass of llm_serving.validation.user.OpenAIUser."
+        )
+    environment = Environment(user_classes=list(user_classes.values()), events=locust.events)
+    environment.load = Load(plan, shard)
+    runner = environment.create_local_runner()
+    locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
+    csv_prefix = Path(plan.folder) / driver_result.name_part(driver_result.CSV_PREFIX, shard.index)
+    writer = stats.StatsCSVFileWriter(environment, stats.PERCENTILES_TO_REPORT, str(csv_prefix))
+    gevent.spawn(stats.stats_history, runner)
+    gevent.spawn(writer.stats_writer)
+    user_count = load_plan.count_users(plan.traffic, plan.trace, shard)
+    runner.start(user_count, spawn_rate=user_count)
+    driver.drive(environment)
+    runner.quit()
+    writer.close_files()
+    stats.print_stats(runner.stats, current=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""One answer for whole texts: vectors, scores or labels, in one JSON document. No input or output."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llm_serving.services.tasks import PooledTask
+from llm_serving.validation.load.answer import Answer
+
+SHOWN_SCORES = 8
+"""Scores of an answer that a report shows."""
+
+_NUMBER_BYTES = 4
+"""Of a vector's number in base64."""
+
+
+def parse(chunks: Sequence[tuple[float, bytes]], task: PooledTask, inputs: int) -> Answer:
+    """Parse a response from its chunks, each with its arrival time in seconds.
+
+    Args:
+        inputs: texts of the request; an answer with another number of items has failed.
+    """
+    answer = Answer()
+    try:
+        response = json.loads(b"".join(chunk for _, chunk in chunks))
+        items = response[task.field]
+        answer.input_tokens = (response.get("usage") or {}).get("prompt_tokens")
+        answer.text = _describe(items)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if chunks:
+            answer.failure = f"no {task.answer} in the answer: {type(error).__name__}: {error}"
+        return answer
+    answer.done = True
+    if len(items) != inputs:
+        answer.failure = f"{len(items)} {task.answer} for {inputs} texts"
+    return answer
+
+
+def _describe(items: Sequence[Any]) -> str:
+    """Describe the answer in words: labels as they are, scores by document, the length of vectors."""
+    first = items[0]
+    if "label" in first:
+        return ", ".join(str(item["label"]) for item in items)
+    if "relevance_score" in first:
+        scores = sorted((item["index"], item["relevance_score"]) for item in items)
+        return ", ".join(f"{score:.4g}" for _, score in scores[:SHOWN_SCORES])
+    return f"{len(items)} x {_count_numbers(first['embedding'])} numbers"
+
+
+def _count_numbers(vector: str | Sequence[float]) -> int:
+    if not isinstance(vector, str):
+        return len(vector)
+    try:
+        return len(base64.b64decode(vector, validate=True)) // _NUMBER_BYTES
+    except binascii.Error:
+        raise ValueError("a vector is neither base64 nor numbers") from None

@@ -1,0 +1,43 @@
+"""The JSON body of a request, in the dialect of the server, and the usage of an answer that is not streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llm_serving.validation.load.prompt import Prompt
+
+SHOWN_BYTES = 200
+"""Of an answer that is not what was asked for."""
+
+
+def build(prompt: Prompt, model: str, api: str, *, engine_dialect: bool) -> dict[str, Any]:
+    """Return the body of a streamed request.
+
+    Args:
+        api: `chat` or `completions`.
+        engine_dialect: whether the server accepts the engines' own parameters.
+    """
+    content = {"messages": prompt.messages} if api == "chat" else {"prompt": prompt.text}
+    options = {"include_usage": True}
+    body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
+    if engine_dialect:
+        options["continuous_usage_stats"] = True
+        body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}
+    return {**body, "stream": True, "stream_options": options}
+
+
+def read_usage(answer: bytes) -> dict[str, Any]:
+    """Return the usage of an answer that is not streamed; empty where the server reports none.
+
+    Raises:
+        ValueError: it is no JSON object, as of a server that streams in any case; quotes its beginning.
+    """
+    try:
+        return dict(json.loads(answer).get("usage") or {})
+    except (AttributeError, TypeError, ValueError):
+        start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
+        raise ValueError(
+            f"returned HTTP 200 to a request with stream: false, and no JSON object: {start!r}. "
+            "Fix: use a server that answers such requests too; they count the tokens of prompts."
+        ) from None

@@ -1,0 +1,258 @@
+"""report.html: the report as one self-contained page, in light and dark and for print. No input or output."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.pages import charts
+from llm_serving.validation.reports import report, report_builder
+from llm_serving.validation.reports.report import Report
+from llm_serving.validation.statistics import further_latencies, time_series
+from llm_serving.validation.statistics.engine_metrics import Agreement
+from llm_serving.validation.statistics.further_latencies import Definition
+from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Latency, Metric
+
+METRIC_NAMES: dict[Metric, str] = {
+    "ttft_ms": "Time to first token",
+    "itl_ms": "Inter-token latency",
+    "e2e_ms": "End-to-end latency",
+}
+STATISTICS = (*PERCENTILES, "mean")
+
+
+def render_page(
+    name: str, folder: Path | None = None, *, filters: Mapping[str, Any] | None = None, **values: Any
+) -> str:
+    """Return a page from its template in `folder`, or in this package; `page.html.j2` is the base of all."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*([folder] if folder else []), Path(__file__).parent]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    templates.filters |= {"number": format_optional, "time": _format_time, **(filters or {})}
+    return templates.get_template(name).render(**values)
+
+
+def format_optional(value: float | None) -> str:
+    """Format a number that may be missing."""
+    return "–" if value is None else charts.format_number(value)
+
+
+def _format_time(iso_time: str) -> str:
+    return datetime.datetime.fromisoformat(iso_time).strftime("%d %B %Y, %H:%M:%S UTC")
+
+
+def render(run_report: Report, samples: Sequence[Sample]) -> str:
+    """Return the page as HTML."""
+    return render_page(
+        "report.html.j2",
+        filters={"size": format_size, "plain": _format_setting},
+        report=run_report,
+        infinity=math.inf,
+        names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
+        statistics=STATISTICS,
+        cells=build_cells(run_report),
+        totals=list(_build_totals(run_report)),
+        pictures=_render_charts(run_report, samples),
+        further=_list_further(run_report),
+        throughput=_describe_throughput(run_report),
+        errors=report.list_error_kinds(run_report),
+        shares=list(_compute_shares(run_report)),
+        agreement=[(METRIC_NAMES[row.metric], row, _format_engine_value(row)) for row in run_report.agreement],
+    )
+
+
+State = Literal["met", "missed", "not shown"]
+"""What a load shows of a limit."""
+
+
+class Cell(NamedTuple):
+    """A statistic of the answered requests, and what holds of its limit, if it has one."""
+
+    value: float | None
+    limit: float | None
+    state: State
+    upper: float | None
+    """Upper bound over all requests; None where there is none, and infinite where failed requests make it so."""
+
+
+def _build_cell(run_report: Report, metric: Metric, statistic: str, limit: float | None) -> Cell:
+    bound = run_report.bounds[metric][statistic]
+    upper = math.inf if bound.infinite else bound.upper
+    missed = any(objective.metric == f"{metric}.{statistic}" for objective in run_report.missed)
+    shown = limit is None or (upper is not None and upper <= limit)
+    state: State = "missed" if missed else "met" if shown else "not shown"
+    return Cell(getattr(run_report.metrics[metric], statistic), limit, state, upper)
+
+
+def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
+    """Return the table of metrics by statistic."""
+    slo = run_report.settings["slo"]
+    return {
+        metric: {
+            statistic: _build_cell(run_report, metric, statistic, slo.get(metric, {}).get(statistic))
+            for statistic in STATISTICS
+        }
+        for metric in run_report.metrics
+    }
+
+
+def _list_further(run_report: Report) -> list[tuple[Definition, Latency]]:
+    """Return the latencies by other tools' definitions, all of which are of tokens."""
+    if is_pooled(run_report):
+        return []
+    return [(text, run_report.further[name]) for name, text in further_latencies.DEFINITIONS.items()]
+
+
+def is_pooled(run_report: Report) -> bool:
+    """Return whether answers are for whole texts, without tokens."""
+    return run_report.throughput.inputs_per_s is not None
+
+
+def _describe_throughput(run_report: Report) -> tuple[str, float]:
+    """Describe what answers consist of, and how many a second there were."""
+    inputs_per_s = run_report.throughput.inputs_per_s
+    return (
+        ("Output tokens/s", run_report.throughput.output_tokens_per_s)
+        if inputs_per_s is None
+        else ("Texts/s", inputs_per_s)
+    )
+
+
+class Total(NamedTuple):
+    """A number of the whole run and its limit."""
+
+    name: str
+    value: str
+    limit: str
+    state: State
+
+
+def _build_totals(run_report: Report) -> Iterator[Total]:
+    """Yield error rate, goodput, stall and throughput with their limits."""
+
+    def judge(metric: str, is_shown: bool = True) -> State:
+        if any(objective.metric == metric for objective in run_report.missed):
+            return "missed"
+        return "met" if is_shown and metric not in run_report.not_measured else "not shown"
+
+    slo = run_report.settings["slo"]
+    yield _build_errors_total(run_report, judge)
+    if run_report.goodput.share is not None:
+        yield _build_goodput_total(run_report, judge)
+    if run_report.expected and run_report.expected.score is not None:
+        minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
+        name = f"Mean score of answers ({run_report.expected.score_by})"
+        yield Total(name, f"{run_report.expected.score:.2%}", minimum, judge("score"))
+    if run_report.requests.total:
+        most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
+        value = f"{charts.format_number(run_report.longest_stall_s)} s"
+        yield Total("Longest stall", value, most, judge("stall"))
+    rates = run_report.throughput
+    for key, name in (
+        ("requests_per_s", "Requests/s"),
+        ("inputs_per_s", "Texts/s") if is_pooled(run_report) else ("output_tokens_per_s", "Output tokens/s"),
+    ):
+        minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
+        yield Total(name, charts.format_number(getattr(rates, key)), minimum, judge(key))
+    if steady := run_report.steady:
+        number = charts.format_number
+        answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
+        span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
+        tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
+        value = f"{answered}{tokens}, from {span}"
+        yield Total("Without ramp and drain", value, "", "met")
+
+
+def _build_errors_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
+    """Failed requests, with the upper bound of their share; 0% is of this load alone."""
+    requests, limit = run_report.requests, run_report.settings["slo"]["errors"]
+    share = requests.failed / requests.total if requests.total else 0.0
+    value, is_shown = f"{requests.failed} of {requests.total} ({share:.2%})", True
+    if limit and (bounds := run_report.share_bounds.get("errors")):
+        value, is_shown = f"{value}, at most {bounds.upper:.2%}", bounds.upper <= limit
+    return Total("Failed requests", value, f"at most {limit * 100:g}%", judge("errors", is_shown))
+
+
+def _build_goodput_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
+    """Build the total of requests that meet every limit, with the lower bound of their share if that is limited."""
+    goodput, limit = run_report.goodput, run_report.settings["slo"].get("goodput")
+    bounds, rate = run_report.share_bounds["goodput"], charts.format_number(goodput.requests_per_s)
+    bound = f", at least {bounds.lower:.2%}" if limit else ""
+    return Total(
+        "Goodput: every limit met at once",
+        f"{goodput.share:.2%}{bound}; {rate} requests/s",
+        f"at least {limit * 100:g}%" if limit else "",
+        judge("goodput", not limit or bounds.lower >= limit),
+    )
+
+
+def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, Markup]:
+    answered = [sample for sample in samples if sample.error is None]
+    failed = [sample.start_s for sample in samples if sample.error]
+    limits = {
+        metric: {statistic: cell.limit for statistic, cell in row.items() if cell.limit is not None}
+        for metric, row in build_cells(run_report).items()
+    }
+    svgs: dict[str, str] = {
+        metric: charts.render_distribution(METRIC_NAMES[metric], values, run_report.metrics[metric], limits[metric])
+        for metric, values in report_builder.collect_latencies(answered).items()
+        if metric in limits
+    }
+    for metric, points in time_series.collect_points(answered).items():
+        if metric not in limits:
+            continue
+        svgs[f"{metric}_line"] = charts.render_dots(f"{METRIC_NAMES[metric]} over time", points, failed, limits[metric])
+    width = time_series.choose_width(run_report.duration_s, charts.COLUMNS / 2)
+    compute_rates = time_series.compute_input_rates if is_pooled(run_report) else time_series.compute_token_rates
+    (title, _), rates = _describe_throughput(run_report), compute_rates(answered, width)
+    in_flight = time_series.compute_in_flight(samples, width)
+    caption = f"Mean over each {width:g} s."
+    svgs["tokens_line"] = charts.render_steps(title, rates, width, title.split()[-1].lower(), caption)
+    svgs["flight_line"] = charts.render_steps("Requests in flight", in_flight, width, "requests", caption)
+    return {name: Markup(svg) for name, svg in svgs.items()}
+
+
+def _compute_shares(run_report: Report) -> Iterator[tuple[str, int | None, float]]:
+    """Yield each replica with its requests and their share of the total."""
+    total = sum(replica.requests or 0 for replica in run_report.replicas)
+    for replica in run_report.replicas:
+        yield replica.name, replica.requests, (replica.requests or 0) / total if total else 0.0
+
+
+def _format_engine_value(row: Agreement) -> str:
+    """Format the engine's number, or its bucket."""
+    if row.engine_ms is not None:
+        return charts.format_number(row.engine_ms)
+    if row.engine_to_ms is None:
+        return f"above {charts.format_number(row.engine_from_ms or 0)}"
+    return f"{charts.format_number(row.engine_from_ms or 0)} to {charts.format_number(row.engine_to_ms)}"
+
+
+def format_size(count: float) -> str:
+    """Format bytes in their largest unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _format_setting(value: Any) -> str:
+    """Format a setting as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_format_setting(inner)}" for key, inner in value.items())
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

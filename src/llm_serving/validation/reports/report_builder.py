@@ -1,0 +1,485 @@
+"""Build the report of one validation from what its driver measured. No input or output."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, get_args
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import Engine
+from llm_serving.services.traffic import Traffic
+from llm_serving.validation.base import LoadSource
+from llm_serving.validation.drivers.base import Driver
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.driver_result import DriverResult
+from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.reports import report_remarks
+from llm_serving.validation.reports.report import (
+    Bound,
+    ExpectedAnswers,
+    Goodput,
+    InputLength,
+    PromptOverlap,
+    Report,
+    Requests,
+    ShareBounds,
+    ShownAnswer,
+    Steady,
+    Throughput,
+    Tokens,
+)
+from llm_serving.validation.statistics import (
+    distribution,
+    engine_metrics,
+    further_latencies,
+    gate,
+    load_cost,
+    sample_statistics,
+    scoring,
+    soundness,
+    time_series,
+)
+from llm_serving.validation.statistics.distribution import Distribution, Estimate
+from llm_serving.validation.statistics.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
+from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.statistics.sample_statistics import Latency, Metric
+
+MAX_SHOWN = 200
+"""Answers in a report; requests.jsonl has all of them."""
+
+METHOD = (
+    "The table's latencies are of answered requests; the SLO is held against all of them, failed ones as infinite.",
+    "A limit is met where the upper bound of its statistic, at 95% confidence for independent requests, is within it.",
+    "Goodput is the share of requests that meet every limit on a latency at once.",
+    "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",
+    "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",
+    "End-to-end latency ends at the last byte of the stream.",
+    "Tokens are the server's own count, from its usage.",
+    "Percentiles interpolate linearly between the two closest ranks (numpy's default).",
+    "Throughput is of answered requests, from the start of the first counted request to the end of the last.",
+)
+
+POOLED_METHOD = (
+    *METHOD[:3],
+    "End-to-end latency ends at the last byte of the answer.",
+    "Tokens are the server's own count, from its usage; a text is one input, or one document of a query.",
+    *METHOD[-2:],
+)
+"""Where answers have no tokens."""
+
+
+def build(
+    target: LoadTarget,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    prompts_digest: str = "",
+    notes: Sequence[str] = (),
+    driver: Driver | None = None,
+    source: LoadSource | None = None,
+    unscored: str = "",
+) -> Report:
+    """Build the report from the driver's result.
+
+    Args:
+        prompts_digest: of the settings that decide the prompts.
+        notes: further remarks, on the load as it was planned.
+        driver: drop-in driver that sent it; None for our own.
+        source: from where the load was sent; this machine if None.
+        unscored: why answers have no score although one is expected.
+    """
+    answered = [sample for sample in samples if sample.error is None]
+    unmeasured = {**(driver.unmeasured if driver else {}), **({"score": unscored} if unscored else {})}
+    metrics = _summarize_metrics(target, answered, unmeasured)
+    throughput = _compute_throughput(answered, result.duration_s, pooled=target.is_pooled)
+    readings = _read_engines(target, result, source)
+    tokens = _count_tokens(answered)
+    overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
+    stall_s = soundness.find_longest_stall(samples, target.traffic.deadline)
+    return Report(
+        **_judge(target, result, samples, throughput, overlap, stall_s, unmeasured),
+        not_measured=unmeasured,
+        cost=load_cost.estimate(target.price, answered, result.duration_s),
+        driver=result.processes,
+        longest_stall_s=round(stall_s, 3),
+        requests=_count_requests(samples, result.planned),
+        metrics=metrics,
+        further=_summarize_further(answered, unmeasured),
+        throughput=throughput,
+        by_input=_group_by_input(answered) if target.is_pooled else [],
+        steady=_compute_steady(samples),
+        replicas=readings.replicas,
+        routers=_count_router_requests(target, result, source),
+        weights=target.weights,
+        settings=_collect_settings(target) | ({"driver": driver.name} if driver else {}),
+        versions={
+            **result.versions,
+            "blueprint": importlib.metadata.version("llm-serving-blueprints"),
+            **target.versions,
+        },
+        images=target.images,
+        emulated=list(target.emulated),
+        name=target.name,
+        started_at=result.started_at,
+        duration_s=round(result.duration_s, 3),
+        tokens=tokens,
+        shared=overlap,
+        kv_transfers=_summarize_transfers(target, readings, metrics),
+        agreement=_compare_metrics(target, readings, metrics),
+        expected=_compare_expected(target.traffic, samples),
+        answers=_select_shown(samples),
+        remarks=[
+            *([source.described] if source and source.is_limit else []),
+            *notes,
+            *([f"The answers were not scored: {unscored}."] if unscored else []),
+            *(driver.notes if driver else ()),
+            *report_remarks.build(target, result, samples, tokens, overlap, readings.answering_replicas, unmeasured),
+        ],
+        method=[
+            *([source.described] if source and not source.is_limit else []),
+            _describe_clock(target, result, driver),
+            *(POOLED_METHOD if target.is_pooled else METHOD),
+        ],
+    )
+
+
+class _EngineReadings(NamedTuple):
+    """The engines' metrics before the load and after it, by replica."""
+
+    engine: Engine | None
+    before: Mapping[str, EngineMetrics]
+    after: Mapping[str, EngineMetrics]
+    replicas: list[Replica]
+    """With the requests that each counts; none where the engine counts none."""
+
+    answering: AbstractSet[str]
+    """Names of the replicas whose answers clients get: with prefill and decode apart, decode's."""
+
+    @property
+    def answering_replicas(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.name in self.answering]
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompts' tokens that were found in caches."""
+        return engine_metrics.compute_cached_share(self.before, self.after)
+
+
+def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
+    if not target.engine:
+        return _EngineReadings(None, {}, {}, [], set())
+    engine = engines.load_engines()[target.engine]
+    before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
+    roles = _list_replica_roles(target, source)
+    unanswered = engine.finish_reasons.unanswered
+    counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
+    replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
+    answering_roles = {role.name for role in target.roles if role.answers}
+    answering = {name for name, role in roles.items() if role in answering_roles}
+    return _EngineReadings(engine, before, after, replicas, answering)
+
+
+def _summarize_metrics(
+    target: LoadTarget, answered: Sequence[Sample], unmeasured: Mapping[str, str]
+) -> dict[Metric, Latency]:
+    """Return the latencies of answered requests, without the statistics that the driver does not measure."""
+    latencies = collect_latencies(answered)
+    return {
+        metric: _drop_unmeasured(metric, sample_statistics.summarize_latency(latencies[metric]), unmeasured)
+        for metric in list_metrics(target)
+    }
+
+
+def _judge(
+    target: LoadTarget,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    throughput: Throughput,
+    overlap: PromptOverlap,
+    stall_s: float,
+    unmeasured: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the report's verdict, and what it rests on.
+
+    A driver that was starved may have missed the SLO by itself: then only a latency counts that it cannot explain.
+    """
+    slo, distributions = target.slo, distribution.collect(samples)
+    goodput = gate.count_goodput(slo, samples, result.duration_s)
+    failed = sum(sample.error is not None for sample in samples)
+    missed, unshown = gate.judge(
+        slo,
+        distributions,
+        len(samples),
+        failed,
+        throughput.model_dump(),
+        goodput,
+        stall_s=stall_s,
+        unmeasured=unmeasured,
+        score=scoring.compute_mean(samples),
+    )
+    driver_doubts = soundness.find_driver_doubts(slo, result, samples)
+    doubts = soundness.find_doubts(target.traffic, slo, result, samples, shared=overlap.prompts, cached=overlap.cached)
+    not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
+    delay_ms = max((doubt.delay_ms for doubt in driver_doubts), default=0.0)
+    fails = any(not driver_doubts or _is_missed_without_driver(miss, delay_ms) for miss in missed)
+    return {
+        "verdict": "fail" if fails else "not shown" if missed or not_shown else "pass",
+        "missed": missed,
+        "not_shown": not_shown,
+        "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
+        "share_bounds": _build_share_bounds({"errors": failed, "goodput": goodput.good}, len(samples)),
+        "bounds": {metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(target)},
+    }
+
+
+def _build_share_bounds(counts: Mapping[str, int], total: int) -> dict[str, ShareBounds]:
+    if not total:
+        return {}
+    bounds = {name: sample_statistics.compute_share_bounds(count, total) for name, count in counts.items()}
+    return {
+        name: ShareBounds(value=round(counts[name] / total, 5), lower=round(lower, 5), upper=round(upper, 5))
+        for name, (lower, upper) in bounds.items()
+    }
+
+
+def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
+    """Return whether a latency is over its limit by more than the driver may have added to it."""
+    is_latency = miss.metric.partition(".")[0] in gate.LATENCIES
+    return is_latency and miss.value is not None and miss.value - delay_ms > miss.limit
+
+
+def _summarize_further(answered: Sequence[Sample], unmeasured: Mapping[str, str]) -> dict[str, Latency]:
+    """Return the latencies by other tools' definitions, without those that the driver does not measure."""
+    latencies = further_latencies.summarize(answered)
+    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in latencies.items()}
+
+
+def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, str]) -> Latency:
+    """Return a summary without the statistics that the driver does not measure."""
+    names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
+    return latency.model_copy(update=dict.fromkeys([*names, *(("min", "max") if names else ())]))
+
+
+def _compute_steady(samples: Sequence[Sample]) -> Steady | None:
+    rates = time_series.compute_steady_rates(samples)
+    names = ("from_s", "to_s", "offered_per_s", "requests_per_s", "output_tokens_per_s")
+    return rates and Steady(**{name: round(value, 3) for name, value in zip(names, rates, strict=True)})
+
+
+def _build_bounds(metric: Metric, latencies: Distribution, unmeasured: Mapping[str, str]) -> dict[str, Bound]:
+    """Build each statistic with its bound, without values for those that the driver does not measure."""
+
+    def round_finite(value: float | None) -> float | None:
+        return None if value is None or math.isinf(value) else round(value, 3)
+
+    estimates = {
+        name: Estimate(None, None) if f"{metric}.{name}" in unmeasured else latencies.estimate(name)
+        for name in (*sample_statistics.PERCENTILES, distribution.MEAN)
+    }
+    return {
+        name: Bound(
+            value=round_finite(estimate.value),
+            upper=round_finite(estimate.upper),
+            infinite=estimate.value is not None and math.isinf(estimate.value),
+        )
+        for name, estimate in estimates.items()
+    }
+
+
+def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
+    by_error = Counter(sample.error for sample in samples if sample.error)
+    return Requests(total=len(samples), failed=by_error.total(), by_error=dict(by_error.most_common()), planned=planned)
+
+
+def _list_replica_roles(target: LoadTarget, source: LoadSource | None) -> dict[str, str]:
+    """Return the role of each replica by its name: the target's own where it names them, else the process's."""
+    names = {role.name for role in target.roles}
+    if source and source.pages:
+        return {page.name: page.role for page in source.pages if page.role in names}
+    return {name: role.name for role in target.roles for name in role.instances}
+
+
+def _count_router_requests(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
+    """Return the requests that each router counted between the two readings of its metrics."""
+    names = [page.name for page in source.pages if page.role == target.router] if source else []
+    pattern, counts = target.router_requests, dict[str, int]()
+    if not pattern:
+        return counts
+    for name in names:
+        pages = (result.metrics_after.get(name, ""), result.metrics_before.get(name, ""))
+        after, before = (engine_metrics.count_requests(page, pattern) for page in pages)
+        counts[name] = int(after if after < before else after - before)  # it restarted in between
+    return counts
+
+
+def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
+    def round_share(share: float | None) -> float | None:
+        return None if share is None else round(share, 4)
+
+    return PromptOverlap(
+        prompts=round_share(result.shared_prompts),
+        of=result.shared_prompt_count,
+        cached=round_share(cached_share),
+        traffic=prompts_digest,
+    )
+
+
+def _summarize_transfers(
+    target: LoadTarget, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
+) -> KvTransfers | None:
+    before, after = readings.before, readings.after
+    engine = readings.engine
+    counts_transfers = bool(after) and engine is not None and "transfer-time" in engine.metrics
+    if not target.hands_over or not counts_transfers:
+        return None
+    prefilling = after.keys() - readings.answering
+    return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, prefilling)
+
+
+def _compare_metrics(
+    target: LoadTarget, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
+) -> list[Agreement]:
+    """Compare the client's numbers with those of the engines that answer it.
+
+    With prefill and decode apart no engine sees a whole request: decode's own times begin after prefill.
+    """
+    if target.is_pooled and target.traffic.inputs.max > 1:
+        return []  # the engine's times are of single texts
+    comparable: Mapping[Metric, Latency] = {"itl_ms": metrics["itl_ms"]} if target.hands_over else metrics
+    after = {name: page for name, page in readings.after.items() if name in readings.answering}
+    return engine_metrics.compare(comparable, readings.before, after)
+
+
+def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
+    """Return every latency in milliseconds; inter-token latency once for each token after its answer's first."""
+    return {
+        "ttft_ms": [sample.ttft_ms for sample in answered if sample.ttft_ms is not None],
+        "itl_ms": [gap.ms for sample in answered for gap in sample.gaps for _ in range(gap.tokens)],
+        "e2e_ms": [sample.e2e_ms for sample in answered if sample.e2e_ms is not None],
+    }
+
+
+def list_metrics(target: LoadTarget) -> tuple[Metric, ...]:
+    """Return the latencies that the answers of a target have."""
+    return ("e2e_ms",) if target.is_pooled else get_args(Metric)
+
+
+def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled: bool) -> Throughput:
+    def compute_rate(count: int) -> float:
+        return round(count / duration_s, 3) if duration_s > 0 else 0.0
+
+    return Throughput(
+        requests_per_s=compute_rate(len(answered)),
+        output_tokens_per_s=compute_rate(sum(sample.output_tokens or 0 for sample in answered)),
+        inputs_per_s=compute_rate(sum(sample.inputs for sample in answered)) if pooled else None,
+    )
+
+
+INPUT_GROUPS = 4
+"""Groups of as many requests by the length of their input."""
+
+
+def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
+    """Return the latency by the length of the input; requests of one length stay together."""
+    measured = sorted(
+        (sample.input_tokens, sample.e2e_ms)
+        for sample in answered
+        if sample.input_tokens is not None and sample.e2e_ms is not None
+    )
+    groups: dict[int, list[tuple[int, float]]] = {}
+    first_indexes: dict[int, int] = {}
+    for index, (tokens, e2e_ms) in enumerate(measured):
+        first = first_indexes.setdefault(tokens, index)
+        groups.setdefault(first * INPUT_GROUPS // len(measured), []).append((tokens, e2e_ms))
+    return [_summarize_group(group) for group in groups.values()]
+
+
+def _summarize_group(group: Sequence[tuple[int, float]]) -> InputLength:
+    latency = sample_statistics.summarize_latency([e2e_ms for _, e2e_ms in group])
+    return InputLength(
+        from_tokens=group[0][0],
+        to_tokens=group[-1][0],
+        requests=len(group),
+        p50=latency.p50 or 0.0,
+        p95=latency.p95 or 0.0,
+    )
+
+
+def _count_tokens(answered: Sequence[Sample]) -> Tokens:
+    def compute_mean(counts: list[int]) -> float | None:
+        return round(sum(counts) / len(counts), 1) if counts else None
+
+    def compute_exact_share(pairs: list[tuple[int | None, int | None]]) -> float | None:
+        counted = [(requested, actual) for requested, actual in pairs if requested is not None and actual is not None]
+        return sum(requested == actual for requested, actual in counted) / len(counted) if counted else None
+
+    return Tokens(
+        input_mean=compute_mean([sample.input_tokens for sample in answered if sample.input_tokens is not None]),
+        output_mean=compute_mean([sample.output_tokens for sample in answered if sample.output_tokens is not None]),
+        input_exact=compute_exact_share([(sample.asked_input, sample.input_tokens) for sample in answered]),
+        output_exact=compute_exact_share([(sample.asked_output, sample.output_tokens) for sample in answered]),
+    )
+
+
+def _collect_settings(target: LoadTarget) -> dict[str, Any]:
+    traffic = target.traffic
+    settings = traffic.model_dump(mode="json", exclude_none=True)
+    unused = [
+        *(("process", "burstiness") if traffic.arrivals is None else ()),  # only arrivals have them
+        *(() if traffic.replays_times else ("trace_speed",)),
+        *(("score_by",) if traffic.data is None else ()),
+        *(("turns",) if traffic.turns.max == 1 else ()),
+        *(("output_tokens", "api") if target.is_pooled else ("inputs",)),
+    ]
+    for key in unused:
+        settings.pop(key)
+    slo = target.slo.model_dump(mode="json", exclude_none=True)
+    return {"target": target.target, "url": target.url, **target.settings, "traffic": settings, "slo": slo}
+
+
+def _compare_expected(traffic: Traffic, samples: Sequence[Sample]) -> ExpectedAnswers | None:
+    answered = [sample for sample in samples if sample.error is None]
+    matches = [is_same for sample in answered if (is_same := _is_expected(sample)) is not None]
+    mean = scoring.compute_mean(samples)
+    if not matches and mean is None:
+        return None
+    return ExpectedAnswers(compared=len(matches), same=sum(matches), score_by=traffic.score_by, score=mean)
+
+
+def _is_expected(sample: Sample) -> bool | None:
+    """Return whether the answer is the expected one; None if none was given."""
+    return None if sample.expected is None else scoring.is_same(sample.text, sample.expected)
+
+
+def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
+    """Return, in the order of sending, the first answers with text and the first failure of each kind."""
+    shown: list[ShownAnswer] = []
+    failures: set[str] = set()
+    for sample in sorted(samples, key=lambda item: item.number):
+        if sample.error in failures or not (sample.error or sample.prompt) or len(shown) >= MAX_SHOWN:
+            continue
+        if sample.error:
+            failures.add(sample.error)
+        shown.append(
+            ShownAnswer(
+                prompt=sample.prompt,
+                actual=sample.text,
+                expected=sample.expected,
+                same=_is_expected(sample),
+                score=sample.score,
+                error=sample.error,
+                detail=sample.detail,
+            )
+        )
+    return shown
+
+
+def _describe_clock(target: LoadTarget, result: DriverResult, driver: Driver | None) -> str:
+    if driver:
+        return f"A request's times run from when {driver.clock}, to when it read the bytes, as {driver.title} says."
+    start = "it was due (open loop)" if target.traffic.is_open_loop else "it was sent"
+    end = "the kernel received the bytes" if result.kernel_times else "the driver read the bytes"
+    return f"A request's times run from when {start}, including connecting, to when {end}."

@@ -1,0 +1,136 @@
+"""The folder of one validation run, RUNS/NAME/TIME: complete or absent.
+
+Locust writes beside the deployment's logs, the report is assembled in a hidden folder, and that folder is renamed when
+it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from llm_serving import console, processes
+from llm_serving.services.runs import REPORT_FILE as REPORT_FILE
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation.load import driver_result
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.pages import html_report
+from llm_serving.validation.reports.report import Report
+
+PAGE_FILE = "report.html"
+
+LATEST = "latest"
+"""Link to the newest run of all deployments."""
+
+_LOCK = ".lock"
+
+
+class TimedReport(Protocol):
+    """The report of a kind: a pydantic model."""
+
+    @property
+    def started_at(self) -> str:
+        """UTC, ISO 8601."""
+
+    def model_dump_json(self, *, indent: int) -> str:
+        """Return the report as JSON."""
+
+
+@contextlib.contextmanager
+def lock_work(logs: Path, name: str) -> Iterator[Path]:
+    """Lock and empty the folder of a validation's files below `logs`: two loads at once would measure each other.
+
+    Raises:
+        Unavailable: another validation of the deployment `name` is running; its files stay.
+    """
+    work = logs.resolve() / "validation"
+    work.mkdir(parents=True, exist_ok=True)
+    work.chmod(0o700)  # prompts and answers
+    with processes.lock_file(work / _LOCK, f"another validation of {name} is running"):
+        for path in work.iterdir():
+            if path.name != _LOCK:
+                path.unlink()
+        yield work
+
+
+def require_writable(runs: Path) -> None:
+    """Check, before a load is sent for nothing, that reports can be written to a folder that may not exist yet.
+
+    Raises:
+        Unavailable: they cannot.
+    """
+    existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "it is read-only, or another user's" if existing.is_dir() else "it is a file"
+        raise Unavailable(
+            f"{console.shorten_path(existing)}: no report can be written there: {reason}. "
+            "Fix: use a directory that you may write to."
+        )
+
+
+def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
+    """Write the run's folder, for this user alone since it holds prompts; point `latest` to it, and return its path.
+
+    Args:
+        work: the driver's output directory.
+        runs: folder of the deployment's runs.
+    """
+    return publish(run_report, html_report.render(run_report, samples), work, runs)
+
+
+def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
+    """Write the folder of a run of any kind, for this user alone; point `latest` to it, and return its path.
+
+    Args:
+        page: the report in HTML.
+        work: folder of the validation's files, which are copied.
+        runs: folder of the deployment's runs.
+
+    Raises:
+        Unavailable: it cannot be written.
+    """
+    name = datetime.datetime.fromisoformat(run_report.started_at).strftime("%Y-%m-%dT%H-%M-%SZ")
+    temp_folder = runs / f".{name}.{os.getpid()}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        temp_folder.mkdir(mode=0o700)
+        (temp_folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (temp_folder / PAGE_FILE).write_text(page, encoding="utf-8")
+        for path in sorted(work.iterdir()):
+            if not path.name.startswith((".", Path(driver_result.PROGRESS_FILE).stem)):
+                shutil.copy(path, temp_folder)
+        for path in temp_folder.iterdir():
+            path.chmod(0o600)
+        run_folder = find_free_path(runs / name)
+        temp_folder.rename(run_folder)
+    except OSError as error:
+        raise Unavailable(
+            f"the report cannot be written to {console.shorten_path(runs)}: {error.strerror}. The files of the load "
+            f"are in {console.shorten_path(work)} until the next one. Fix: make room there, then validate again."
+        ) from None
+    finally:
+        shutil.rmtree(temp_folder, ignore_errors=True)
+    _update_link(runs.parent / LATEST, run_folder)
+    return run_folder
+
+
+def find_free_path(path: Path) -> Path:
+    """Return `path`, or with a run of the same second the next free name."""
+    count = 2
+    candidate = path
+    while candidate.exists():
+        candidate, count = path.with_name(f"{path.name}-{count}"), count + 1
+    return candidate
+
+
+def _update_link(link: Path, destination: Path) -> None:
+    """Replace a symbolic link in one step."""
+    temp_link = link.with_name(f".{link.name}.{os.getpid()}")
+    temp_link.unlink(missing_ok=True)
+    temp_link.symlink_to(os.path.relpath(destination, link.parent))
+    temp_link.replace(link)

@@ -1,0 +1,165 @@
+"""Find the highest load that keeps the SLO: double or halve until it lies between two loads, then bisect.
+
+No input or output: `measure` sends one load. Doubling takes few loads however far away the knee is, and the middle of
+an interval is the geometric one, so that each step gains the same relative precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+FACTOR = 2.0
+"""From one load to the next while the knee is not yet between two."""
+
+FIGURES = 3
+"""Significant figures of a load: more would claim what a run cannot tell."""
+
+Axis = Literal["rate", "users"]
+"""What grows: arrivals a second in the open loop, or users of the closed loop."""
+
+UNITS: dict[Axis, str] = {"rate": "requests/s", "users": "users"}
+"""Unit of a load on each axis."""
+
+
+class Point(BaseModel):
+    """One load and what came of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    load: float
+    """Offered requests a second, or users."""
+
+    verdict: Literal["pass", "fail", "not shown"]
+    """Of the SLO; only `pass` keeps it."""
+
+    reasons: list[str]
+    """Why it does not pass, a sentence each."""
+
+    requests: int
+    failed: int
+    requests_per_s: float
+    """Answered."""
+
+    output_tokens_per_s: float
+    goodput_share: float | None
+    goodput_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+    e2e_p50_ms: float | None = None
+    e2e_p95_ms: float | None = None
+    usd_per_thousand_requests: float | None
+    """Null on a target without prices."""
+
+    seconds: float
+    """How long it took, with warm-up and end."""
+
+    run: str
+    """Folder of its report, relative to the result's file."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the SLO was shown to hold."""
+        return self.verdict == "pass"
+
+
+class Search(NamedTuple):
+    """Where to look."""
+
+    start: float
+    lowest: float
+    highest: float
+    precision: float
+    """Ratio, less one, of the two loads that the knee lies between in the end: 0.1 is 10%."""
+
+    whole: bool = False
+    """Whether a load is a whole number, as of users."""
+
+
+class Knee(NamedTuple):
+    """The end of a search."""
+
+    kept: Point | None
+    """The highest load that kept the SLO; None where the lowest did not."""
+
+    missed: Point | None
+    """The lowest load above it that did not; None where the highest kept it."""
+
+
+Measure = Callable[[float], Point]
+
+
+class SearchEndedError(Exception):
+    """No further load can be sent: the search ends with what is known."""
+
+
+def find_knee(
+    measure: Measure, search: Search, is_over: Callable[[], bool] = lambda: False
+) -> tuple[Knee, list[Point]]:
+    """Search the knee; return it and every point in the order of measuring.
+
+    Args:
+        measure: may raise SearchEndedError.
+        is_over: asked before each load but the first; ends the search with what is known.
+    """
+    points: list[Point] = []
+
+    def try_load(load: float) -> Point:
+        points.append(measure(load))
+        return points[-1]
+
+    with contextlib.suppress(SearchEndedError):
+        kept, missed = _bracket(try_load, search, is_over)
+        while kept and missed and not is_over() and (middle := _choose_middle(kept.load, missed.load, search)):
+            point = try_load(middle)
+            kept, missed = (point, missed) if point.kept else (kept, point)
+    return _find_bracket(points), points
+
+
+def _find_bracket(points: Sequence[Point]) -> Knee:
+    """Return the highest load that was kept, and the lowest above it that was not."""
+    kept = max((point for point in points if point.kept), key=lambda point: point.load, default=None)
+    above = (point for point in points if not point.kept and (kept is None or point.load > kept.load))
+    return Knee(kept, min(above, key=lambda point: point.load, default=None))
+
+
+def _bracket(measure: Measure, search: Search, is_over: Callable[[], bool]) -> Knee:
+    """Move up from a load that is kept, down from one that is not, until the other is found or a bound reached."""
+    kept: Point | None = None
+    missed: Point | None = None
+    load = min(max(search.start, search.lowest), search.highest)
+    while not (kept and missed):
+        point = measure(load)
+        kept, missed = (point, missed) if point.kept else (kept, point)
+        if (point.kept and load >= search.highest) or (not point.kept and load <= search.lowest):
+            break
+        if not (kept and missed) and is_over():
+            break
+        load = load * FACTOR if point.kept else load / FACTOR
+        load = min(max(round_load(load, search.whole), search.lowest), search.highest)
+    return Knee(kept, missed)
+
+
+def _choose_middle(low: float, high: float, search: Search) -> float | None:
+    """Return the load between two; None where they are close enough."""
+    middle = round_load(math.sqrt(low * high), search.whole)
+    return middle if high / low > 1 + search.precision and low < middle < high else None
+
+
+def round_load(load: float, whole: bool = False) -> float:
+    """Return a load with as many figures as a run can tell."""
+    if whole:
+        return float(max(1, round(load)))
+    digits = FIGURES - 1 - math.floor(math.log10(load))
+    return round(load, digits)
+
+
+def sort_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points in the order of their load."""
+    return sorted(points, key=lambda point: point.load)

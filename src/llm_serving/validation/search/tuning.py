@@ -1,0 +1,58 @@
+"""Configurations of a blueprint compared: the state of a tuning, which in the end is its result. No input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.validation.search.knee import Axis
+from llm_serving.validation.search.racing import Trial
+
+TUNE_FOLDER, STATE_FILE, PAGE_FILE = "tune-", "tune.json", "tune.html"
+BEST_FILE = "best.yaml"
+"""The blueprint.yaml of the best configuration, with the comments of the user's own."""
+
+
+class Tuning(BaseModel):
+    """The state, and in the end the result: tune.json."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    target: str
+    digest: str
+    """Of all that decides the result; a run with the same goes on with this state."""
+
+    axis: Axis
+    precision: float
+    point_s: float
+    started_at: str
+    """UTC, ISO 8601."""
+
+    seconds: float = 0.0
+    """Over all runs that went on with this state."""
+
+    usd: float | None = None
+    """Of the engines while they were deployed, by the catalog's prices; null on a target without prices."""
+
+    finished: bool = False
+    stopped: str = ""
+    """Why it ended before every configuration was tried; empty where all were."""
+
+    trials: list[Trial]
+    """In the order of the command line."""
+
+    best: int | None = None
+    """Number of the best configuration."""
+
+
+def describe(trial: Trial) -> str:
+    """Return a configuration in one line."""
+    return ", ".join(f"{key}={value}" for key, value in trial.settings.items())
+
+
+def find_best(trials: Iterable[Trial]) -> Trial | None:
+    """Return the configuration that carries the most, for its price where it has one; None where none keeps the SLO."""
+    passed = [trial for trial in trials if trial.kept]
+    return max(passed, key=lambda trial: trial.worth) if passed else None

@@ -1,0 +1,246 @@
+"""Hold a load against its SLO: each objective is met, missed, or not shown by this load. No input or output.
+
+An objective on a latency or a share is met where its bound is within the limit, and missed where the estimate itself is
+beyond it; between the two the load was too short to tell. An objective without a sample is missed: nothing proves it.
+`errors: 0%` is of this load alone, since no number of requests shows that none will ever fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.services.traffic import Percentiles, Slo
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.statistics import sample_statistics
+from llm_serving.validation.statistics.distribution import Distribution, Estimate
+from llm_serving.validation.statistics.sample_statistics import CONFIDENCE, Metric
+
+LATENCIES: tuple[Metric, ...] = get_args(Metric)
+
+
+class MissedObjective(BaseModel):
+    """One objective that the deployment missed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    metric: str
+    """The SLO's field, such as `ttft_ms.p95`, `errors` or `output_tokens_per_s`."""
+
+    value: float | None
+    """Measured value; null without a sample, and where failed requests make it infinite."""
+
+    limit: float
+    """The SLO's limit, in the same unit; `errors` and `goodput` are shares from 0 to 1."""
+
+    why: str
+    """Value and limit in words."""
+
+
+class Goodput(NamedTuple):
+    """Requests that meet every limit at once."""
+
+    good: int
+    total: int
+    requests_per_s: float
+
+    @property
+    def share(self) -> float | None:
+        """Their share of all requests; None without one."""
+        return self.good / self.total if self.total else None
+
+
+class Judgement(NamedTuple):
+    """Every objective that is not met."""
+
+    missed: list[MissedObjective]
+
+    not_shown: list[str]
+    """What the load does not show, a sentence each, with the load that would."""
+
+
+Findings = Iterator[MissedObjective | str]
+"""An objective that is missed, or a sentence of one that is not shown."""
+
+
+def judge(
+    slo: Slo,
+    distributions: Mapping[Metric, Distribution],
+    total: int,
+    failed: int,
+    throughput: Mapping[str, float],
+    goodput: Goodput,
+    *,
+    stall_s: float = 0.0,
+    unmeasured: Mapping[str, str] | None = None,
+    score: float | None = None,
+) -> Judgement:
+    """Judge a load.
+
+    Args:
+        distributions: latencies of all requests, by metric.
+        total: counted requests, of them `failed`.
+        throughput: `requests_per_s`, `output_tokens_per_s` and `inputs_per_s`.
+        stall_s: longest time without any token while requests were in flight.
+        score: mean score of the expected answers.
+        unmeasured: objectives that were not measured, with why.
+    """
+    findings = [
+        *_judge_count(total),
+        *_judge_latencies(slo, distributions, failed, unmeasured or {}),
+        *_judge_errors(slo.errors, total, failed),
+        *_judge_throughput(slo, throughput),
+        *_judge_stall(slo.stall, stall_s, unmeasured or {}),
+        *_judge_score(slo.score, score, unmeasured or {}),
+        *_judge_goodput(slo.goodput, goodput),
+    ]
+    missed = [finding for finding in findings if isinstance(finding, MissedObjective)]
+    return Judgement(missed, [finding for finding in findings if isinstance(finding, str)])
+
+
+def _judge_count(total: int) -> Findings:
+    if total == 0:
+        yield MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
+
+
+def _judge_latencies(
+    slo: Slo, distributions: Mapping[Metric, Distribution], failed: int, unmeasured: Mapping[str, str]
+) -> Findings:
+    for metric in LATENCIES:
+        limits = getattr(slo, metric).model_dump(exclude_none=True)
+        for statistic, limit in limits.items():
+            name = f"{metric}.{statistic}"
+            if reason := unmeasured.get(name):
+                yield f"{name} within {limit:g} ms: not measured, {reason}"
+            else:
+                yield from _judge_latency(name, distributions[metric], statistic, limit, failed)
+
+
+def _judge_latency(name: str, distribution: Distribution, statistic: str, limit: float, failed: int) -> Findings:
+    estimate = distribution.estimate(statistic)
+    if estimate.value is None:
+        yield MissedObjective(metric=name, value=None, limit=limit, why=f"no samples; the limit is {limit:g} ms")
+    elif math.isinf(estimate.value):
+        reason = f"{_name_infinite(distribution, failed)} make it infinite; the limit is {limit:g} ms"
+        yield MissedObjective(metric=name, value=None, limit=limit, why=reason)
+    elif estimate.value > limit:
+        reason = f"{estimate.value:.1f} ms; the limit is {limit:g} ms"
+        yield MissedObjective(metric=name, value=estimate.value, limit=limit, why=reason)
+    elif estimate.upper is None or estimate.upper > limit:
+        yield _describe_need(name, distribution, statistic, estimate, limit, failed)
+
+
+def _name_infinite(distribution: Distribution, failed: int) -> str:
+    """Name the requests without a time: those that failed, and those whose answer has no text to time."""
+    infinite = sum(any(map(math.isinf, values)) for values in distribution.clusters)
+    counts = {"failed requests": failed, "answers without text": infinite - failed}
+    return " and ".join(f"{count} {name}" for name, count in counts.items() if count > 0)
+
+
+def _describe_need(
+    name: str, distribution: Distribution, statistic: str, estimate: Estimate, limit: float, failed: int
+) -> str:
+    """Describe why a limit is not shown to hold, and the requests that would show it."""
+    count = len(distribution.clusters)
+    if estimate.upper is None:
+        reason = f"{count} requests do not bound it"
+    elif math.isinf(estimate.upper):
+        reason = f"{estimate.value:.1f} ms, and {_name_infinite(distribution, failed)} leave it unbounded"
+    else:
+        reason = f"{estimate.value:.1f} ms, and with {CONFIDENCE:.0%} confidence at most {estimate.upper:.1f}"
+    need = _describe_requests(distribution.count_required(statistic, limit), count)
+    return f"{name} within {limit:g} ms: {reason}; {need}"
+
+
+def _describe_requests(needed: int | None, count: int) -> str:
+    """Describe the load that would show a limit to hold, if the rest were like these `count` requests."""
+    if needed is None or needed <= count:
+        return "needs a longer load, or a service further from its limit"
+    return f"needs {_round_up(needed):,} requests"
+
+
+def _round_up(count: int) -> int:
+    """Two figures: more would claim what one run cannot know."""
+    step = int(10 ** max(0, len(str(count)) - 2))
+    return math.ceil(count / step) * step
+
+
+def _judge_errors(limit: float, total: int, failed: int) -> Findings:
+    if not total:
+        return
+    share = failed / total
+    _, upper = sample_statistics.compute_share_bounds(failed, total)
+    if share > limit:
+        reason = f"{failed} of {total} requests failed ({share:.2%}); the limit is {limit * 100:g}%"
+        yield MissedObjective(metric="errors", value=share, limit=limit, why=reason)
+    elif limit and upper > limit:
+        need = _describe_requests(sample_statistics.compute_share_samples(limit, share), total)
+        bound = f"{share:.2%}, and with {CONFIDENCE:.0%} confidence at most {upper:.2%}"
+        yield f"errors within {limit * 100:g}%: {bound}; {need}"
+
+
+def _judge_throughput(slo: Slo, throughput: Mapping[str, float]) -> Findings:
+    for name in ("output_tokens_per_s", "requests_per_s", "inputs_per_s"):
+        minimum = getattr(slo, name)
+        if minimum is not None and throughput[name] < minimum:
+            reason = f"{throughput[name]:.2f}/s; the minimum is {minimum:g}/s"
+            yield MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason)
+
+
+def _judge_stall(limit: float | None, stall_s: float, unmeasured: Mapping[str, str]) -> Findings:
+    if limit is not None and (reason := unmeasured.get("stall")):
+        yield f"stall within {limit:g} s: not measured, {reason}"
+    elif limit is not None and stall_s > limit:
+        reason = f"no token for {stall_s:.1f} s while requests were in flight; the limit is {limit:g} s"
+        yield MissedObjective(metric="stall", value=round(stall_s, 3), limit=limit, why=reason)
+
+
+def _judge_score(minimum: float | None, score: float | None, unmeasured: Mapping[str, str]) -> Findings:
+    if minimum is not None and (reason := unmeasured.get("score")):
+        yield f"score of {minimum * 100:g}%: not measured, {reason}"
+    elif minimum is not None and (score is None or score < minimum):
+        outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
+        reason = f"{outcome}; the minimum is {minimum * 100:g}%"
+        yield MissedObjective(metric="score", value=score, limit=minimum, why=reason)
+
+
+def _judge_goodput(minimum: float | None, goodput: Goodput) -> Findings:
+    share = goodput.share
+    if minimum is None or share is None:
+        return
+    lower, _ = sample_statistics.compute_share_bounds(goodput.good, goodput.total)
+    if share < minimum:
+        reason = f"{goodput.good} of {goodput.total} requests meet every limit ({share:.2%})"
+        reason = f"{reason}; the minimum is {minimum * 100:g}%"
+        yield MissedObjective(metric="goodput", value=share, limit=minimum, why=reason)
+    elif lower < minimum:
+        need = _describe_requests(sample_statistics.compute_share_samples(1 - minimum, 1 - share), goodput.total)
+        bound = f"{share:.2%}, and with {CONFIDENCE:.0%} confidence at least {lower:.2%}"
+        yield f"goodput of {minimum * 100:g}%: {bound}; {need}"
+
+
+def count_goodput(slo: Slo, samples: Sequence[Sample], duration_s: float) -> Goodput:
+    """Count the requests that meet every limit on a latency at once.
+
+    A request's own limit is that of the highest percentile of a metric; its inter-token latency is the answer's mean.
+    """
+    good = sum(_is_good(slo, sample) for sample in samples)
+    return Goodput(good, len(samples), round(good / duration_s, 3) if duration_s > 0 else 0.0)
+
+
+def _is_good(slo: Slo, sample: Sample) -> bool:
+    values = {"ttft_ms": sample.ttft_ms, "itl_ms": sample.compute_mean_gap_ms(), "e2e_ms": sample.e2e_ms}
+    limits = {metric: _select_request_limit(getattr(slo, metric)) for metric in LATENCIES}
+    return sample.error is None and all(
+        limit is None or value is None or value <= limit
+        for limit, value in ((limits[metric], values[metric]) for metric in LATENCIES)
+    )
+
+
+def _select_request_limit(percentiles: Percentiles) -> float | None:
+    """Return the limit of the highest percentile that has one; of the mean where there is no percentile."""
+    limits = percentiles.model_dump(exclude_none=True)
+    return next((limits[name] for name in ("p99", "p95", "p90", "p50", "mean") if name in limits), None)

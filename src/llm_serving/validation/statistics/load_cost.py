@@ -1,0 +1,63 @@
+"""What a measured load costs: the accelerators' prices over the tokens and requests that they answered.
+
+Only of a target with prices: what a GPU would do is not reckoned from this machine. No input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.validation.load.answer import Sample
+
+_MILLION = 1e6
+_THOUSAND = 1e3
+_HOUR_S = 3600
+
+
+class Cost(BaseModel):
+    """Cost in US dollars, on demand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    usd_h: float
+    """The engines' share of their instances, by accelerators, at the deployment's least number of replicas; of 0, one
+    that answers."""
+
+    per_million_input_tokens: float | None
+    """The hour's cost over the prompts' tokens alone; null without any."""
+
+    per_million_output_tokens: float | None
+    """The hour's cost over the answers' tokens alone; null without any."""
+
+    per_million_tokens: float | None
+    """The hour's cost over both."""
+
+    per_thousand_requests: float | None
+    """The hour's cost over the answered requests."""
+
+    basis: str
+    """Instances and prices in words, with their date."""
+
+
+def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], duration_s: float) -> Cost | None:
+    """Estimate the cost of a load from the price of an hour and its basis; None where that is unknown."""
+    if price is None or duration_s <= 0:
+        return None
+    usd_h, basis = price
+    spent = usd_h * duration_s / _HOUR_S
+    input_tokens = sum(sample.input_tokens or 0 for sample in answered)
+    output_tokens = sum(sample.output_tokens or 0 for sample in answered)
+    return Cost(
+        usd_h=round(usd_h, 4),
+        per_million_input_tokens=_divide(spent * _MILLION, input_tokens),
+        per_million_output_tokens=_divide(spent * _MILLION, output_tokens),
+        per_million_tokens=_divide(spent * _MILLION, input_tokens + output_tokens),
+        per_thousand_requests=_divide(spent * _THOUSAND, len(answered)),
+        basis=basis,
+    )
+
+
+def _divide(usd: float, count: int) -> float | None:
+    return round(usd / count, 6) if count else None

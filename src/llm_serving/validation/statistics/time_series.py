@@ -1,0 +1,87 @@
+"""Time series of a load: latencies by start, output tokens per second, requests in flight. No input or output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, get_args
+
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.statistics.sample_statistics import Metric
+
+STEP_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Possible intervals, in seconds."""
+
+
+def choose_width(duration_s: float, max_count: float) -> float:
+    """Return the shortest interval of which at most `max_count` cover the duration, in seconds."""
+    return next((width for width in STEP_WIDTHS_S if duration_s / width <= max_count), STEP_WIDTHS_S[-1])
+
+
+def collect_points(answered: Sequence[Sample]) -> dict[Metric, list[tuple[float, float]]]:
+    """Return each answered request's start, in seconds, and latency; its mean for inter-token latency."""
+    points: dict[Metric, list[tuple[float, float]]] = {metric: [] for metric in get_args(Metric)}
+    for sample in answered:
+        if sample.ttft_ms is not None:
+            points["ttft_ms"].append((sample.start_s, sample.ttft_ms))
+        if (mean := sample.compute_mean_gap_ms()) is not None:
+            points["itl_ms"].append((sample.start_s, mean))
+        if sample.e2e_ms is not None:
+            points["e2e_ms"].append((sample.start_s, sample.e2e_ms))
+    return points
+
+
+def compute_token_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
+    """Return the output tokens per second of each interval of `width_s` seconds."""
+    counts: dict[int, float] = {}
+    for sample in answered:
+        for time, tokens in sample.list_token_times():
+            counts[int(time / width_s)] = counts.get(int(time / width_s), 0) + tokens
+    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+
+
+def compute_input_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
+    """Return the answered texts per second of each interval of `width_s` seconds."""
+    counts: dict[int, int] = {}
+    for sample in answered:
+        index = int((sample.start_s + (sample.e2e_ms or 0.0) / 1000) / width_s)
+        counts[index] = counts.get(index, 0) + sample.inputs
+    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+
+
+class SteadyRates(NamedTuple):
+    """Rates a second between the first answer's end and the last request's start: without ramp and drain."""
+
+    from_s: float
+    to_s: float
+    offered_requests: float
+    answered_requests: float
+    output_tokens: float
+
+
+def compute_steady_rates(samples: Sequence[Sample]) -> SteadyRates | None:
+    """Return the rates of a load without its ramp and its drain; None where nothing is left."""
+    answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
+    ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
+    starts = [sample.start_s for sample in samples]
+    first, last = min(ends, default=0.0), max(starts, default=0.0)
+    if last <= first:
+        return None
+
+    def count_within(times: Iterable[float]) -> int:
+        return sum(first < time <= last for time in times)
+
+    tokens = sum(count for sample in answered for time, count in sample.list_token_times() if first < time <= last)
+    width = last - first
+    return SteadyRates(first, last, count_within(starts) / width, count_within(ends) / width, tokens / width)
+
+
+def compute_in_flight(samples: Sequence[Sample], width_s: float) -> list[float]:
+    """Return the mean number of requests in flight of each interval of `width_s` seconds."""
+    in_flight: dict[int, float] = {}
+    for sample in samples:
+        start, end = sample.start_s, sample.start_s + (sample.in_flight_ms or 0) / 1000
+        for index in range(int(start / width_s), math.floor(end / width_s) + 1):
+            overlap = min(end, (index + 1) * width_s) - max(start, index * width_s)
+            in_flight[index] = in_flight.get(index, 0) + max(0.0, overlap)
+    return [in_flight.get(index, 0) / width_s for index in range(max(in_flight, default=-1) + 1)]

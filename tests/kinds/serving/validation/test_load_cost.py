@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llm_serving.catalog import instances
+from llm_serving.kinds.serving.deployment import Resources, ServingDeployment
+from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.settings.units import Bounds
+from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.statistics import load_cost
+from llm_serving.validation.statistics.load_cost import Cost
+from tests.validation.conftest import build_deployment
+
+ANSWERED = [Sample(number, 0.0, input_tokens=2000, output_tokens=200) for number in range(100)]
+
+
+def _estimate(deployment: ServingDeployment) -> Cost | None:
+    return load_cost.estimate(price_deployment(deployment), ANSWERED, 100.0)
+
+
+@pytest.fixture
+def deployment() -> ServingDeployment:
+    """Two replicas on two of four GPUs each, on a target with prices."""
+    built = build_deployment("http://127.0.0.1:1", {"users": 1})
+    engine, router = built.roles
+    resources = Resources(device="nvidia.com/gpu", accelerators=2)
+    fields: dict[str, Any] = {"instance_types": ("g6e.12xlarge",), "replicas": Bounds(2, 4), "resources": resources}
+    conventions = built.environment.conventions.model_copy(update={"is_local": False})
+    environment = built.environment.model_copy(update={"conventions": conventions, "region": "us-east-1"})
+    roles = (engine.model_copy(update=fields), router)
+    return built.model_copy(update={"roles": roles, "environment": environment})
+
+
+def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment: ServingDeployment) -> None:
+    cost = _estimate(deployment)
+    assert cost is not None
+    usd_h = instances.find("g6e.12xlarge").prices["us-east-1"].usd_h
+    assert cost.usd_h == pytest.approx(usd_h, abs=1e-3)  # two replicas with half an instance each
+    spent = usd_h * 100 / 3600
+    assert cost.per_million_output_tokens == pytest.approx(spent / (100 * 200) * 1e6, rel=1e-3)
+    assert cost.per_million_tokens == pytest.approx(spent / (100 * 2200) * 1e6, rel=1e-3)
+    assert cost.per_thousand_requests == pytest.approx(spent / 100 * 1000, rel=1e-3)
+    assert "2 x 0.5 of g6e.12xlarge" in cost.basis
+
+
+def test_this_machine_has_no_price() -> None:
+    assert _estimate(build_deployment("http://127.0.0.1:1", {"users": 1})) is None
+
+
+def test_an_unknown_price_is_not_guessed(deployment: ServingDeployment) -> None:
+    environment = deployment.environment.model_copy(update={"region": "sa-east-1"})
+    assert _estimate(deployment.model_copy(update={"environment": environment})) is None
+
+
+def test_replicas_from_zero_cost_at_least_one_where_requests_are_answered(deployment: ServingDeployment) -> None:
+    engine, router = deployment.roles
+    scaled = engine.model_copy(update={"replicas": Bounds(0, 4)})
+    cost = _estimate(deployment.model_copy(update={"roles": (scaled, router)}))
+    from_one = engine.model_copy(update={"replicas": Bounds(1, 4)})
+    assert cost == _estimate(deployment.model_copy(update={"roles": (from_one, router)}))
+    assert cost and cost.usd_h > 0
