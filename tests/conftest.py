@@ -128,8 +128,9 @@ def start_blueprint(
         plan = planning.plan(blueprint, ROOT / "fleet.yaml", root=root, target="local")
         deploy.check_machine(plan)
         deploy.prepare_start(plan)
-        with supervisor.start_attached(plan.directory) as supervised:
-            yield deploy.bring_up(plan, supervised, make_bucket)
+        with pytest.MonkeyPatch.context() as patch, supervisor.start_attached(plan.directory) as supervised:
+            patch.setattr(deploy, "create_bucket", make_bucket)
+            yield deploy.bring_up(plan, supervised)
 
     return start
 
