@@ -66,7 +66,7 @@ def test_the_first_command_ends_with_a_report_and_leaves_nothing_running() -> No
     assert report_match
     assert (ROOT / report_match[1]).read_text().startswith("<!doctype html>")
     for step in (
-        "Apply network and storage",
+        "In the background: Apply network and storage",
         "Check for drift: network, storage",
         "Validate against the SLO",
         "Stop everything",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.constructs import collector, task
+from infra.constructs import collector
 from llm_serving.catalog import engines, images
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def list_settings_images() -> Iterator[tuple[str, str]]:
     for dockerfile in (ROOT / "images").glob("*/Dockerfile"):
         for image in re.findall(r"(?m)^FROM (\S+)", dockerfile.read_text()):
             yield str(dockerfile.relative_to(ROOT)), image
-    yield "infra/constructs/task.py", task.COPY_IMAGE
+    yield "src/llm_serving/catalog/images.py", images.pin(images.COPIER)
     yield "infra/constructs/collector.py", collector.IMAGE
 
 
@@ -114,7 +114,7 @@ def test_what_the_walk_refuses(image: str, fault: str | None) -> None:
 
 
 def test_an_image_by_tag_alone_is_refused_where_the_digest_is_known() -> None:
-    tag = task.COPY_IMAGE.partition("@")[0]
+    tag = images.COPIER
     assert "without the digest" in (find_fault(tag) or "")
     assert find_fault(images.pin(tag)) is None
 

@@ -116,6 +116,7 @@ def test_a_load_driver_calls_the_router_reads_metrics_and_sends_its_results(
     plan: Any = SimpleNamespace(
         deployment=SimpleNamespace(
             name=manifests[0]["metadata"]["labels"]["app.kubernetes.io/instance"],
+            chart="inference",
             environment=SimpleNamespace(namespace="serving", registry="r"),
         )
     )

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from infra.constructs import task
+from llm_serving.catalog import images
 from tests.charts import objects
 from tests.charts.conftest import CHART, PRESETS, Render
 from tests.charts.objects import list_pods
@@ -304,7 +305,7 @@ def test_files_are_fetched_before_the_engine_starts(render_chart: Render) -> Non
         if "fetch" in str(candidate)
     ]
     [copier], [container] = pod["spec"]["initContainers"], pod["spec"]["containers"]
-    assert copier["image"] == task.COPY_IMAGE, "ECS copies with the same"
+    assert copier["image"] == images.pin(images.COPIER), "ECS copies with the same"
     assert copier["command"][-2:] == ["s3://my-models/llama/", f"{task.FETCH_DIR}/weights"]
     assert {"name": "scratch", "mountPath": "/scratch"} in copier["volumeMounts"]
     assert {"name": "scratch", "mountPath": "/scratch"} in container["volumeMounts"]

@@ -335,7 +335,7 @@ def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypat
     _set_credentials(monkeypatch)
     with (
         _run_denying_s3() as endpoint,
-        pytest.raises(s3.AccessDenied, match=r"denies s3:ListBucket \(403\)\. Fix: an identity"),
+        pytest.raises(s3.AccessDenied, match=r"denies s3:ListBucket \(403\)\. Fix: use an identity"),
     ):
         upload.upload(folder, "s3://denied/m", endpoint=endpoint)
     with (

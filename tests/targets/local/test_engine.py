@@ -155,8 +155,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
         )
         for process, (uri, endpoint) in zip(plan.deployment.workers, sources, strict=True)
     ]
-    role = plan.deployment.engine_roles[0].model_copy(update={"instances": tuple(workers)})
-    deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
+    deployment = plan.deployment.model_copy(update={"services": (*workers, *plan.deployment.entries)})
     text = render.render_text(deployment, plan.folder / "local.conf.j2")
     return replace(plan, deployment=deployment, text=text)
 

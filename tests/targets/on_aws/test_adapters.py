@@ -68,23 +68,23 @@ def get_error(blueprint_plan: DeploymentPlan) -> str:
         ({"base": f"{MODEL}-FP8"}, ""),
         (
             {"base": OTHER},
-            f"it was trained on {OTHER}, and the role serves {MODEL}. Fix: an adapter of {MODEL}, or a role of {OTHER}.",
+            f"it was trained on {OTHER}, and the role serves {MODEL}. Fix: use an adapter of {MODEL}, or a role of {OTHER}.",
         ),
         (
             {"rank": 128},
-            "its rank is 128, and replicas reserve memory for 64. Fix: an adapter of rank 64 or less.",
+            "its rank is 128, and replicas reserve memory for 64. Fix: use an adapter of rank 64 or less.",
         ),
         (
             {"files": ("adapter_config.json",)},
-            "PLACE has no adapter_model.safetensors. Fix: a folder that PEFT wrote.",
+            "PLACE has no adapter_model.safetensors. Fix: use a folder that PEFT wrote.",
         ),
         (
             {"files": ("README.md",)},
-            "PLACE has no adapter_config.json and no adapter_model.safetensors. Fix: a folder that PEFT wrote.",
+            "PLACE has no adapter_config.json and no adapter_model.safetensors. Fix: use a folder that PEFT wrote.",
         ),
         (
             {"text": "{"},
-            f"it was trained on a model that it does not name, and the role serves {MODEL}. Fix: an adapter of {MODEL}.",
+            f"it was trained on a model that it does not name, and the role serves {MODEL}. Fix: use an adapter of {MODEL}.",
         ),
     ],
 )
