@@ -24,6 +24,8 @@ MISSES = 6
 
 INTERVAL_S = 0.1
 LIMIT_S = 60.0
+DRAIN_S = 20.0
+"""Less than a test waits: another program may get the port of an engine that has stopped, and answer there."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -95,7 +97,7 @@ def lead(start: Start, engine: Engine, port: int, followers: int = 1) -> subproc
     return start("lead", "--health", health, "--port", port, "--followers", followers)
 
 
-def follow(start: Start, engine: Engine, port: int, drain_s: float = LIMIT_S) -> subprocess.Popen[str]:
+def follow(start: Start, engine: Engine, port: int, drain_s: float = DRAIN_S) -> subprocess.Popen[str]:
     process = start(
         "follow", "--leader", "127.0.0.1", "--port", port, "--requests", engine.server_port, "--drain", drain_s
     )

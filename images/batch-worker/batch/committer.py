@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from batch import layout
 from batch.errors import classify
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Mailbox
+from batch.repeat import wait_at_most
 from batch.step_runner import StepRunner
 from batch.store import Conflict
 
@@ -41,8 +41,7 @@ class Committer:
         """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once."""
         while True:
             left_s = COMMIT_INTERVAL_S - (time.monotonic() - self._committed_at)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._chunks.completed.wait(), max(0.0, left_s))
+            await wait_at_most(self._chunks.completed, max(0.0, left_s))
             self._chunks.completed.clear()
             if time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S:
                 self._committed_at = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from batch.concurrency import ConcurrencyLimit
 from batch.endpoint import Endpoint
 from batch.fair_share import Candidate, FairShare
 from batch.open_chunks import OpenChunk, OpenChunks
+from batch.repeat import wait_at_most
 from batch.row_runner import RowRunner
 from batch.settings import Settings
 from batch.usage import Usage
@@ -69,8 +69,7 @@ class Dispatcher:
             chunk = self.choose() if has_room else None
             if chunk is None:
                 self._chunks.changed.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._chunks.changed.wait(), WAIT_S)
+                await wait_at_most(self._chunks.changed, WAIT_S)
                 if self._runner.is_suspect:
                     await self._wait_for_endpoint()
                 continue

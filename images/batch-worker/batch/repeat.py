@@ -1,8 +1,9 @@
-"""Runs a task again and again, also after errors."""
+"""Runs a task again and again, also after errors; waits for an event no longer than a while."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec
@@ -24,3 +25,13 @@ async def repeat(work: Callable[P, Awaitable[object]], interval_s: float, *args:
             is_aws = isinstance(error, (BotoCoreError, ClientError))
             log.warning("%s: %s: %s", work.__name__, type(error).__name__, error, exc_info=not is_aws)
         await asyncio.sleep(interval_s)
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, or until the time is over.
+
+    A cancellation always ends it: `asyncio.wait_for` of Python 3.11 loses one that comes with the event.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
