@@ -1,32 +1,25 @@
-"""Starts a batch worker; settings come from the environment (batch/settings.py)."""
+"""Starts a batch worker; its settings are BATCH_SETTINGS (batch/settings.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
+from collections.abc import Callable
 
-from batch import memory, settings
-from batch.secrets import Unreadable
+from batch import memory, program
+from batch.settings import Settings
 from batch.worker import Worker
 
 
 def main() -> int:
     """Work until SIGTERM; returns the exit code."""
-    memory.limit_arenas()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    logging.getLogger("botocore").setLevel(logging.WARNING)
-    try:
-        worker = Worker(settings.read())
-    except settings.BadSettings as error:
-        print(f"batch-worker: {error}", file=sys.stderr)
-        return 2
-    except Unreadable as error:
-        print(f"batch-worker: {error}", file=sys.stderr)
-        return 3
-    memory.collect_garbage_rarely()
-    asyncio.run(worker.run())
-    return 0
+
+    def open_worker(settings: Settings) -> Callable[[], object]:
+        worker = Worker(settings)
+        memory.collect_garbage_rarely()
+        return lambda: asyncio.run(worker.run())
+
+    return program.run("batch-worker", open_worker)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import re
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import count, layout, memory, reader
-from batch import settings as batch_settings
+from batch import count, layout, program, reader
 from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
@@ -31,8 +29,8 @@ from batch.jobs import BadSubmission, Jobs
 from batch.layout import Job, Layout
 from batch.repeat import repeat
 from batch.resources import find_queues
-from batch.secrets import ApiKey, Unreadable
-from batch.settings import BadSettings, Settings
+from batch.secrets import ApiKey
+from batch.settings import Settings
 from batch.store import Store, create_client
 
 log = logging.getLogger("batch-api")
@@ -185,11 +183,7 @@ class BatchApi:
         return web.json_response({"id": file_id, "object": "file", "deleted": True})
 
     def _find_file(self, file_id: str) -> dict[str, Any]:
-        """Find a file by its id.
-
-        Raises:
-            web.HTTPNotFound: there is none.
-        """
+        """Find a file by its id."""
         if not _FILE_ID.fullmatch(file_id):
             raise _build_not_found("file", file_id)
         job_digest, _, kind = file_id.removeprefix("file-").partition("-")
@@ -234,12 +228,7 @@ class BatchApi:
         return await self._show(job)
 
     def _find_input(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return bucket, key and id of the input file of a batch.
-
-        Raises:
-            web.HTTPNotFound: there is no such file.
-            BadSubmission: it names none.
-        """
+        """Return bucket, key and id of the input file of a batch."""
         if uri := body.get("input_uri"):
             location = _S3_URI.fullmatch(str(uri))
             if location is None:
@@ -469,18 +458,10 @@ def open_api(settings: Settings) -> BatchApi:
 
 def main() -> int:
     """Serve until SIGTERM; returns the exit code."""
-    memory.limit_arenas()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    logging.getLogger("botocore").setLevel(logging.WARNING)
-    try:
-        settings = batch_settings.read()
+
+    def open_server(settings: Settings) -> Callable[[], object]:
         app = open_api(settings).build_app()
-    except BadSettings as error:
-        print(f"batch-api: {error}", file=sys.stderr)
-        return 2
-    except Unreadable as error:
-        print(f"batch-api: {error}", file=sys.stderr)
-        return 3
-    host = os.environ.get("BATCH_API_HOST", "127.0.0.1")
-    web.run_app(app, host=host, port=int(os.environ["BATCH_API_PORT"]), print=None, access_log=None)
-    return 0
+        host, port = os.environ.get("BATCH_API_HOST", "127.0.0.1"), int(os.environ["BATCH_API_PORT"])
+        return partial(web.run_app, app, host=host, port=port, print=None, access_log=None)
+
+    return program.run("batch-api", open_server)

@@ -139,11 +139,7 @@ class Jobs:
         return self._read_input_head(bucket, key), template or self._read_template_beside(bucket, key)
 
     def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
-        """Read size and ETag of an input.
-
-        Raises:
-            BadSubmission: it is missing or empty, or the Batch API may not read it.
-        """
+        """Read size and ETag of an input."""
         try:
             head = Store(bucket, self._store.client).read_head(key)
         except ClientError as error:

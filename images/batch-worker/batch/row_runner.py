@@ -88,9 +88,6 @@ class RowRunner:
 
         Args:
             cuts: how often this body was cut or split before.
-
-        Raises:
-            _RowFailed: there is none.
         """
         answer = await self._send(request, body)
         if answer.status == 200:
@@ -134,11 +131,7 @@ class RowRunner:
         return answer
 
     async def _send(self, request: _Request, body: dict[str, Any]) -> Answer:
-        """Send until there is an answer, or a refusal that is final.
-
-        Raises:
-            _RowFailed: its attempts are used up, or its job's time is over.
-        """
+        """Send until there is an answer, or a refusal that is final."""
         attempts = waits = 0
         asked = request.url, str(body.get("model"))
         while True:

@@ -365,12 +365,7 @@ class Steps:
 
 
 def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:
-    """Read the rows of a Parquet file, in blocks of lines.
-
-    Raises:
-        CorruptFile: it cannot be read.
-        reader.BadTemplate: the template cannot be used with it.
-    """
+    """Read the rows of a Parquet file, in blocks of lines."""
     from batch import parquet  # pyarrow takes seconds to import, and memory
 
     file = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
