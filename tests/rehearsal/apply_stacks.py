@@ -12,7 +12,7 @@ from llm_serving.settings.document import load
 if __name__ == "__main__":
     fleet, data, endpoint, *names = sys.argv[1:]
     with processes.handle_interrupts():
-        outputs = stacks.apply(
-            load(Path(fleet), Fleet), out=Path(data) / "out", data=Path(data), endpoint=endpoint, stacks=names
-        )
+        document = load(Path(fleet), Fleet)
+        folders = stacks.prepare(document, out=Path(data) / "out", data=Path(data), stacks=names)
+        outputs = stacks.apply(document, folders, data=Path(data), endpoint=endpoint)
     print(json.dumps(outputs))

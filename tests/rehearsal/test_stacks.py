@@ -138,7 +138,8 @@ def network(
 
 
 def apply(fleet: Document[Fleet], data: Path, endpoint: str) -> dict[str, Any]:
-    return stacks.apply(fleet, out=data / "out", data=data, endpoint=endpoint, stacks=["network"])["network"]
+    folders = stacks.prepare(fleet, out=data / "out", data=data, stacks=["network"])
+    return stacks.apply(fleet, folders, data=data, endpoint=endpoint)["network"]
 
 
 @contextlib.contextmanager
@@ -240,7 +241,7 @@ def test_an_unknown_stack_is_refused(fleet: Document[Fleet], tmp_path: Path) -> 
     with pytest.raises(
         InputError, match=r"stacks: nettwork: this fleet has no such stack\. Fix: write one of network, storage"
     ):
-        stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=UNREACHABLE, stacks=["nettwork"])
+        stacks.prepare(fleet, out=tmp_path / "out", data=tmp_path, stacks=["nettwork"])
 
 
 def test_a_destroy_without_its_aws_says_so(fleet: Document[Fleet], tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def rehearse(
         program = stack_folder.find_terraform(folders, data)
         planned = mocked.plan(folders, program=program, data=data)
         times.append(time.monotonic())
-        outputs = stacks.apply_prepared(document, folders, data=data, endpoint=endpoint)
+        outputs = stacks.apply(document, folders, data=data, endpoint=endpoint)
         times.append(time.monotonic())
         stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())

@@ -36,36 +36,18 @@ _POLL_S = 0.5
 
 
 def apply(
-    document: Document[Fleet],
-    *,
-    out: Path,
-    data: Path,
-    endpoint: str,
-    stacks: Sequence[str] | None = None,
+    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> dict[str, dict[str, Any]]:
-    """Synthesize to `out`/stacks/STACK/cdk.tf.json and apply; resume an apply that was interrupted.
+    """Apply stacks that `prepare` synthesized, and return each stack's outputs; resume an interrupted apply.
 
     Args:
         data: folder of the run: Terraform's state, working folders and logs.
         endpoint: URL of the embedded AWS.
-        stacks: names of the stacks; all by default.
-
-    Returns:
-        each stack's outputs, by the stack's name.
 
     Raises:
-        InputError: the fleet is invalid, or there is no stack of such a name.
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    folders = prepare(document, out=out, data=data, stacks=stacks)
-    return apply_prepared(document, folders, data=data, endpoint=endpoint)
-
-
-def apply_prepared(
-    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
-) -> dict[str, dict[str, Any]]:
-    """Apply stacks that `prepare` synthesized; see `apply`."""
     program = _prepare_apply(document, folders, data, endpoint)
     with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
         step.note = _apply(program, folders, endpoint, lambda note: setattr(step, "note", note))
