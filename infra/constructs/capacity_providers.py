@@ -159,7 +159,7 @@ def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
 
 
 def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
-    """The provider's default tags do not reach Auto Scaling groups."""
+    """Build tags of their own: the provider's default tags do not reach Auto Scaling groups."""
     group_tags = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
     # ECS sets the last one itself; where it is missing here, Terraform would take it away and managed scaling with it.
     return {**fleet.tags, **group_tags, "AmazonECSManaged": "true"}
@@ -188,7 +188,7 @@ def _build_mixed_policy(
 
 
 def _build_warm_pool(group: Group) -> aws.autoscaling_group.AutoscalingGroupWarmPool | None:
-    """Always the same number of stopped instances, whatever runs: with a least alone the pool would fill to the most.
+    """Build a warm pool of a fixed number of stopped instances: with a minimum alone it would fill to the maximum.
 
     Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.
     """

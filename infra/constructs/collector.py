@@ -54,7 +54,7 @@ def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
 
 
 def build_container(service: Service, stream: MetricStream, logs: dict[str, object]) -> dict[str, object]:
-    """The collector's container definition; the task lives on without it."""
+    """Build the collector's container definition; the task lives on without it."""
     return {
         "name": "collector",
         "image": IMAGE,
@@ -67,7 +67,7 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, obje
 
 
 def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
-    """The collector's configuration; JSON is YAML."""
+    """Return the collector's configuration; JSON is YAML."""
     names = list(select_metrics(service, stream).values())
     scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.ports.get('metrics', service.port)}", stream, names)]
     if service.is_entry:
@@ -106,7 +106,7 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, obj
 
 
 def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
-    """The processors in their order; a router's metrics need no summary.
+    """Build the processors in their order; a router's metrics need no summary.
 
     Source: open-telemetry/opentelemetry-collector-contrib, processor/metricstransformprocessor, README.md;
     aws-observability/aws-otel-collector v0.48.0, pkg/defaultcomponents/defaults.go, has it.

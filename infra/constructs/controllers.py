@@ -77,7 +77,7 @@ def _add_controller_role(
 
 
 def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """The controller's own list, less classic WAF and Shield, which its chart's values switch off, and Outposts.
+    """Return the controller's own list, less classic WAF and Shield, which its chart's values switch off, and Outposts.
 
     Source: kubernetes-sigs/aws-load-balancer-controller v3.5.0, docs/install/iam_policy.json.
     """

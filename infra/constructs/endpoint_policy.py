@@ -26,7 +26,7 @@ _AWS_BUCKETS = (
 
 
 def build_s3_policy(access: str, account: Account) -> str | None:
-    """The S3 endpoint's policy; None for open access.
+    """Return the S3 endpoint's policy; None for open access.
 
     Args:
         access: `endpoint_access` of the fleet's network.
@@ -58,7 +58,7 @@ def build_s3_policy(access: str, account: Account) -> str | None:
 
 
 def add_policy(stack: TerraformStack, name: str, service_name: str, access: str, account: Account) -> str | None:
-    """The policy of an interface endpoint, by who calls; None for open access.
+    """Add the policy of an interface endpoint, by who calls; None for open access.
 
     AMIs, public parameters and the images of EKS's add-ons belong to accounts of AWS, so resources are not limited.
     Not every service takes a policy: AWS is asked, and one that takes none gets none.

@@ -15,5 +15,5 @@ def format_expression(text: str) -> str:
 
 
 def format_reference(resource: Any, path: str) -> str:
-    """An attribute of a resource, such as `endpoint` or `vpc_config[0].vpc_id`, as Terraform's own reference."""
+    """Return an attribute of a resource, such as `endpoint` or `vpc_config[0].vpc_id`, as Terraform's own reference."""
     return format_expression(f"{resource.terraform_resource_type}.{resource.friendly_unique_id}.{path}")

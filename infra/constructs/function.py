@@ -116,7 +116,7 @@ def _add_function_role(
 
 
 def build_log_group_name(fleet: Fleet, name: str) -> str:
-    """The log group that Lambda gives the function by its name."""
+    """Return the log group that Lambda gives the function by its name."""
     return f"/aws/lambda/{names.format_function_name(fleet, name)}"
 
 
@@ -183,7 +183,7 @@ def _write_archive(stack: TerraformStack, source: Path, models: Sequence[str]) -
 
 
 def _read_model(service: str) -> dict[str, bytes]:
-    """A service's newest API model as botocore finds it below `models/`."""
+    """Read a service's newest API model as botocore finds it below `models/`."""
     # Not imported, which takes longer than all the rest of a synthesis.
     package = importlib.util.find_spec("botocore")
     if package is None or package.origin is None:

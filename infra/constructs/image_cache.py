@@ -34,7 +34,7 @@ def add_rules(stack: TerraformStack, fleet: Fleet) -> None:
 
 
 def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
-    """What a role needs that pulls images by the cache; nothing without one.
+    """Return what a role needs that pulls images by the cache; nothing without one.
 
     Source: ECR user guide, "IAM permissions required to sync an upstream registry", 2026-11.
     """

@@ -157,7 +157,7 @@ def _build_queue_statements(queue_arn: str, key_arn: str) -> list[Statement]:
 
 
 def _build_role_statements(account: Account, node_role_arn: str) -> list[Statement]:
-    """Passing the nodes' role, and reading instance profiles.
+    """Allow passing the nodes' role and reading instance profiles.
 
     Before Karpenter lets a node class go, it looks for profiles of its own making, also where the class names one. If
     IAM refuses to tell, the class stays for ever, and with it the removal of the cluster.
@@ -253,7 +253,7 @@ def _build_node_statements(fleet: Fleet, account: Account) -> list[Statement]:
 
 
 def _build_owner_condition(fleet: Fleet, tag: str, **string_equals: Any) -> Statement:
-    """A condition: the tag by which Karpenter marks what belongs to this cluster, and to a NodePool of it."""
+    """Return the condition on the tag by which Karpenter marks what belongs to a NodePool of this cluster."""
     return {
         "StringEquals": {f"{tag}/kubernetes.io/cluster/{names.format_cluster_name(fleet)}": "owned", **string_equals},
         "StringLike": {f"{tag}/karpenter.sh/nodepool": "*"},

@@ -61,7 +61,7 @@ def _build_instance_profile(arn: str | None) -> aws.launch_template.LaunchTempla
 
 
 def _build_tags(fleet: Fleet, group: Group) -> list[aws.launch_template.LaunchTemplateTagSpecifications]:
-    """The provider's default tags do not reach what EC2 creates from a template."""
+    """Build tags of their own: the provider's default tags do not reach what EC2 creates from a template."""
     tags = {**names.build_tags(fleet), "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
     return [
         aws.launch_template.LaunchTemplateTagSpecifications(resource_type=resource_type, tags=tags)

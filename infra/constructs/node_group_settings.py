@@ -54,7 +54,7 @@ def _is_full(group: Group) -> bool:
 
 
 def build_block(group: Group) -> dict[str, object] | None:
-    """The Capacity Block whose start starts the group's machines; None for other groups."""
+    """Return the Capacity Block whose start starts the group's instances; None for other groups."""
     if group.purchase_option != "capacity-block":
         return None
     scaling = {"minSize": group.min_size, "maxSize": max(1, group.max_size), "desiredSize": group.min_size}

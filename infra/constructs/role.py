@@ -53,7 +53,7 @@ def add_role(
 
 
 def list_policies(stack: TerraformStack, name: str) -> list[ITerraformDependable]:
-    """What `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights are,
+    """List what `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights,
     and gone before they are, so that it can still clean up.
     """
     return [

@@ -81,7 +81,7 @@ def build_task_metric(
     period_s: int = alarm.PERIOD_S,
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """A metric that the service's tasks send, by our name of it."""
+    """Return a metric that the service's tasks send, by our name of it."""
     return alarm.build_metric_query(
         query_id,
         namespace=stream.namespace,
@@ -96,7 +96,7 @@ def build_task_metric(
 def _add_target_tracking(
     stack: TerraformStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
 ) -> None:
-    """The measure is of one replica, on average, so that more replicas bring it down."""
+    """Track the measure of one replica, on average, so that more replicas bring it down."""
     scale = service.replicas.scale
     assert scale
     p = aws.appautoscaling_policy
@@ -131,7 +131,7 @@ def _build_scale_to_zero_metric(
 ) -> (
     aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
 ):
-    """The metric of a role that scales to zero, which keeps at least one replica while there are requests.
+    """Return the metric of a role that scales to zero, which keeps at least one replica while there are requests.
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """

@@ -79,7 +79,7 @@ def _add_private_subnet(
 
 
 def _build_load_balancer_tags(fleet: Fleet, role: str) -> dict[str, str]:
-    """The tag by which the AWS load balancer controller finds subnets: `internal-elb`, or `elb` for public ones."""
+    """Return the tag by which the load balancer controller finds subnets: `internal-elb`, or `elb` for public ones."""
     return {} if fleet.orchestrator == "ecs" else {f"kubernetes.io/role/{role}": "1"}
 
 

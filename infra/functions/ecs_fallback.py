@@ -199,7 +199,7 @@ def _is_serving(ecs: Any, task: Mapping[str, Any]) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def _has_health_check(ecs: Any, definition: str) -> bool:
-    """A revision never changes, so it is fetched once."""
+    """Return whether a revision has a health check. A revision never changes, so it is fetched once."""
     containers = ecs.describe_task_definition(taskDefinition=definition)["taskDefinition"]["containerDefinitions"]
     return any("healthCheck" in container for container in containers)
 

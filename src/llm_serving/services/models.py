@@ -67,7 +67,7 @@ class ServedModel(ResolvedData):
 
 
 def resolve_served_name(model: str) -> str:
-    """What clients put in `model`: the name in the catalog or on the hub, or the last part of a folder or S3 prefix."""
+    """Return what clients put in `model`: the name in the catalog or on the hub, or the last part of a path."""
     if model.startswith(records.S3_SCHEME):
         return model.rstrip("/").rpartition("/")[2]
     return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model

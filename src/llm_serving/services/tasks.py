@@ -55,7 +55,7 @@ POOLED: dict[Task, PooledTask] = {
 
 
 def describe_unused(task: Task, keys: Sequence[str]) -> str:
-    """A sentence about settings of tokens, where answers have none."""
+    """Return a sentence about settings of tokens, where answers have none."""
     return f"Left out, since an answer of the task {task} has no tokens: {', '.join(keys)}."
 
 

@@ -248,7 +248,7 @@ class Traffic(Settings):
             yield Conflict(("shared_prefix",), reason, "no shared_prefix")
 
     def _check_trace_bounds(self) -> Iterator[Conflict]:
-        """The lengths of a trace are bounded by the blueprint, which decides memory and context by them."""
+        """Bound the lengths of a trace by the blueprint, which decides memory and context by them."""
         for name, example in (("input_tokens", "1..8k"), ("output_tokens", "1..1k")) if self.trace else ():
             lengths = getattr(self, name)
             if name not in self.model_fields_set:

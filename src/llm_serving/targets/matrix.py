@@ -79,7 +79,7 @@ def build_cells() -> Iterator[Cell]:
 
 
 def _list_engines(document: Document[Any]) -> list[str]:
-    """The engines that a pattern is tried with, its own first; none for a kind without engines."""
+    """Return the engines that a pattern is tried with, its own first; none for a kind without engines."""
     own = getattr(document.value, "engine", None)
     return [""] if own is None else [own, *(name for name in engines.load_engines() if name != own)]
 

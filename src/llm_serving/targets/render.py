@@ -43,7 +43,7 @@ SUFFIX = ".j2"
 
 
 def find_template(folder: Path, target: str) -> Path:
-    """The template of the blueprint in `folder` for `target`: the file TARGET.SUFFIX.j2, named after what it becomes.
+    """Return the template of the blueprint in `folder` for `target`: TARGET.SUFFIX.j2, named after what it becomes.
 
     Raises:
         InputError: there is none.
@@ -60,12 +60,12 @@ def find_template(folder: Path, target: str) -> Path:
 
 
 def list_targets(folder: Path) -> list[str]:
-    """The targets that the blueprint in `folder` has a template for."""
+    """Return the targets that the blueprint in `folder` has a template for."""
     return sorted({path.name.split(".")[0] for path in folder.glob(f"*.*{SUFFIX}")})
 
 
 def find_own_templates(folder: Path, target: str) -> list[Path]:
-    """The templates that a deploy of `folder` can use and that are not copies of this repository's."""
+    """Return the templates that a deploy of `folder` can use and that are not copies of this repository's."""
     shipped = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
     # Those of this repository include others from templates/ alone, where the folder's own come first.
     used = [find_template(folder, target), *sorted((folder / "templates").rglob(f"*{SUFFIX}"))]
@@ -73,7 +73,7 @@ def find_own_templates(folder: Path, target: str) -> list[Path]:
 
 
 def render_text(deployment: Deployment, source: Path) -> str:
-    """The text that the template `source` renders for `deployment`, in a sandbox.
+    """Return the text that the template `source` renders for `deployment`, in a sandbox.
 
     Raises:
         InputError: the template is wrong, exceeds a limit, or uses what the sandbox refuses; names its file and line.
@@ -110,7 +110,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
-    """Renders the blueprint in `folder` into the folder `out` and returns the file.
+    """Render the blueprint in `folder` into the folder `out` and return the file.
 
     Args:
         force: overwrite what was edited by hand.
@@ -165,7 +165,7 @@ def _build_error(path: Path, line: int, reason: str, fix: str = "") -> InputErro
 
 
 def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
-    """The template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
+    """Return the template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
     position = source, 1
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -185,7 +185,7 @@ def count_mebibytes(count: int) -> int:
 
 
 def format_ini_value(value: Any) -> str:
-    """A value for supervisord's configuration: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
+    """Format a value for supervisord: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
 
     Raises:
         ValueError: it cannot be written there.
@@ -199,7 +199,7 @@ def format_ini_value(value: Any) -> str:
 
 
 def format_ini_command(words: Sequence[str]) -> str:
-    """A command line, quoted for supervisord, which splits it as a shell would; each option on its own line."""
+    """Format a command line, quoted for supervisord, which splits it as a shell would; each option on its own line."""
     quoted = [format_ini_value(shlex.quote(word)) for word in words]
     return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
 

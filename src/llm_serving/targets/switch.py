@@ -81,7 +81,7 @@ def _render(folder: Path, fleet_file: Path, target: str) -> list[str]:
 
 
 def _render_now(folder: Path, fleet_file: Path, target: str) -> list[str]:
-    """What the blueprint renders as it is; nothing where it cannot work yet."""
+    """Return what the blueprint renders as it is; nothing where it cannot work yet."""
     try:
         return _render(folder, fleet_file, target)
     except InputError:
@@ -89,7 +89,7 @@ def _render_now(folder: Path, fleet_file: Path, target: str) -> list[str]:
 
 
 def _translate(error: InputError, copy: Path, folder: Path) -> list[Mistake | str]:
-    """The mistakes with the files that the user has."""
+    """Return the mistakes with the files that the user has."""
     return [
         dataclasses.replace(part, file=folder / part.file.relative_to(copy))
         if isinstance(part, Mistake) and part.file.is_relative_to(copy)

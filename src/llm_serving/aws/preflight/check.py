@@ -38,7 +38,7 @@ class CheckResult:
         return not self.unknown_reason
 
     def build_payload(self) -> dict[str, Any]:
-        """The result as `--json` shows it."""
+        """Return the result as `--json` shows it."""
         return {
             "about": self.name,
             "status": self.status,
@@ -75,5 +75,5 @@ class CheckGroup:
 
 
 def build_unknown_result(name: str, unknown_reason: str, fix: str = "", *, message: str = "not known") -> CheckResult:
-    """A warning for a check without an answer."""
+    """Return a warning for a check without an answer."""
     return CheckResult(name, "warn", message, fix, unknown_reason=unknown_reason)

@@ -36,7 +36,7 @@ class Identity(NamedTuple):
 
 
 def fetch_identity(aws: AwsSession) -> Identity:
-    """The caller.
+    """Return the caller.
 
     Raises:
         Unavailable: no credentials, no network, or credentials that AWS does not take.
@@ -49,7 +49,7 @@ def fetch_identity(aws: AwsSession) -> Identity:
 
 
 def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
-    """The caller, in the account that the fleet file names, if it names one. The embedded AWS is nobody's account.
+    """Return the caller, in the account that the fleet file names, if any. The embedded AWS is nobody's account.
 
     Raises:
         InputError: another account is signed in.
@@ -64,7 +64,7 @@ def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
 
 
 def find_account(aws: AwsSession) -> str | None:
-    """The account's number; None where there are no credentials, or AWS does not answer."""
+    """Return the account's number; None where there are no credentials, or AWS does not answer."""
     try:
         return fetch_identity(aws).account if aws.has_credentials() else None
     except Unavailable:
@@ -164,7 +164,7 @@ def check_credentials(caller: Identity, account: str | None = None) -> CheckResu
 
 
 def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequence[CheckResult]:
-    """A line for each part of the fleet, from IAM's own simulator; the identity's policies, boundary and SCPs count."""
+    """Return a line for each part of the fleet, from IAM's simulator; policies, boundary and SCPs count."""
     principal_arn = _find_principal_arn(aws, caller)
     if not principal_arn:
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
@@ -194,7 +194,7 @@ def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str]) -> d
 
 
 def _find_principal_arn(aws: AwsSession, caller: Identity) -> str | None:
-    """The ARN of the user or role behind the caller, as the simulator takes it."""
+    """Return the ARN of the user or role behind the caller, as the simulator takes it."""
     principal_type, _, principal_name = caller.name.partition("/")
     if principal_type == "user" and ":iam:" in caller.arn:
         return caller.arn
@@ -205,7 +205,7 @@ def _find_principal_arn(aws: AwsSession, caller: Identity) -> str | None:
 
 
 def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mapping[str, Any]) -> CheckResult:
-    """What the simulator says of a part's actions.
+    """Return what the simulator says of a part's actions.
 
     It is asked about every resource ("*"). A policy that allows an action on some names only reads as no permission
     there, so a part of which some actions are allowed is doubted and not refused.

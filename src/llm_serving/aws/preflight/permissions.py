@@ -116,7 +116,7 @@ def list_actions_by_kind(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
 
 
 def _list_reservation_actions(fleet: Fleet) -> Iterator[str]:
-    """What the pools' reservations and placement groups take."""
+    """Return what the pools' reservations and placement groups take."""
     pools = fleet.pools.values()
     if any(isinstance(option, Reservation) and not option.capacity_block for pool in pools for option in pool.buy):
         yield from _RESERVATIONS

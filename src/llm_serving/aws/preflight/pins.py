@@ -27,7 +27,7 @@ _MAX_SHOWN_VERSIONS = 3
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> list[Check]:
-    """What EKS offers, on EKS; the AMIs on both."""
+    """Return what EKS offers, on EKS; the AMIs on both."""
     checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet, catalogue), ("ssm:GetParameter",))]
     if "eks" not in fleet.orchestrators:
         return checks
@@ -89,7 +89,7 @@ def _check_values(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
 
 
 def _fetch_configuration(aws: AwsSession, add_on: EksAddOn) -> Mapping[str, Any] | None:
-    """What EKS takes for that version; None where it does not know the version, which has a result of its own."""
+    """Return what EKS takes for that version; None for a version that it does not know, which has its own result."""
     from botocore.exceptions import ClientError
 
     try:

@@ -19,7 +19,7 @@ STALE_DAYS = 90
 def check_price(
     fleet: Fleet, catalogue: Catalogue, mistakes: Sequence[Mistake], today: datetime.date
 ) -> list[CheckResult]:
-    """The span of the cost, and whether the spend limit holds it."""
+    """Check whether the spend limit holds the span of the cost."""
     costs = cost.estimate(fleet, catalogue)
     # Who collected a list is in the catalogue; here its date is what counts.
     dates = ", ".join(dict.fromkeys(f"{source.name.split(',')[0]}, {source.date}" for source in costs.sources))

@@ -93,7 +93,7 @@ def _format_camel_case(method: str) -> str:
 
 
 def _check_quota(aws: AwsSession, fleet: Fleet, need: Need, actions: Sequence[str]) -> CheckResult:
-    """The line; where AWS does not say, at least what is needed and what a new account has."""
+    """Return the line; where AWS does not say, at least what is needed and what a new account has."""
     try:
         return _compare_with_quota(aws, fleet, need)
     except session.get_error_types() as error:
@@ -133,14 +133,14 @@ def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResul
 
 
 def _select_shortage_status(quota: Quota) -> Status:
-    """What is counted one by one leaves this fleet out, so it is sure; a metric holds its running machines too."""
+    """Select the status: a count leaves this fleet out, so it is sure; a metric holds its running instances too."""
     return "fail" if quota in _COUNTED_RESOURCES else "warn"
 
 
 def _suggest_increase(
     aws: AwsSession, need: Need, response: Mapping[str, Any], used: float
 ) -> tuple[str, tuple[str, ...]]:
-    """The remedy and its command."""
+    """Return the remedy and its command."""
     if not response.get("Adjustable", True):
         return "this quota cannot be raised: use a smaller fleet, or two in two accounts or regions", ()
     desired_value = math.ceil(need.amount + used)
@@ -157,7 +157,7 @@ def _suggest_increase(
 
 
 def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:
-    """What an open request asks for; 0 where there is none, or where nobody says."""
+    """Return what an open request asks for; 0 where there is none, or where nobody says."""
     with contextlib.suppress(*session.get_error_types()):
         response = aws.client("service-quotas").list_requested_service_quota_change_history_by_quota(
             ServiceCode=quota.service, QuotaCode=quota.code
@@ -170,7 +170,7 @@ def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:
 
 
 def _fetch_quota(aws: AwsSession, quota: Quota) -> Mapping[str, Any]:
-    """The account's own value; AWS's default where the account has none."""
+    """Return the account's own value; AWS's default where the account has none."""
     from botocore.exceptions import ClientError
 
     client = aws.client("service-quotas")

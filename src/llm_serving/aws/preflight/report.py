@@ -43,7 +43,7 @@ class PreflightReport:
         return {status: counter[status] for status in ("pass", "warn", "fail")}
 
     def build_payload(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         return {
             "fleet": self.fleet.name,
             "region": self.fleet.region,
@@ -62,7 +62,7 @@ class PreflightReport:
 def run_preflight(
     document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
 ) -> PreflightReport:
-    """Runs all checks; changes nothing.
+    """Run all checks; change nothing.
 
     Raises:
         Unavailable: no credentials, or no network.
@@ -101,7 +101,7 @@ _REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
 
 
 def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsSession) -> list[Check]:
-    """Checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
+    """Return checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
     if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(

@@ -53,7 +53,7 @@ def _build_own_check(aws: AwsSession, fleet: Fleet, group: Group, catalogue: Cat
 
 
 def _check_own(aws: AwsSession, fleet: Fleet, group: Group, catalogue: Catalogue, check_name: str) -> CheckResult:
-    """A reservation that the fleet makes: what it costs, and whether it is there already."""
+    """Check a reservation that the fleet makes: what it costs, and whether it is there already."""
     instance_type, zone = group.types[0], group.zones[0]
     price = catalogue[instance_type].get_price_usd_h(fleet.region)
     hourly_cost = "at a price that is not known" if price is None else f"for {group.reserve * price:,.2f} USD/h"
@@ -108,7 +108,7 @@ def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any
 def _find_mismatch(
     fleet: Fleet, pool: Pool, option: Reservation, reservation: Mapping[str, Any], check_name: str
 ) -> CheckResult | None:
-    """The first thing that makes it another reservation than the pool takes it for."""
+    """Return the first thing that makes it another reservation than the pool takes it for."""
     is_block = reservation.get("ReservationType") == "capacity-block"
     if is_block != (option.capacity_block is not None):
         kind, key = ("a Capacity Block", "capacity-block") if is_block else ("an on-demand reservation", "reservation")
@@ -135,7 +135,7 @@ def _find_mismatch(
 
 
 def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult | None:
-    """A reservation to come: no machine starts before it, so an apply or a deployment would wait for one."""
+    """Check a reservation to come: no instance starts before it, so an apply or a deployment would wait for one."""
     state, least = reservation["State"], pool.size.min
     if state not in _UPCOMING_STATES:
         return None

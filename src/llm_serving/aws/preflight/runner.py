@@ -19,7 +19,7 @@ TIMEOUT_S = 90.0
 
 
 def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = TIMEOUT_S) -> list[CheckGroup]:
-    """The results by heading, in the order of the checks."""
+    """Return the results by heading, in the order of the checks."""
     deadline = time.monotonic() + timeout_s
     executor = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, "preflight")
     checks_by_future = {executor.submit(_run_check, item): item for item in checks}
@@ -58,7 +58,7 @@ def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:
 
 
 def _run_check(check: Check) -> Sequence[CheckResult]:
-    """The results, or a warning that says why there are none."""
+    """Return the results, or a warning that says why there are none."""
     try:
         return check.execute()
     except session.get_error_types() as error:
@@ -83,7 +83,7 @@ def describe_error(error: Exception) -> str:
 
 
 def suggest_fix(error: Exception, actions: Sequence[str]) -> str:
-    """What would get an answer; "" where nothing would."""
+    """Return what would get an answer; "" where nothing would."""
     from botocore import exceptions
 
     denied = isinstance(error, exceptions.ClientError) and session.get_error_code(error) in session.DENIED_CODES

@@ -16,7 +16,7 @@ from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue, requirements: Capacity) -> list[Check]:
-    """The subnets that are there; or, without asking, those that will be made."""
+    """Return the subnets that are there; or, without asking, those that will be made."""
     if not isinstance(fleet.network, ExistingNetwork):
         return [Check("subnets", "subnets", lambda: [_check_new(subnet) for subnet in requirements.subnets])]
     network = fleet.network

@@ -17,7 +17,7 @@ Source: EKS user guide, "Subnet requirements for clusters", read 2026-11. Names 
 
 
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
-    """The zones, and the types."""
+    """Return the zones, and the types."""
     return [
         Check("zones", "zones", lambda: _check_zones(aws, fleet), ("ec2:DescribeAvailabilityZones",)),
         Check("zones", "types in zones", lambda: _check_types(aws, fleet), ("ec2:DescribeInstanceTypeOfferings",)),
@@ -106,7 +106,7 @@ def _build_partial_result(
     offering_zones: Sequence[str],
     zones_by_type: Mapping[str, set[str]],
 ) -> CheckResult:
-    """A type that some of the pool's zones lack: bad only where such a zone offers none of the pool's types."""
+    """Report a type that some of the pool's zones lack: bad only where such a zone offers none of the pool's types."""
     missing_zones = [zone for zone in zones if zone not in offering_zones]
     empty_zones = [
         zone

@@ -150,7 +150,7 @@ def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
 
 
 def _find_network(plan: DeploymentPlan) -> dict[str, Any]:
-    """The fleet's private subnets, and the serving stack's security group of load drivers."""
+    """Return the fleet's private subnets, and the serving stack's security group of load drivers."""
     fleet, ec2 = plan.fleet.value, plan.aws.client("ec2")
     name = format_driver_group_name(fleet, plan.deployment.name)
     security_group = ecs_tasks.find_security_group(ec2, name)

@@ -215,7 +215,7 @@ def _build_metadata(plan: DeploymentPlan, name: str) -> Manifest:
 
 
 def _build_labels(plan: DeploymentPlan) -> dict[str, str]:
-    """The release's own, by which its network policies select its pods."""
+    """Return the release's own, by which its network policies select its pods."""
     return {
         "app.kubernetes.io/name": plan.deployment.chart,
         "app.kubernetes.io/instance": plan.deployment.name,

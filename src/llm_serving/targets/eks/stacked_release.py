@@ -89,4 +89,4 @@ def _join(*changes: str) -> str:
 
 
 def _accept(changes: str) -> None:
-    """The user has seen the release's changes with the stack's."""
+    """Accept: the user has seen the release's changes with the stack's."""

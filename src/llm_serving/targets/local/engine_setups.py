@@ -56,7 +56,7 @@ class EngineSetup(Protocol):
 
 
 def find(engine: str = "") -> EngineSetup:
-    """The set-up of an engine; of the default one where left out, as for a kind without engines."""
+    """Return the set-up of an engine; of the default one where left out, as for a kind without engines."""
     row = engines.load_engines().get(engine)
     return _PackagedSetup(row.local) if row and row.local else _DefaultSetup()
 
@@ -157,7 +157,7 @@ class _PackagedSetup:
         installed.chmod(0o755)
 
     def _compute_stamp(self) -> str:
-        """The environment's path, since its scripts hold it, and a digest of all that pins its content."""
+        """Return the environment's path, since its scripts hold it, and a digest of all that pins its content."""
         digest = hashlib.sha256(f"{self._row.launcher} {self._row.environment}".encode())
         packages = self._root / self._row.packages
         for file in (self._root / self._row.lock, packages, packages.with_name("packages.json")):

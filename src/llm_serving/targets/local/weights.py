@@ -118,7 +118,7 @@ def _check_model(environment: Environment, weights: Weights, *, reads_text: bool
 
 
 def _check_tokenizer(uri: str, sizes: Mapping[str, int]) -> None:
-    """A model that clients talk to needs one; one that guesses tokens for it takes that model's."""
+    """Require a tokenizer of a model that clients talk to; one that guesses tokens for it takes that model's."""
     if not safetensors.has_tokenizer(sizes):
         raise Unavailable(
             f"{uri}: no tokenizer: none of {', '.join(safetensors.TOKENIZER_FILES)} is there, and the engine cannot "
@@ -127,7 +127,7 @@ def _check_tokenizer(uri: str, sizes: Mapping[str, int]) -> None:
 
 
 def _check_revision(bucket: s3.Bucket, weights: Weights) -> None:
-    """The weights must be a copy of the revision that the blueprint names, if it names one."""
+    """Require a copy of the revision that the blueprint names, if it names one."""
     from llm_serving.hub import source
 
     if not weights.revision:
@@ -142,7 +142,7 @@ def _check_revision(bucket: s3.Bucket, weights: Weights) -> None:
 
 
 def _check_gguf(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
-    """The one file of a model must be whole, and of an architecture that llama.cpp runs."""
+    """Require that the one file of a model is whole, and of an architecture that llama.cpp runs."""
     if gguf.FILE not in sizes:
         raise Unavailable(f"{uri}: no model: {gguf.FILE} is missing. Fix: upload it with `blueprint model copy`.")
     try:
