@@ -119,5 +119,5 @@ def _build_mistake_result(mistake: Mistake) -> CheckResult:
         f"line {mistake.line}",
         "fail",
         f"{mistake.field}: {mistake.value}: {mistake.reason}",
-        f"write {mistake.fix}",
+        mistake.fix,
     )
