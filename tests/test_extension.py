@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_serving.catalog import engines
 from tests.charts.conftest import Helm, helm
 
 __all__ = ["helm"]  # a fixture
@@ -267,14 +268,25 @@ def test_one_file_and_one_module_add_an_engine_with_its_own_arithmetic(tree: Cop
     assert tree.touched == {"src/llm_serving/catalog/engines/parrot.yaml", "src/llm_serving/engines/parrot.py"}
 
 
-def test_one_row_adds_a_framework(tree: Copy, folder: Path) -> None:
+def test_one_row_adds_a_framework(tree: Copy, folder: Path, helm: Helm) -> None:
     file = "src/llm_serving/catalog/frameworks.yaml"
     tree.write(file, (tree.root / file).read_text() + FRAMEWORK)
     (folder / "mine" / "blueprint.yaml").write_text(f"framework: flock\n{BLUEPRINT}")
     tree.run("render", "mine", "--target", "eks", cwd=folder)
-    values = yaml.safe_load((folder / "rendered" / "mine" / "eks" / "eks.yaml").read_text())
-    assert values["framework"] == "flock"
+    rendered = folder / "rendered" / "mine" / "eks" / "eks.yaml"
+    chart = str(tree.root / "charts/inference")
+    result = helm("template", "mine", chart, "--namespace", "serving", "--values", str(rendered))
+    assert result.returncode == 0, result.stderr
+    assert "kind: Deployment" in result.stdout
+    # Control: the chart refuses objects that it does not have.
+    refused = helm("template", "mine", chart, "--values", str(rendered), "--set", "framework=flock")
+    assert "at '/framework': value must be 'plain'" in refused.stderr
     assert tree.touched == {file}
+
+
+def test_the_chart_has_the_objects_of_every_framework() -> None:
+    folders = {folder.name for folder in (ROOT / "charts/inference/templates").iterdir() if folder.is_dir()}
+    assert {row.objects for row in engines.load_frameworks().values()} <= folders - {"tests"}
 
 
 def test_one_row_adds_a_family_of_models(tree: Copy, folder: Path) -> None:

@@ -24,6 +24,8 @@ BACKWARD_IMPORTS = (
     ("src/llm_serving/console.py", "import infra"),
     ("src/llm_serving/catalog/instances.py", "import boto3"),
     ("infra/constructs/vpc.py", "import boto3"),
+    ("infra/stacks/batch.py", "from llm_serving.kinds.batch import resolve"),
+    ("infra/stacks/serving.py", "from llm_serving.targets import planning"),
     ("infra/stack_rules.py", "import cdktf"),
     ("infra/functions/ecs_fallback.py", "from llm_serving.settings import errors"),
 )

@@ -14,6 +14,7 @@ import pytest
 
 from llm_serving import paths, program
 from llm_serving.cli import main
+from llm_serving.kinds.serving.kind import ServingKind
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import registry
 from llm_serving.targets.base import DeploymentStatus, ValidationInputs
@@ -204,7 +205,7 @@ class PassingTime:
 def priced(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
     """Each configuration costs 60 USD/h, a dollar a minute; the clock is returned."""
     clock = PassingTime()
-    monkeypatch.setattr(tune, "price_deployment", lambda _: (60.0, "as if on AWS"))
+    monkeypatch.setattr(ServingKind, "price", lambda *_: 60.0)
     monkeypatch.setattr(tune, "time", clock)
     return clock
 

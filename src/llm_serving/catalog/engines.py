@@ -457,6 +457,9 @@ class Framework(_NamedChoice):
     router: str = ""
     """Row of the router that it brings; empty where the engine's own is used."""
 
+    objects: str = "plain"
+    """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
+
 
 def _read(file: Path) -> Any:
     return yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -126,6 +126,14 @@ class Kind(ABC, Generic[B, D]):
         models = tuple(model.name for model in deployment.served_models)
         return FoundDeployment(name=deployment.name, kind=deployment.kind, url=deployment.url, models=models)
 
+    def price(self, deployment: D) -> float | None:
+        """Return what a deployment costs in USD an hour; None where that is unknown."""
+        return None
+
+    def estimate_load(self, deployment: D) -> float | None:
+        """Return the load that a deployment might carry, to compare it with others; None where that is unknown."""
+        return None
+
     def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
         """Return the blueprint with all of its work on another pool of the fleet."""
         return blueprint

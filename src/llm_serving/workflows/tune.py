@@ -23,10 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_serving import console, paths, processes
-from llm_serving.kinds.serving import capacity_estimate
-from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.price import price_deployment
-from llm_serving.services import inputs
+from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
@@ -242,10 +239,8 @@ class _Session:
                 trial.state, trial.why = "refused", _describe_refusal(error)
                 refusals.append(error)
                 continue
-            assert isinstance(deployment, ServingDeployment), "its blueprint has traffic and an SLO"
-            priced = price_deployment(deployment)
-            trial.usd_h = priced and priced[0]
-            trial.expected_per_s = capacity_estimate.estimate_requests_per_s(deployment)
+            kind = kinds.get(deployment.kind)
+            trial.usd_h, trial.expected_per_s = kind.price(deployment), kind.estimate_load(deployment)
         if len(refusals) == len(self.state.trials):
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):

@@ -182,6 +182,9 @@ class ServingDeployment(Deployment):
 
     engine: str
     framework: str
+    objects: str = "plain"
+    """`framework` of the chart's values: what keeps replicas running on EKS."""
+
     tuning: Tuning = Tuning()
     roles: tuple[Role, ...]
     """Engines in the order in which requests meet them, and the router last."""

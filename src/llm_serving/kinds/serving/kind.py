@@ -9,10 +9,19 @@ from typing import Any
 
 from llm_serving import paths
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import adapters, measured_capacity, measured_prompts, resolve, summary, vision
+from llm_serving.kinds.serving import (
+    adapters,
+    capacity_estimate,
+    measured_capacity,
+    measured_prompts,
+    resolve,
+    summary,
+    vision,
+)
 from llm_serving.kinds.serving import blueprint as blueprints
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
@@ -61,6 +70,13 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     def describe_for_others(self, deployment: ServingDeployment) -> FoundDeployment:
         return summary.describe_for_others(deployment)
+
+    def price(self, deployment: ServingDeployment) -> float | None:
+        priced = price_deployment(deployment)
+        return priced and priced[0]
+
+    def estimate_load(self, deployment: ServingDeployment) -> float | None:
+        return capacity_estimate.estimate_requests_per_s(deployment)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 
-from llm_serving.catalog import images, models
+from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
@@ -85,6 +85,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         fleet=fleet.value.name,
         engine=settings.engine,
         framework=settings.framework,
+        objects=engines.load_frameworks()[settings.framework].objects,
         tuning=settings.tuning,
         roles=(*engine_roles, router),
         services=(*engine_services, router_service),
