@@ -53,6 +53,7 @@ def build_deployment(
         fleet="demo",
         engine="vllm",
         framework="plain",
+        objects="plain",
         roles=(
             _build_role("engine", "worker", ServedModel(model="tiny", name="tiny", weights=weights, context=4096)),
             _build_role("router", "router"),

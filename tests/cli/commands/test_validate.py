@@ -83,7 +83,7 @@ def _write_deployment(root: Path, url: str) -> None:
     deployment = ServingDeployment.model_validate(
         {
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
-            "framework": "plain", "services": services, "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
+            "framework": "plain", "objects": "plain", "services": services, "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
             "disruption": {}, "traffic": {"users": 1}, "slo": {}, "request_timeout_s": 1800,
             "environment": Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }

@@ -182,7 +182,7 @@ class ServingDeployment(Deployment):
 
     engine: str
     framework: str
-    objects: str = "plain"
+    objects: str
     """`framework` of the chart's values: what keeps replicas running on EKS."""
 
     tuning: Tuning = Tuning()
