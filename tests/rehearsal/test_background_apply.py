@@ -124,6 +124,6 @@ def find_terraform(folder: Path) -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # its sleeps come and go
-            if str(folder) in " ".join(child.cmdline()):
+            if str(folder.parent / "terraform") in " ".join(child.cmdline()):
                 found.append(child)
     return found

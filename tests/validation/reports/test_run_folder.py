@@ -47,6 +47,7 @@ def test_a_full_disk_is_one_message_and_leaves_no_part_of_a_report(
     work, runs = tmp_path / "work", tmp_path / "runs" / "known"
     work.mkdir()
     (work / "requests.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
 
     def copy(*_: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -56,7 +57,7 @@ def test_a_full_disk_is_one_message_and_leaves_no_part_of_a_report(
         patched.setattr(shutil, "copy", copy)
         run_folder.publish(report, "", work, runs)
     assert str(error.value) == (
-        f"the report cannot be written to {runs}: No space left on device. The files of the load are in {work} until "
+        "the report cannot be written to runs/known: No space left on device. The files of the load are in work until "
         "the next one. Fix: make room there, then validate again."
     )
     assert list(runs.iterdir()) == []
