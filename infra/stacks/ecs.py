@@ -29,10 +29,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     """Add the stack to the app. Outputs: cluster_name, namespaces (service_connect, peers: ids or ARNs), strategies
     (by pool, by service in the order to fall back in: capacity providers with their weights).
     """
-    fleet, catalogue = document.value, instances.load()
+    fleet, catalog = document.value, instances.load()
     stack = base.create_stack(app, NAME, document)
     account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
-    machine_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "ecs"]
+    machine_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "ecs"]
     pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
     tested_groups = network_test.list_task_groups(machine_groups)
     cluster = ecs_cluster.add_cluster(

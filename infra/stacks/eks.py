@@ -39,10 +39,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     """Add the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
     node_groups (names).
     """
-    fleet, catalogue = document.value, instances.load()
+    fleet, catalog = document.value, instances.load()
     stack = base.create_stack(app, NAME, document)
     account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
-    eks_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
+    eks_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "eks"]
     cluster = eks_cluster.add_cluster(
         stack,
         fleet,
@@ -54,14 +54,14 @@ def add(app: App, document: Document[Fleet]) -> None:
     context = _build_context(
         stack, fleet, fleet_network, cluster.resource, account, efa=any(group.efa for group in eks_groups)
     )
-    system_group = build_system_group(fleet, catalogue)
+    system_group = build_system_group(fleet, catalog)
     system_node_group = node_groups.add_node_group(stack, context, system_group)
     eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
         *(
-            (group, node_groups.add_node_group(stack, context, group, node_template.build_tags(group, catalogue)))
+            (group, node_groups.add_node_group(stack, context, group, node_template.build_tags(group, catalog)))
             for group in managed_groups
         ),
     ]

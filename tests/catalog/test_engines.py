@@ -154,7 +154,7 @@ def _list_all_engine_arguments(folder: Path) -> list[list[str]]:
     )
 
 
-def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalogue(tmp_path: Path) -> None:
+def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalog(tmp_path: Path) -> None:
     row = engines.load_engines()["vllm"]
     parts = [*row.options.values(), *row.transfers.values(), row.streaming, row.other_s3, *row.platforms.values()]
     parts += [option for platform in row.platforms.values() for option in platform.options.values()]

@@ -40,7 +40,7 @@ def walk(value: Any) -> Iterator[str]:
 
 
 def list_settings_images() -> Iterator[tuple[str, str]]:
-    """Yield file and image of the catalogue, the chart with its presets, the platform's table and Dockerfiles."""
+    """Yield file and image of the catalog, the chart with its presets, the platform's table and Dockerfiles."""
     files = [
         *(ROOT / "src/llm_serving/catalog").rglob("*.yaml"),
         *(ROOT / "charts").glob("*.yaml"),

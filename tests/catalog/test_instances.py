@@ -13,7 +13,7 @@ import yaml
 from llm_serving.catalog import instances
 from llm_serving.settings.errors import InputError
 
-CATALOGUE = instances.load()
+CATALOG = instances.load()
 OVERLAY = yaml.safe_load(instances.OVERLAY.read_text("utf-8"))
 GENERATED = json.loads(instances.GENERATED.read_text("utf-8"))
 
@@ -70,12 +70,12 @@ def test_a_trainium2_device_counts_as_four_cores_and_older_devices_as_their_own(
     )
 
 
-def test_the_catalogue_has_every_supported_family() -> None:
-    families = {row.family for row in CATALOGUE.values()}
+def test_the_catalog_has_every_supported_family() -> None:
+    families = {row.family for row in CATALOG.values()}
     assert families >= {"g5", "g6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"}
     assert families >= {"trn1", "trn1n", "trn2", "inf2", "m8g", "g4dn", "gr6", "g7"}
     assert families >= {"m7i", "m8i", "c7i", "c8i"}
-    assert {"p5.4xlarge", "trn2.3xlarge"} <= CATALOGUE.keys()
+    assert {"p5.4xlarge", "trn2.3xlarge"} <= CATALOG.keys()
 
 
 def test_a_trainium2_devices_memory_overrides_ec2s_number() -> None:
@@ -98,7 +98,7 @@ def test_card_0_of_p6_b300_has_no_efa_and_every_other_card_has() -> None:
     assert [card.index for card in cards if not card.efa] == [0]
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
 def test_the_cards_with_efa_match_the_machines_interfaces(row: instances.Instance) -> None:
     assert sum(card.efa for card in row.cards) == row.efa_interfaces
     assert [card.index for card in row.cards] == list(range(len(row.cards)))
@@ -129,7 +129,7 @@ def test_data_from_moto_names_moto_as_its_source() -> None:
     }
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
 def test_every_accelerator_has_its_bandwidth_and_its_flops_from_a_source(row: instances.Instance) -> None:
     if row.accelerators:
         assert row.accelerators.bandwidth_gb_s and row.accelerators.dense_tflops
@@ -144,14 +144,14 @@ LARGEST_REGIONS = ("us-west-2", "us-east-1", "us-east-2", "eu-west-1", "ap-north
 
 @pytest.mark.parametrize("region", LARGEST_REGIONS)
 def test_every_type_has_a_price_or_the_reason_for_its_absence(region: str) -> None:
-    offered_rows = [row for row in CATALOGUE.values() if region in row.zones]
+    offered_rows = [row for row in CATALOG.values() if region in row.zones]
     assert offered_rows
     assert [row.name for row in offered_rows if (region in row.prices) == (region in row.unpriced)] == []
 
 
 @pytest.mark.parametrize("region", LARGEST_REGIONS)
 def test_the_accelerators_that_the_largest_regions_sell_on_demand_have_a_price(region: str) -> None:
-    offered_rows = [row for row in CATALOGUE.values() if row.accelerators and region in row.zones]
+    offered_rows = [row for row in CATALOG.values() if row.accelerators and region in row.zones]
     unpriced = {row.name for row in offered_rows if region not in row.prices}
     # Sold by Capacity Block alone, and G7, whose prices outside us-east-1 no source had.
     assert {name.split(".")[0] for name in unpriced} <= {"p5e", "trn2", "g7"}
@@ -196,9 +196,9 @@ def test_every_row_of_the_overlay_names_its_source_and_date(row: dict[str, Any])
     assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-[0-3]\d)?", str(row["date"]))
 
 
-def test_the_overlay_names_only_types_of_the_catalogue() -> None:
+def test_the_overlay_names_only_types_of_the_catalog() -> None:
     type_names = {name for row in _find_rows(OVERLAY) for name in (*row.get("types", ()), *row.get("usd_per_hour", ()))}
-    assert type_names <= CATALOGUE.keys()
+    assert type_names <= CATALOG.keys()
     keys = {
         (row.accelerators.name, raw["accelerators"]["memory_mib"]) for row, raw in _pair_with_raw() if row.accelerators
     }
@@ -206,7 +206,7 @@ def test_the_overlay_names_only_types_of_the_catalogue() -> None:
 
 
 def _pair_with_raw() -> list[tuple[instances.Instance, dict[str, Any]]]:
-    return [(CATALOGUE[name], raw) for name, raw in GENERATED["types"].items()]
+    return [(CATALOG[name], raw) for name, raw in GENERATED["types"].items()]
 
 
 def test_awss_price_overrides_the_overlays() -> None:
@@ -244,12 +244,12 @@ def test_an_unknown_type_is_refused_with_the_nearest_names(name: str, fix: str) 
     assert str(error.value).startswith(f"{name}: the catalog has no such instance type. Fix: use {fix}")
 
 
-def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:
+def test_rows_are_frozen_and_the_catalog_cannot_be_changed() -> None:
     row = instances.find("g6e.xlarge")
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         row.vcpus = 5  # type: ignore[misc]
     with pytest.raises(TypeError):
-        CATALOGUE["g6e.xlarge"] = row  # type: ignore[index]
+        CATALOG["g6e.xlarge"] = row  # type: ignore[index]
 
 
 def test_loading_takes_less_than_a_tenth_of_a_second() -> None:

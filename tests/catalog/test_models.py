@@ -125,7 +125,7 @@ def test_a_generated_folder_has_random_weights(tmp_path: Path) -> None:
     assert models.find(str(tmp_path)).random
 
 
-def test_the_hub_is_queried_only_for_models_missing_from_the_catalogue() -> None:
+def test_the_hub_is_queried_only_for_models_missing_from_the_catalog() -> None:
     requested = []
 
     def fetch(name: str) -> ModelRecord:

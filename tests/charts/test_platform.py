@@ -14,7 +14,7 @@ from llm_serving.fleet.system_group import build_system_group
 from tests.charts import platform_charts
 from tests.charts.platform_charts import FLEET, find_unknown_names
 
-CATALOGUE = instances.load()
+CATALOG = instances.load()
 FACTS = platform_charts.load_facts()
 CHARTS = {selected.add_on.name: selected for selected in platform_charts.select_charts()}
 
@@ -45,7 +45,7 @@ def build_node(group: Group) -> Node:
     return Node(group.pool, labels, group.taints)
 
 
-NODES = [build_node(group) for group in (build_system_group(FLEET, CATALOGUE), *resolve_all(FLEET, CATALOGUE))]
+NODES = [build_node(group) for group in (build_system_group(FLEET, CATALOG), *resolve_all(FLEET, CATALOG))]
 
 
 def is_schedulable(pod: Mapping[str, Any], node: Node) -> bool:
@@ -160,7 +160,7 @@ def test_a_pod_without_toleration_or_for_other_instance_types_is_kept_off() -> N
     assert not is_schedulable(old_plugin, efa_node), "a chart's own list of types ends with those of its day"
 
 
-def test_the_neuron_chart_knows_every_neuron_type_of_the_catalogue() -> None:
+def test_the_neuron_chart_knows_every_neuron_type_of_the_catalog() -> None:
     [plugin] = FACTS["neuron"]["pods"]
     [types] = [
         expression["values"]
@@ -168,5 +168,5 @@ def test_the_neuron_chart_knows_every_neuron_type_of_the_catalogue() -> None:
         for expression in term["matchExpressions"]
         if expression["key"] == "node.kubernetes.io/instance-type"
     ]
-    neuron_types = {name for name, row in CATALOGUE.items() if row.accelerators and row.accelerators.kind == "neuron"}
+    neuron_types = {name for name, row in CATALOG.items() if row.accelerators and row.accelerators.kind == "neuron"}
     assert neuron_types <= set(types)

@@ -277,7 +277,7 @@ def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
         assert all(name.encode() in router for name in names.values()), names
 
 
-def test_the_chart_s_metric_names_are_the_catalogue_s() -> None:
+def test_the_chart_s_metric_names_are_the_catalog_s() -> None:
     metrics = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]
     vllm, router = engines.load_engines()["vllm"], engines.load_routers()["vllm-router"]
     assert metrics["engine"] == {name: vllm.metrics.get(name) for name in metrics["engine"]}

@@ -15,7 +15,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.engines import memory, vllm
 
-CATALOGUE = sorted(models.load())
+CATALOG = sorted(models.load())
 
 
 def _build_config(
@@ -455,7 +455,7 @@ def test_a_machine_without_accelerators_has_no_sizes() -> None:
 
 # Properties.
 
-names = st.sampled_from(CATALOGUE)
+names = st.sampled_from(CATALOG)
 parallel_degrees = st.sampled_from([1, 2, 4, 8])
 
 

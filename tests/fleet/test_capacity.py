@@ -159,14 +159,14 @@ def test_an_unknown_type_is_left_out_of_the_limits(tmp_path: Path) -> None:
 @given(strategies.fleets())
 def test_a_fleet_without_enough_addresses_is_refused(fleet: Fleet) -> None:
     document = strategies.build_document(fleet)
-    catalogue = instances.load()
-    fleet_capacity = capacity.compute(fleet, catalogue)
+    catalog = instances.load()
+    fleet_capacity = capacity.compute(fleet, catalog)
     short_subnets = [subnet for subnet in fleet_capacity.subnets if subnet.needed > subnet.available]
-    mistakes = [mistake for mistake in capacity.find_mistakes(document, catalogue) if mistake.field == "network.cidr"]
+    mistakes = [mistake for mistake in capacity.find_mistakes(document, catalog) if mistake.field == "network.cidr"]
     assert bool(short_subnets) == bool(mistakes)
     if mistakes and mistakes[0].fix.startswith("cidr: "):
         wider_network = NewNetwork(cidr=mistakes[0].fix.removeprefix("cidr: "))
-        wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}), catalogue)
+        wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}), catalog)
         assert all(subnet.needed <= subnet.available for subnet in wider_capacity.subnets), (
             "what is offered instead is enough"
         )
@@ -189,13 +189,13 @@ def test_planned_subnets_are_disjoint_and_inside_the_vpc(fleet: Fleet) -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_an_accepted_fleet_stays_within_fixed_limits(fleet: Fleet) -> None:
-    catalogue = instances.load()
-    if checks.find_mistakes(strategies.build_document(fleet), catalogue):
+    catalog = instances.load()
+    if checks.find_mistakes(strategies.build_document(fleet), catalog):
         return
-    fleet_capacity = capacity.compute(fleet, catalogue)
+    fleet_capacity = capacity.compute(fleet, catalog)
     assert all(limit.amount <= limit.most for limit in fleet_capacity.limits)
-    providers = [group for group in groups.resolve_all(fleet, catalogue) if group.kind == "capacity-provider"]
+    providers = [group for group in groups.resolve_all(fleet, catalog) if group.kind == "capacity-provider"]
     assert len(providers) <= 20
     assert sum(share for _, share in fleet_capacity.zone_shares) == pytest.approx(1.0) or not any(
-        group.accelerators for group in groups.resolve_all(fleet, catalogue)
+        group.accelerators for group in groups.resolve_all(fleet, catalog)
     )

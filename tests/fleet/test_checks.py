@@ -20,10 +20,10 @@ BLOCK = "{capacity-block: cr-0123456789abcdef0}"
 ASK = "run `blueprint catalog refresh --region us-west-2` to read your own account's zones"
 
 
-def _check(tmp_path: Path, text: str, catalogue: Mapping[str, instances.Instance] | None = None) -> list[Mistake]:
+def _check(tmp_path: Path, text: str, catalog: Mapping[str, instances.Instance] | None = None) -> list[Mistake]:
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
-    return checks.find_mistakes(load(file, Fleet), catalogue or instances.load())
+    return checks.find_mistakes(load(file, Fleet), catalog or instances.load())
 
 
 def _get_only_mistake(mistakes: list[Mistake]) -> str:
@@ -93,7 +93,7 @@ def test_a_zone_may_lack_some_of_the_types_as_long_as_it_offers_one(tmp_path: Pa
     assert _check(tmp_path, text) == []
 
 
-def test_a_region_missing_from_the_catalogue_is_not_checked(tmp_path: Path) -> None:
+def test_a_region_missing_from_the_catalog_is_not_checked(tmp_path: Path) -> None:
     text = (
         "name: demo\nregion: eu-nowhere-9\nzones: eu-nowhere-9a\npools:\n  aa:\n    types: p5e.48xlarge\n    size: 1\n"
     )

@@ -152,7 +152,7 @@ def test_the_fleets_own_reservation_is_selected_by_tags_and_limits_its_pool(flee
     assert node_pool["spec"]["template"]["spec"]["expireAfter"] == "Never"
 
 
-def test_efa_nodes_request_the_catalogues_interfaces_and_efas_security_group(fleet: Fleet) -> None:
+def test_efa_nodes_request_the_catalogs_interfaces_and_efas_security_group(fleet: Fleet) -> None:
     spec = get_manifests(fleet, "block")[0]["spec"]
     assert [(interface["networkCardIndex"], interface["deviceIndex"]) for interface in spec["networkInterfaces"]] == [
         (interface.card, interface.device) for interface in get_first_group(fleet, "block").interfaces

@@ -227,13 +227,13 @@ def test_a_full_disk_is_reported_before_the_first_byte(tmp_path: Path) -> None:
         files.check_disk_space(tmp_path / "not" / "there" / "yet", 5 * 10**15, purpose="staging", fix="pass --x")
 
 
-def test_a_model_missing_from_the_catalogue_is_read_from_the_hub(hub: Any) -> None:
+def test_a_model_missing_from_the_catalog_is_read_from_the_hub(hub: Any) -> None:
     import json
 
     hub.files["config.json"] = json.dumps({**models.read_config("tiny"), "random_weights": False}).encode()
     assert models.find(hub.id, fetch=read.fetch_record).layers == 4
 
 
-def test_an_unknown_model_names_similar_ones_of_the_catalogue(hub: Any) -> None:
+def test_an_unknown_model_names_similar_ones_of_the_catalog(hub: Any) -> None:
     with pytest.raises(InputError, match=r"has no such model, or it is private\. Fix: .*; or Qwen/Qwen3-32B or "):
         models.find("Qwen/Qwen3-33B", fetch=read.fetch_record)

@@ -63,7 +63,7 @@ def test_the_weights_are_several_files_of_the_index(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", make_tiny.SIZES)
-def test_the_catalogue_counts_the_generated_parameters(size: make_tiny.Size) -> None:
+def test_the_catalog_counts_the_generated_parameters(size: make_tiny.Size) -> None:
     assert sum(tensor.bytes for tensor in make_tiny.list_tensors(size)) == models.find(size).weight_bytes
 
 
@@ -84,7 +84,7 @@ def test_mid_is_about_nine_tenths_of_a_gigabyte() -> None:
     assert models.find("mid").weight_bytes == pytest.approx(0.9e9, rel=0.02)
 
 
-def test_the_generated_folder_matches_the_catalogue_and_is_random(tiny_folder: Path) -> None:
+def test_the_generated_folder_matches_the_catalog_and_is_random(tiny_folder: Path) -> None:
     model, row = models.find(str(tiny_folder)), models.find("tiny")
     assert model.random
     assert model.list_tensors() == row.list_tensors()

@@ -40,7 +40,7 @@ def _read_label(name: str) -> str:
     return version
 
 
-def test_every_image_of_the_catalogues_has_a_build_of_the_same_version() -> None:
+def test_every_image_of_the_catalogs_has_a_build_of_the_same_version() -> None:
     versions = _list_image_versions()
     assert set(versions) <= set(IMAGE_NAMES)
     # The tag of an image with code of ours has a digest of that code too.

@@ -179,13 +179,13 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
 
 
 def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
-    demo_fleet, catalogue = write_fleet(tmp_path), instances.load()
+    demo_fleet, catalog = write_fleet(tmp_path), instances.load()
     installed = [
         command.selected.add_on.name
-        for command in platform.build_install_commands(demo_fleet, catalogue, tmp_path, tmp_path / "fleet.yaml")
+        for command in platform.build_install_commands(demo_fleet, catalog, tmp_path, tmp_path / "fleet.yaml")
     ]
     removed = [
-        command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, catalogue, tmp_path)
+        command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, catalog, tmp_path)
     ]
     assert removed == installed[::-1]
     assert installed.index("karpenter") < installed.index("node-pools")

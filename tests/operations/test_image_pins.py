@@ -91,6 +91,6 @@ def test_a_damaged_lock_is_refused(tmp_path: Path) -> None:
         image_pins.read(tmp_path / "fleet.yaml")
 
 
-def test_the_catalogue_s_images_without_a_digest_are_the_ones_to_pin() -> None:
+def test_the_catalog_s_images_without_a_digest_are_the_ones_to_pin() -> None:
     assert "vllm/vllm-openai:v0.32.0" in image_pins.list_unpinned()
     assert all(images.load()[reference].digest is None for reference in image_pins.list_unpinned())

@@ -198,11 +198,11 @@ class Instance(Row):
         return price.usd_h if price else None
 
 
-Catalogue = Mapping[str, Instance]
+Catalog = Mapping[str, Instance]
 
 
 @functools.cache
-def load() -> Catalogue:
+def load() -> Catalog:
     """Return all instance types by name, in the order of families and sizes."""
     generated = json.loads(GENERATED.read_text("utf-8"))
     overlay = yaml.load(OVERLAY.read_text("utf-8"), Loader=_Loader)
@@ -221,7 +221,7 @@ def has_region(region: str) -> bool:
     return region in load_regions()
 
 
-def find(name: str, catalog: Catalogue | None = None) -> Instance:
+def find(name: str, catalog: Catalog | None = None) -> Instance:
     """Return the instance type called `name`.
 
     Raises:
@@ -233,7 +233,7 @@ def find(name: str, catalog: Catalogue | None = None) -> Instance:
     return instances[name]
 
 
-def suggest_names(name: str, catalog: Catalogue) -> str:
+def suggest_names(name: str, catalog: Catalog) -> str:
     """Return what a person may have meant by `name`, as words for a message."""
     matches = difflib.get_close_matches(name, catalog, n=3, cutoff=0.75)
     if matches:
@@ -241,7 +241,7 @@ def suggest_names(name: str, catalog: Catalogue) -> str:
     return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in catalog.values()))}"
 
 
-def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalogue:
+def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalog:
     """Join the two files' contents into typed rows."""
     instances = {
         name: _build_instance(name, row, generated["regions"], overlay) for name, row in generated["types"].items()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from llm_serving import paths
 from llm_serving.catalog import eks
 from llm_serving.catalog.images import Digest
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -73,7 +73,7 @@ def load_add_ons() -> tuple[AddOn, ...]:
     return tuple(AddOn.model_validate(row) for row in yaml.safe_load(FILE.read_text()))
 
 
-def select_add_ons(fleet: Fleet, catalog: Catalogue) -> list[SelectedAddOn]:
+def select_add_ons(fleet: Fleet, catalog: Catalog) -> list[SelectedAddOn]:
     """Return what a fleet's cluster runs."""
     conditions = _find_conditions(fleet, catalog)
     values = _collect_values(fleet, catalog)
@@ -88,7 +88,7 @@ CONDITIONS = ("always", "nvidia", "neuron", "efa", "karpenter", "node-groups")
 """What a row's `when` may name beside the fleet's add-ons."""
 
 
-def _find_conditions(fleet: Fleet, catalog: Catalogue) -> set[str]:
+def _find_conditions(fleet: Fleet, catalog: Catalog) -> set[str]:
     eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
     values = _collect_values(fleet, catalog)
     flags = {
@@ -102,7 +102,7 @@ def _find_conditions(fleet: Fleet, catalog: Catalogue) -> set[str]:
     return {"always", *(name for name, on in flags.items() if on)}
 
 
-def _collect_values(fleet: Fleet, catalog: Catalogue) -> dict[str, Any]:
+def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
     """Return what values may name."""
     eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from llm_serving.catalog import quotas
-from llm_serving.catalog.instances import Catalogue, Instance
+from llm_serving.catalog.instances import Catalog, Instance
 from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet import addresses, endpoints, interfaces
 from llm_serving.fleet.groups import Group, resolve_all
@@ -104,7 +104,7 @@ class Capacity:
     """Pools in a single zone, which are lost with it."""
 
 
-def compute(fleet: Fleet, catalog: Catalogue) -> Capacity:
+def compute(fleet: Fleet, catalog: Catalog) -> Capacity:
     """Return all that the fleet meets.
 
     Raises:
@@ -135,7 +135,7 @@ def compute(fleet: Fleet, catalog: Catalogue) -> Capacity:
     )
 
 
-def find_mistakes(document: Document[Fleet], catalog: Catalogue) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet], catalog: Catalog) -> list[Mistake]:
     """Return what cannot work at the greatest size; nothing if a type is unknown, because nothing can be counted."""
     fleet = document.value
     if any(name not in catalog for pool in fleet.pools.values() for name in pool.types):
@@ -155,7 +155,7 @@ def _sum_needs(parts: Iterable[Need]) -> Iterator[Need]:
         )
 
 
-def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Need]:
+def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Need]:
     """Yield the vCPUs by family and way to buy: each of a pool's choices may come to carry all of it.
 
     A Capacity Block counts against no vCPU quota; a reservation counts as on demand, used or not.
@@ -188,7 +188,7 @@ def _list_network_needs(fleet: Fleet) -> Iterator[Need]:
         yield Need(quotas.NETWORK_INTERFACES, zones, f"{zones} NAT gateways")
 
 
-def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Need]:
+def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Need]:
     for name, pool in fleet.pools.items():
         pool_groups = [group for group in machine_groups if group.pool == name]
         per_machine = max(
@@ -222,7 +222,7 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: 
         )
 
 
-def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Limit]:
+def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Limit]:
     providers = sum(group.kind == "capacity-provider" for group in machine_groups)
     if providers:
         source = "ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable"
@@ -240,13 +240,13 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
 
 
-def _get_max_price(fleet: Fleet, group: Group, catalog: Catalogue) -> float:
+def _get_max_price(fleet: Fleet, group: Group, catalog: Catalog) -> float:
     """Return US dollars an hour of the group's dearest type; 0 where no price is known, or it is paid already."""
     prices = [catalog[name].get_price_usd_h(fleet.region) or 0.0 for name in group.types]
     return 0.0 if group.purchase_option == "capacity-block" else max(prices)
 
 
-def _count_address_units(group: Group, catalog: Catalogue) -> int:
+def _count_address_units(group: Group, catalog: Catalog) -> int:
     """Return the network address units of one instance: an address and a prefix count one each."""
     pods = (
         NODE_PREFIXES[bool(group.accelerators)]
@@ -256,7 +256,7 @@ def _count_address_units(group: Group, catalog: Catalogue) -> int:
     return interfaces.count_addresses(group.interfaces) + pods
 
 
-def _count_machine_addresses(group: Group, catalog: Catalogue) -> int:
+def _count_machine_addresses(group: Group, catalog: Catalog) -> int:
     """Return the addresses that one instance of the group and what runs on it take from its subnet."""
     own = interfaces.count_addresses(group.interfaces)
     if group.orchestrator == "eks":
@@ -264,7 +264,7 @@ def _count_machine_addresses(group: Group, catalog: Catalogue) -> int:
     return own + _count_task_interfaces(group, catalog)
 
 
-def _count_task_interfaces(group: Group, catalog: Catalogue) -> int:
+def _count_task_interfaces(group: Group, catalog: Catalog) -> int:
     """Return the interfaces of ECS tasks: one a task, at most one an accelerator, and no more than the cards hold."""
     if group.orchestrator != "ecs":
         return 0
@@ -277,7 +277,7 @@ def _count_tasks(row: Instance) -> int:
     return min(free, row.accelerators.count) if row.accelerators else free
 
 
-def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalogue) -> Iterator[Subnet]:
+def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Subnet]:
     network = fleet.network
     if not isinstance(network, NewNetwork):
         return
@@ -288,12 +288,12 @@ def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalo
             yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone, catalog), available)
 
 
-def count_zone_addresses(zone: str, fleet: Fleet, catalog: Catalogue) -> int:
+def count_zone_addresses(zone: str, fleet: Fleet, catalog: Catalog) -> int:
     """Return the addresses that the fleet takes in a zone's private subnet, whoever made it."""
     return _sum_zone_addresses(fleet, resolve_all(fleet, catalog), zone, catalog)
 
 
-def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalog: Catalogue) -> int:
+def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalog: Catalog) -> int:
     fixed = (
         len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES
@@ -302,7 +302,7 @@ def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str
     return fixed + sum(_count_pool_addresses(machine_groups, name, zone, catalog) for name in fleet.pools)
 
 
-def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalog: Catalogue) -> int:
+def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalog: Catalog) -> int:
     """Return the addresses of one pool in one zone: those of the choice that takes most there."""
     zone_groups = [group for group in machine_groups if group.pool == pool and zone in group.zones]
     # Warm instances hold their addresses while they are stopped.

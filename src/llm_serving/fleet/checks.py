@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.catalog import instances
-from llm_serving.catalog.instances import Catalogue, Instance
+from llm_serving.catalog.instances import Catalog, Instance
 from llm_serving.fleet import capacity, cost
 from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
@@ -18,7 +18,7 @@ from llm_serving.settings.errors import InputError, Mistake
 Mistakes = Iterator[Mistake]
 
 
-def find_mistakes(document: Document[Fleet], catalog: Catalogue) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet], catalog: Catalog) -> list[Mistake]:
     """Return all mistakes in file order; empty if the fleet can be rented.
 
     Where the catalog has no answer for the fleet's region, nothing is claimed about what that region offers.
@@ -49,7 +49,7 @@ def require(document: Document[Fleet]) -> None:
         raise InputError(mistakes)
 
 
-def _check_types_known(document: Document[Fleet], catalog: Catalogue, name: str) -> Mistakes:
+def _check_types_known(document: Document[Fleet], catalog: Catalog, name: str) -> Mistakes:
     for index, type_name in enumerate(document.value.pools[name].types):
         if type_name not in catalog:
             key_path = ("pools", name, "types", index)
@@ -58,7 +58,7 @@ def _check_types_known(document: Document[Fleet], catalog: Catalogue, name: str)
 
 
 def _check_types_offered(
-    document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]
+    document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]
 ) -> Mistakes:
     """Return the types that none of the pool's zones offers; else zones that offer none of the pool's types."""
     fleet, pool = document.value, document.value.pools[name]
@@ -119,7 +119,7 @@ def _suggest_refresh(fleet: Fleet) -> str:
     return f"run `blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
 
 
-def _check_efa(document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_efa(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row for row in rows if not row.efa_interfaces]
     if not lacking or not document.value.pools[name].efa:
         return
@@ -130,7 +130,7 @@ def _check_efa(document: Document[Fleet], catalog: Catalogue, name: str, rows: S
     yield document.build_mistake(("pools", name, "efa"), True, reason, fix)
 
 
-def _check_purchases(document: Document[Fleet], catalog: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_purchases(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
     for index, purchase in enumerate(document.value.pools[name].buy):
         purchase_class, label = _classify_purchase(purchase)
         lacking = [row.name for row in rows if purchase_class not in row.purchase]
@@ -196,7 +196,7 @@ def _describe_accelerator(row: Instance) -> str:
     return kinds[row.accelerators.kind] if row.accelerators else "carries no accelerator"
 
 
-def _check_spend_limit(document: Document[Fleet], catalog: Catalogue) -> Mistakes:
+def _check_spend_limit(document: Document[Fleet], catalog: Catalog) -> Mistakes:
     """Refuse a limit that is exceeded, or that cannot be checked because a price is unknown."""
     fleet, limit = document.value, document.value.spend_limit
     costs = cost.estimate(fleet, catalog)

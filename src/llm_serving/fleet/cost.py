@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llm_serving.catalog.instances import Catalogue, Price, Source
+from llm_serving.catalog.instances import Catalog, Price, Source
 from llm_serving.fleet import standing_cost
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 
@@ -68,7 +68,7 @@ class Cost:
         return tuple(dict.fromkeys(name for pool in self.pools for name in pool.unknown))
 
 
-def estimate(fleet: Fleet, catalog: Catalogue) -> Cost:
+def estimate(fleet: Fleet, catalog: Catalog) -> Cost:
     """Return the fleet's cost in its region. A type that the catalog does not have counts as one of unknown price."""
     prices = [
         price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalog)
@@ -85,7 +85,7 @@ def is_prepaid(pool: Pool) -> bool:
     return all(isinstance(purchase, Reservation) and purchase.capacity_block for purchase in pool.buy)
 
 
-def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalogue) -> PoolCost:
+def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalog) -> PoolCost:
     if is_prepaid(pool) or not pool.size.max:
         return PoolCost(name, 0.0, 0.0, (), is_prepaid(pool))
     known_prices = [price.usd_h for price in _list_prices(fleet, pool, catalog)]
@@ -105,7 +105,7 @@ def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalogue) -> P
     )
 
 
-def _list_prices(fleet: Fleet, pool: Pool, catalog: Catalogue) -> Iterable[Price]:
+def _list_prices(fleet: Fleet, pool: Pool, catalog: Catalog) -> Iterable[Price]:
     """Return the known prices of the pool's types in the fleet's region."""
     rows = (catalog[type_name] for type_name in pool.types if type_name in catalog)
     return [row.prices[fleet.region] for row in rows if fleet.region in row.prices]

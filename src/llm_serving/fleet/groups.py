@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Literal, TypedDict
 
 from llm_serving.catalog import instances
-from llm_serving.catalog.instances import Catalogue, Instance
+from llm_serving.catalog.instances import Catalog, Instance
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.interfaces import Interface
 from llm_serving.fleet.model import Fleet, Pool, Reservation
@@ -168,7 +168,7 @@ class Group:
         return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"
 
 
-def resolve_all(fleet: Fleet, catalog: Catalogue) -> tuple[Group, ...]:
+def resolve_all(fleet: Fleet, catalog: Catalog) -> tuple[Group, ...]:
     """Return all groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
@@ -177,7 +177,7 @@ def resolve_all(fleet: Fleet, catalog: Catalogue) -> tuple[Group, ...]:
     return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalog))
 
 
-def resolve_pool(fleet: Fleet, name: str, catalog: Catalogue) -> tuple[Group, ...]:
+def resolve_pool(fleet: Fleet, name: str, catalog: Catalog) -> tuple[Group, ...]:
     """Return the groups of one pool; the choices that no zone offers are left out."""
     pool = fleet.pools[name]
     pool_groups: list[Group] = []
@@ -233,7 +233,7 @@ def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], P
 
 
 def _resolve_choice(
-    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalog: Catalogue
+    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalog: Catalog
 ) -> Iterator[Group]:
     pool = fleet.pools[name]
     rows = [instances.find(type_name, catalog) for type_name in types]
@@ -252,7 +252,7 @@ def _resolve_choice(
         yield _build_group(fleet, name, offered, zone_set, purchase, choice, sizes)
 
 
-def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalog: Catalogue) -> bool:
+def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalog: Catalog) -> bool:
     """Return whether the zone has one of the types; true where the catalog has no answer for the region."""
     if not any(region in row.zones for row in catalog.values()):
         return True

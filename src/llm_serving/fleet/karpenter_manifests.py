@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, machine_images, names, node_config
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -30,7 +30,7 @@ _TERMINATION_GRACE = "1h"
 """Time that pods have to end before their node is removed, whatever protects them: expiry must take effect."""
 
 
-def build(fleet: Fleet, catalog: Catalogue) -> list[Manifest]:
+def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     """Return all of them, classes before the pools that name them."""
     karpenter_groups = [group for group in groups.resolve_all(fleet, catalog) if group.kind == "karpenter"]
     return [
@@ -78,7 +78,7 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
     }
 
 
-def build_node_pool(group: Group, catalog: Catalogue) -> Manifest:
+def build_node_pool(group: Group, catalog: Catalog) -> Manifest:
     """Return when the group's nodes are started and terminated, and their maximum."""
     return {
         "apiVersion": "karpenter.sh/v1",
@@ -117,7 +117,7 @@ def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
     return {"tags": {"fleet": fleet.name, "Name": names.format_reservation_name(fleet.name, group.name)}}
 
 
-def _build_limits(group: Group, catalog: Catalogue) -> dict[str, str]:
+def _build_limits(group: Group, catalog: Catalog) -> dict[str, str]:
     """Return limits of accelerators and nodes: Karpenter counts accelerators before it asks EC2, nodes after."""
     accelerators = [row.accelerators for type_name in group.types if (row := catalog[type_name]).accelerators]
     accelerator_limits = {

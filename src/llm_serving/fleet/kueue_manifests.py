@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, names, node_template
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -35,7 +35,7 @@ Source: kubernetes/cloud-provider-aws, pkg/resourcemanagers/topology.go.
 """
 
 
-def build(fleet: Fleet, catalog: Catalogue) -> list[Manifest]:
+def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     """Return all of them; what others name comes first."""
     groups_by_pool: dict[str, list[Group]] = {}
     for group in groups.resolve_all(fleet, catalog):
@@ -76,7 +76,7 @@ def _has_topology(pool_groups: Sequence[Group]) -> bool:
     )
 
 
-def _build_cluster_queue(pool: str, pool_groups: Sequence[Group], catalog: Catalogue) -> Manifest:
+def _build_cluster_queue(pool: str, pool_groups: Sequence[Group], catalog: Catalog) -> Manifest:
     quotas = _compute_quotas(pool_groups, catalog)
     flavor = {
         "name": pool,
@@ -96,7 +96,7 @@ def _build_local_queue(pool: str) -> Manifest:
     return {**_build_object("LocalQueue", pool, namespace=names.SERVING_NAMESPACE), "spec": {"clusterQueue": pool}}
 
 
-def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalogue) -> dict[str, str]:
+def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, str]:
     """Return what the pool's nodes hold at full size, all of them of the type that has most.
 
     Kueue admits no pod that asks for a resource without a quota, so that the list has all that a pod of the chart may

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llm_serving.catalog import account_needs, eks, services
-from llm_serving.catalog.instances import Catalogue, Source
+from llm_serving.catalog.instances import Catalog, Source
 from llm_serving.fleet import endpoints
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.fleet.system_group import build_system_group
@@ -34,7 +34,7 @@ class StandingItem:
         return self.count * self.unit_usd_h
 
 
-def list_items(fleet: Fleet, catalog: Catalogue, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
+def list_items(fleet: Fleet, catalog: Catalog, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
     """Return what the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
 
     Args:
@@ -43,7 +43,7 @@ def list_items(fleet: Fleet, catalog: Catalogue, today: datetime.date | None = N
     return tuple(item for item in _list_items(fleet, catalog, today or datetime.date.today()) if item.count)
 
 
-def _list_items(fleet: Fleet, catalog: Catalogue, today: datetime.date) -> Iterator[StandingItem]:
+def _list_items(fleet: Fleet, catalog: Catalog, today: datetime.date) -> Iterator[StandingItem]:
     if "eks" in fleet.orchestrators:
         is_extended = today >= eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
         yield _price(fleet, "EKS control plane", 1, "eks-cluster-extended" if is_extended else "eks-cluster")
@@ -66,7 +66,7 @@ def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingIt
     return StandingItem(name, count, service.usd_h, service.source, service.is_known_in(fleet.region))
 
 
-def _price_system_nodes(fleet: Fleet, catalog: Catalogue) -> Iterator[StandingItem]:
+def _price_system_nodes(fleet: Fleet, catalog: Catalog) -> Iterator[StandingItem]:
     """None where not even the reference region has a price."""
     group = build_system_group(fleet, catalog)
     prices = catalog[group.types[0]].prices if group.types[0] in catalog else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_serving.catalog import eks
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.groups import SMALL_VOLUME, Group
 from llm_serving.fleet.model import Fleet
@@ -12,7 +12,7 @@ _SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
 """For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
 
 
-def build_system_group(fleet: Fleet, catalog: Catalogue) -> Group:
+def build_system_group(fleet: Fleet, catalog: Catalog) -> Group:
     """Return the system's own group: one small node a zone, and never less than two."""
     instance_type, arch, zones = _select_system_type(fleet, catalog)
     count = max(2, len(zones))
@@ -47,7 +47,7 @@ def build_system_group(fleet: Fleet, catalog: Catalogue) -> Group:
     )
 
 
-def _select_system_type(fleet: Fleet, catalog: Catalogue) -> tuple[str, eks.Arch, tuple[str, ...]]:
+def _select_system_type(fleet: Fleet, catalog: Catalog) -> tuple[str, eks.Arch, tuple[str, ...]]:
     first, second = _SYSTEM_TYPES
     offered = catalog[first[0]].zones.get(fleet.region, ()) if first[0] in catalog else ()
     zones = tuple(zone for zone in fleet.zones if zone in offered)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from llm_serving import console
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
@@ -22,7 +22,7 @@ from llm_serving.settings.errors import Unavailable
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
 
-_BUILDERS: Mapping[str, Callable[[Fleet, Catalogue], list[dict[str, Any]]]] = {
+_BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
     add_ons.QUEUES: kueue_manifests.build,
 }
@@ -57,7 +57,7 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Fix: install {hints}.")
 
 
-def build_install_commands(fleet: Fleet, catalog: Catalogue, folder: Path, fleet_file: Path) -> list[Command]:
+def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_file: Path) -> list[Command]:
     """Write values and manifests to `folder`, and return the commands that use them, in order.
 
     Raises:
@@ -76,7 +76,7 @@ def build_install_commands(fleet: Fleet, catalog: Catalogue, folder: Path, fleet
     return commands
 
 
-def build_remove_commands(fleet: Fleet, catalog: Catalogue, folder: Path) -> list[Command]:
+def build_remove_commands(fleet: Fleet, catalog: Catalog, folder: Path) -> list[Command]:
     """Write manifests to `folder`, and return the commands that remove everything, the last installed first.
 
     Node pools are removed before Karpenter, which terminates their instances; load balancer controllers late.
@@ -182,7 +182,7 @@ _NOT_REMOVED = ("Namespace",)
 
 
 def _write_manifest(
-    selected: SelectedAddOn, fleet: Fleet, catalog: Catalogue, folder: Path, without: Sequence[str] = ()
+    selected: SelectedAddOn, fleet: Fleet, catalog: Catalog, folder: Path, without: Sequence[str] = ()
 ) -> str:
     """Return the row's manifest, written first if it depends on the fleet; "" for a chart."""
     manifest = selected.add_on.manifest or ""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llm_serving import console
 from llm_serving.catalog import eks
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -30,9 +30,9 @@ _MAX_SHOWN = 20
 """Most resources listed for one stack; Terraform's log has all."""
 
 
-def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catalogue: Catalogue) -> dict[str, Any]:
+def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> dict[str, Any]:
     """Return what `--json` prints; costs in USD per hour on demand, as far as prices are known."""
-    costs = cost.estimate(context.fleet, catalogue)
+    costs = cost.estimate(context.fleet, catalog)
     return {
         "fleet": context.fleet.name,
         "region": context.fleet.region,
@@ -47,13 +47,13 @@ def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catal
     }
 
 
-def render(context: FleetContext, stack_plans: Sequence[StackPlan], catalogue: Catalogue) -> RenderableType:
+def render(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> RenderableType:
     """Render the plan; 80 columns are enough."""
     return Group(
         _render_title(context),
         _render_table(stack_plans),
         *_render_affected(stack_plans),
-        *_render_notes(context.fleet, stack_plans, catalogue),
+        *_render_notes(context.fleet, stack_plans, catalog),
     )
 
 
@@ -101,8 +101,8 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
             yield Padding(Text(f"and {len(rows) - _MAX_SHOWN} more in {plan.name}", "dim"), (0, 0, 0, 2))
 
 
-def _render_notes(fleet: Fleet, stack_plans: Sequence[StackPlan], catalogue: Catalogue) -> Iterator[Text]:
-    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(fleet, catalogue))
+def _render_notes(fleet: Fleet, stack_plans: Sequence[StackPlan], catalog: Catalog) -> Iterator[Text]:
+    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(fleet, catalog))
     yield Text("      Excludes load balancers, storage, logs and traffic", "dim")
     if "eks" in fleet.orchestrators:
         yield Text.assemble(("EKS   ", "bold"), describe_support(fleet))
@@ -111,9 +111,9 @@ def _render_notes(fleet: Fleet, stack_plans: Sequence[StackPlan], catalogue: Cat
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
 
 
-def describe_cost(fleet: Fleet, catalogue: Catalogue) -> str:
+def describe_cost(fleet: Fleet, catalog: Catalog) -> str:
     """Describe the cost per hour in one line."""
-    costs = cost.estimate(fleet, catalogue)
+    costs = cost.estimate(fleet, catalog)
     sign = "at least " if costs.unknown else ""
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""

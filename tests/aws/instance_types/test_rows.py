@@ -12,7 +12,7 @@ from llm_serving.aws.instance_types import rows
 
 
 def _build_type(name: str, **changes: Any) -> dict[str, Any]:
-    """A type as DescribeInstanceTypes gives it, with the fields that the catalogue reads."""
+    """A type as DescribeInstanceTypes gives it, with the fields that the catalog reads."""
     card = {
         "NetworkCardIndex": 0,
         "MaximumNetworkInterfaces": 4,

@@ -15,16 +15,16 @@ PRICE_SOURCE = Source(name="AWS Price List", date="2026-11-01")
 
 
 def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) -> list[CheckResult]:
-    catalogue = dict(instances.load())
-    row = catalogue["g6e.xlarge"]
+    catalog = dict(instances.load())
+    row = catalog["g6e.xlarge"]
     region_prices = {
         region: Price(usd_h=usd, source=PRICE_SOURCE) for region, usd in (prices or {"us-west-2": 2.0}).items()
     }
     if "unknown" in prices:
         region_prices = {}
-    catalogue["g6e.xlarge"] = row.model_copy(update={"prices": region_prices, "unpriced": {}})
-    limit = [mistake for mistake in checks.find_mistakes(document, catalogue) if mistake.field == "spend_limit"]
-    return price.check_price(document.value, catalogue, limit, datetime.date.fromisoformat(today))
+    catalog["g6e.xlarge"] = row.model_copy(update={"prices": region_prices, "unpriced": {}})
+    limit = [mistake for mistake in checks.find_mistakes(document, catalog) if mistake.field == "spend_limit"]
+    return price.check_price(document.value, catalog, limit, datetime.date.fromisoformat(today))
 
 
 def test_the_cost_range_is_shown_with_the_prices_date(read_fleet: Any) -> None:

@@ -15,11 +15,11 @@ HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\n"
 
 
 def _collect_lines(document: Any, aws: Any = None) -> list[CheckResult]:
-    catalogue = instances.load()
-    fleet_capacity = capacity.compute(document.value, catalogue)
+    catalog = instances.load()
+    fleet_capacity = capacity.compute(document.value, catalog)
     return [
         line
-        for check in subnets.list_checks(aws, document.value, catalogue, fleet_capacity)
+        for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity)
         for line in check.execute()
     ]
 

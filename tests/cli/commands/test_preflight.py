@@ -121,7 +121,7 @@ def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str
 
 
 @pytest.mark.terraform
-def test_a_type_missing_from_the_catalogue_is_one_line_and_the_other_checks_run(tmp_path: Path, endpoint: str) -> None:
+def test_a_type_missing_from_the_catalog_is_one_line_and_the_other_checks_run(tmp_path: Path, endpoint: str) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     result = _run_cli(
         "preflight", "--json", "--fleet", _write_fleet(tmp_path, kind="g6e.7xlarge"), environment=environment

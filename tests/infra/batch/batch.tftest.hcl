@@ -2,14 +2,14 @@ mock_provider "aws" {
   source = "./mocks"
 }
 
-run "catalogue" {
+run "catalog" {
   module {
-    source = "./stacks/batch-catalogue"
+    source = "./stacks/batch-catalog"
   }
 
   assert {
     condition = (
-      aws_sfn_state_machine.workflow.name == "cotton-catalogue" && aws_sfn_state_machine.workflow.type == "STANDARD" &&
+      aws_sfn_state_machine.workflow.name == "cotton-catalog" && aws_sfn_state_machine.workflow.type == "STANDARD" &&
       aws_sfn_state_machine.workflow.logging_configuration[0].level == "ERROR" &&
       !aws_sfn_state_machine.workflow.logging_configuration[0].include_execution_data
     )
@@ -20,7 +20,7 @@ run "catalogue" {
     condition = (
       jsondecode(aws_sfn_state_machine.workflow.definition).States.Plan.Parameters.QueueUrl == aws_sqs_queue.queue-control.url &&
       jsondecode(aws_sfn_state_machine.workflow.definition).States.Plan.Parameters.MessageBody["token.$"] == "$$.Task.Token" &&
-      jsondecode(aws_sfn_state_machine.workflow.definition).States.Notify.Parameters.Entries[0].Detail.deployment == "cotton-catalogue"
+      jsondecode(aws_sfn_state_machine.workflow.definition).States.Notify.Parameters.Entries[0].Detail.deployment == "cotton-catalog"
     )
     error_message = "the definition comes through Terraform as it is written"
   }
@@ -53,8 +53,8 @@ run "catalogue" {
 
   assert {
     condition = (
-      aws_service_discovery_service.batch-api-name.name == "catalogue-batch-api" &&
-      output.url == "http://catalogue-batch-api.cotton.internal:8080" &&
+      aws_service_discovery_service.batch-api-name.name == "catalog-batch-api" &&
+      output.url == "http://catalog-batch-api.cotton.internal:8080" &&
       one([for row in jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].environment : row.value if row.name == "BATCH_STATE_MACHINE"]) == "arn:aws:states:us-west-2:123456789012:stateMachine:${aws_sfn_state_machine.workflow.name}"
     )
     error_message = "clients find the Batch API by its name, and it finds the state machine"
@@ -62,8 +62,8 @@ run "catalogue" {
 
   assert {
     condition = (
-      aws_glue_catalog_table.results-table.database_name == "cotton_catalogue" &&
-      aws_glue_catalog_table.results-table.storage_descriptor[0].location == "s3://cotton-results-123456789012-us-west-2/batch/catalogue/results/" &&
+      aws_glue_catalog_table.results-table.database_name == "cotton_catalog" &&
+      aws_glue_catalog_table.results-table.storage_descriptor[0].location == "s3://cotton-results-123456789012-us-west-2/batch/catalog/results/" &&
       aws_glue_catalog_table.results-table.storage_descriptor[0].columns[0].type == "string" &&
       aws_glue_catalog_table.results-table.partition_keys[1].name == "date" &&
       aws_glue_catalog_table.results-table.parameters["projection.enabled"] == "true"

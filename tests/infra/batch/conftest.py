@@ -19,7 +19,7 @@ orchestrator: both
 alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
 storage:
   model_buckets:
-    bucket: my-catalogue
+    bucket: my-catalog
     key: arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012
 pools:
   general: {types: g6e.2xlarge, size: 0..8, buy: [spot, on-demand], orchestrator: ecs}
@@ -27,7 +27,7 @@ pools:
 add_ons: {schedulers: on}
 """
 
-_CATALOGUE = """\
+_CATALOG = """\
 kind: batch
 pattern: offline-batch
 endpoint: {deployment: chat}
@@ -36,7 +36,7 @@ teams:
   ads: {weight: 20, priority: low}
 workers: {count: 6}
 limits: {takeover: 45s}
-inputs: s3://my-catalogue/exports
+inputs: s3://my-catalog/exports
 schedules:
   nightly:
     at: cron(0 2 * * ? *)
@@ -62,9 +62,9 @@ results:
 sample: {model: chat}
 """
 
-ON_ECS = {"catalogue": _CATALOGUE, "outside": _OUTSIDE}
+ON_ECS = {"catalog": _CATALOG, "outside": _OUTSIDE}
 ON_EKS = {
-    "pods": _CATALOGUE.replace("{count: 6}", "{count: 6, pool: cores}"),
+    "pods": _CATALOG.replace("{count: 6}", "{count: 6, pool: cores}"),
     "pods-outside": _OUTSIDE,
 }
 SHAPES = {**ON_ECS, **ON_EKS}

@@ -95,7 +95,7 @@ def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, 
 @pytest.mark.parametrize(
     ("shape", "beside", "not_called"),
     [
-        ("catalogue", EXEC, READ_SECRET),
+        ("catalog", EXEC, READ_SECRET),
         ("pods", set(), READ_SECRET),
         ("outside", EXEC, set()),
         ("pods-outside", set(), set()),
@@ -131,9 +131,9 @@ def test_a_program_may_delete_only_what_it_deletes(stacks: Stacks, shape: str, m
 
 def test_pods_have_the_rights_of_tasks_on_what_is_theirs(stacks: Stacks) -> None:
     for part in ("work", "api", "flow", "time"):
-        task = json.dumps([row for row in list_statements(stacks["catalogue"], part) if not _is_exec(row)])
-        assert json.dumps(list_statements(stacks["pods"], part)) == task.replace("catalogue", "pods").replace(
-            "my-pods", "my-catalogue"
+        task = json.dumps([row for row in list_statements(stacks["catalog"], part) if not _is_exec(row)])
+        assert json.dumps(list_statements(stacks["pods"], part)) == task.replace("catalog", "pods").replace(
+            "my-pods", "my-catalog"
         )
 
 
@@ -161,7 +161,7 @@ def test_each_service_account_of_the_chart_has_the_role_of_its_program(
 def test_on_eks_the_stack_has_the_workflow_and_no_tasks(stacks: Stacks) -> None:
     task, pods = (
         {(kind, name) for kind, rows in stacks[shape]["resource"].items() for name in rows}
-        for shape in ("catalogue", "pods")
+        for shape in ("catalog", "pods")
     )
     own = {kind for kind, _ in pods - task} - {"aws_iam_role", "aws_iam_role_policy"}
     assert own == {"aws_eks_pod_identity_association"}
@@ -183,7 +183,7 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
 ) -> None:
     document = loading.load_fleet(fleet)
     files = [tmp_path / "rendered" / "mine" / target / f"{target}.yaml" for target in ("ecs", "eks")]
-    for file, shape in zip(files, ("catalogue", "pods"), strict=True):
+    for file, shape in zip(files, ("catalog", "pods"), strict=True):
         file.parent.mkdir(parents=True)
         file.write_text(manifests[shape].read_text().replace(f"name: {shape}\n", "name: mine\n"))
     serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
@@ -222,15 +222,15 @@ def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(stac
     expected = set().union(*integrations.values())
     # Maps in the mode DISTRIBUTED start executions of their own; the log is delivered by a dozen of rights.
     expected |= {f"states:{verb}Execution" for verb in ("Start", "Describe", "Stop", "Redrive")}
-    allowed = list_allowed(stacks["catalogue"], "flow")
+    allowed = list_allowed(stacks["catalog"], "flow")
     assert {action for action in allowed if not action.startswith("logs:")} == expected
 
 
 def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(stacks: Stacks) -> None:
-    [machine] = stacks["catalogue"]["resource"]["aws_sfn_state_machine"].values()
+    [machine] = stacks["catalog"]["resource"]["aws_sfn_state_machine"].values()
     text = STATE_MACHINE_FILE.read_text()
     filled = text.replace("${control_queue}", "${aws_sqs_queue.queue-control.url}")
-    assert machine["definition"] == filled.replace("${deployment}", "cotton-catalogue")
+    assert machine["definition"] == filled.replace("${deployment}", "cotton-catalog")
     assert "${" not in filled.replace("${aws_sqs_queue.queue-control.url}", "").replace("${deployment}", "")
     json.loads(machine["definition"])
 
@@ -245,7 +245,7 @@ def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
 @pytest.mark.parametrize(
     ("shape", "endpoint"),
     [
-        ("catalogue", "http://chat-router.cotton.internal:8080"),
+        ("catalog", "http://chat-router.cotton.internal:8080"),
         ("pods", "http://chat.serving.svc:8080"),
     ],
 )
@@ -283,10 +283,10 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeyp
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox, layout
 
-    rule = stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
+    rule = stacks["catalog"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
     pattern = json.loads(rule["event_pattern"])
     [condition] = pattern["detail"]["object"]["key"]
-    key = f"{layout.Layout('batch/catalogue').build(layout.INBOXES)}ads/rows.jsonl"
+    key = f"{layout.Layout('batch/catalog').build(layout.INBOXES)}ads/rows.jsonl"
     assert key.startswith(condition["prefix"])
     event = {
         "source": pattern["source"][0],
@@ -300,7 +300,7 @@ def test_a_schedules_message_is_one_that_the_batch_api_reads(stacks: Stacks, mon
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox
 
-    schedule = stacks["catalogue"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
+    schedule = stacks["catalog"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
     assert (schedule["schedule_expression"], schedule["schedule_expression_timezone"]) == ("cron(0 2 * * ? *)", "UTC")
     assert inbox.parse_schedule(schedule["target"]["input"]) == {
         "name": "nightly",
@@ -318,14 +318,14 @@ def test_workers_run_on_spot_capacity_after_the_first(stacks: Stacks) -> None:
         strategy = stacks[shape]["resource"]["aws_ecs_service"]["batch-worker-0"]["capacity_provider_strategy"]
         return [(row["capacity_provider"], row.get("base", 0), row["weight"]) for row in strategy]
 
-    assert list_strategy("catalogue") == [("FARGATE", 1, 0), ("FARGATE_SPOT", 0, 1)]
+    assert list_strategy("catalog") == [("FARGATE", 1, 0), ("FARGATE_SPOT", 0, 1)]
     assert list_strategy("outside") == [("FARGATE", 0, 1)]
-    services = stacks["catalogue"]["resource"]["aws_ecs_service"]
+    services = stacks["catalog"]["resource"]["aws_ecs_service"]
     assert (services["batch-worker-0"]["desired_count"], services["batch-api-0"]["desired_count"]) == (6, 1)
 
 
 def test_a_stopped_worker_has_time_to_hand_back_its_rows(stacks: Stacks) -> None:
-    [container] = read_containers(stacks["catalogue"], "batch-worker")
+    [container] = read_containers(stacks["catalog"], "batch-worker")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     # A spot task has two minutes, as long as Fargate waits at most. Source: ECS developer guide, "Amazon ECS clusters for
     # Fargate", termination notices, 2026-11.
@@ -336,13 +336,13 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows(stacks: Stacks) -> None
 
 def test_a_worker_is_healthy_once_it_takes_steps(stacks: Stacks) -> None:
     """Without a check, one that ends at its start would count as running, and replace the former workers."""
-    [container] = read_containers(stacks["catalogue"], "batch-worker")
+    [container] = read_containers(stacks["catalog"], "batch-worker")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     assert container["healthCheck"]["command"] == ["CMD", "test", "-e", environment["BATCH_READY_FILE"]]
 
 
 def test_workers_reach_the_endpoint_and_nobody_reaches_them(stacks: Stacks) -> None:
-    rules = stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
+    rules = stacks["catalog"]["resource"]["aws_vpc_security_group_egress_rule"]
     for program in PROGRAMS:  # the Batch API counts tokens before a job starts
         endpoint = rules[f"{program}-to-endpoint"]
         assert (endpoint["cidr_ipv4"], endpoint["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
@@ -396,7 +396,7 @@ def test_nobody_else_reads_secrets_and_no_value_gets_into_the_state(stacks: Stac
         assert set(stack["data"]).isdisjoint(
             {"aws_secretsmanager_secret_version", "aws_secretsmanager_random_password"}
         )
-    assert "aws_secretsmanager_secret" not in stacks["catalogue"]["data"]
+    assert "aws_secretsmanager_secret" not in stacks["catalog"]["data"]
 
 
 def test_workers_alone_reach_the_cache_and_in_the_network_alone(stacks: Stacks) -> None:
@@ -409,7 +409,7 @@ def test_workers_alone_reach_the_cache_and_in_the_network_alone(stacks: Stacks) 
         }
 
     assert list_cache_rules("outside") == {"batch-worker-to-cache": ("${data.aws_vpc.range.cidr_block}", 6379)}
-    assert list_cache_rules("catalogue") == {}
+    assert list_cache_rules("catalog") == {}
 
 
 PARQUET_TYPES = {"string": ("BYTE_ARRAY", "STRING"), "bigint": ("INT64", "NONE")}
@@ -423,7 +423,7 @@ def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
     monkeypatch.syspath_prepend(IMAGE)
     from batch import parquet, rows
 
-    table = stacks["catalogue"]["resource"]["aws_glue_catalog_table"]["results-table"]
+    table = stacks["catalog"]["resource"]["aws_glue_catalog_table"]["results-table"]
     storage, properties = table["storage_descriptor"], table["parameters"]
     lines = [rows.format_output("a", 200, b"{}")]
     assert parquet.write_results("batch_1", lines, lambda _: (tmp_path / "part").open("wb")) == 1
@@ -434,7 +434,7 @@ def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
         for column in map(written.column, range(len(columns)))
     ]
     assert len(columns) == len(written)
-    key = parquet.get_result_prefix("batch/catalogue", "ads", "batch_1", 86400.0)
+    key = parquet.get_result_prefix("batch/catalog", "ads", "batch_1", 86400.0)
     location = storage["location"].removeprefix("s3://cotton-results-123456789012-us-west-2/")
     assert key.startswith(location)
     folders = [folder.partition("=") for folder in key.removeprefix(location).rstrip("/").split("/")]
@@ -446,8 +446,8 @@ def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
 
 
 def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(stacks: Stacks) -> None:
-    resources = stacks["catalogue"]["resource"]
-    assert resources["aws_glue_catalog_database"]["results-database"]["name"] == "cotton_catalogue"
+    resources = stacks["catalog"]["resource"]
+    assert resources["aws_glue_catalog_database"]["results-database"]["name"] == "cotton_catalog"
     properties = resources["aws_glue_catalog_table"]["results-table"]["parameters"]
     assert properties["projection.team.values"] == "search,ads"
     assert properties["projection.date.range"] == "NOW-92DAYS,NOW", "the fleet keeps results for 90 days"

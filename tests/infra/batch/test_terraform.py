@@ -19,7 +19,7 @@ def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> W
         tmp_path_factory.mktemp("terraform"),
         synth_folder,
         tests=[Path(__file__).with_name("batch.tftest.hcl")],
-        stack="stacks/batch-catalogue",
+        stack="stacks/batch-catalog",
         data=tmp_path_factory.mktemp("data"),
     )
 
@@ -40,7 +40,7 @@ BROKEN = (
 
 
 def test_a_broken_setting_is_reported(workspace: Workspace) -> None:
-    file = workspace.folder / "stacks/batch-catalogue/cdk.tf.json"
+    file = workspace.folder / "stacks/batch-catalog/cdk.tf.json"
     text = broken = file.read_text()
     for old, new, _ in BROKEN:
         assert old in broken

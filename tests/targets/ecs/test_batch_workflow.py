@@ -47,7 +47,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppliedFl
 def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp_path: Path) -> None:
     document, aws = fleet
     endpoint = str(aws.emulator)
-    plan = planning.plan(write_blueprint(tmp_path, "catalogue"), document.path, target="ecs", aws=aws)
+    plan = planning.plan(write_blueprint(tmp_path, "catalog"), document.path, target="ecs", aws=aws)
     messages: list[str] = []
     _enable_interpreter(endpoint)
     assert stack.deploy(plan, messages.append) is True
@@ -111,7 +111,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         rows.write_bytes(batch_kills.format_rows(ROWS))
         submitted = client.create(file_id=client.upload(rows), metadata={"team": "search"})
         s3 = emulator.create_client("s3", endpoint, REGION)
-        s3.put_object(Bucket=BUCKET, Key="batch/catalogue/inbox/ads/more.jsonl", Body=rows.read_bytes() + b"\n")
+        s3.put_object(Bucket=BUCKET, Key="batch/catalog/inbox/ads/more.jsonl", Body=rows.read_bytes() + b"\n")
         processes.wait_until(lambda: len(list(client.list_batches())) == 2, "the inbox's job", 60)
         for job in client.list_batches():
             processes.wait_until(lambda job=job: client.read(job["id"])["status"] in FINAL_STATES, job["id"], 120)  # type: ignore[misc]
@@ -129,7 +129,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
 def _check_table(endpoint: str) -> None:
     """The jobs' Parquet files lie where the table's location and partitions say, with its columns."""
     glue, s3 = (emulator.create_client(service, endpoint, REGION) for service in ("glue", "s3"))
-    table = glue.get_table(DatabaseName="cotton_catalogue", Name="results")["Table"]
+    table = glue.get_table(DatabaseName="cotton_catalog", Name="results")["Table"]
     storage = table["StorageDescriptor"]
     prefix = storage["Location"].removeprefix(f"s3://{BUCKET}/")
     keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]]

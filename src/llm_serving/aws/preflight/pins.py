@@ -12,7 +12,7 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
@@ -21,14 +21,14 @@ from llm_serving.fleet.model import Fleet
 
 _GROUP = "pinned versions"
 
-_CATALOGUE_FILE = "src/llm_serving/catalog/eks.py"
+_CATALOG_FILE = "src/llm_serving/catalog/eks.py"
 
 _MAX_SHOWN_VERSIONS = 3
 
 
-def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> list[Check]:
+def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
     """Return what EKS offers, on EKS; the AMIs on both."""
-    checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet, catalogue), ("ssm:GetParameter",))]
+    checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet, catalog), ("ssm:GetParameter",))]
     if "eks" not in fleet.orchestrators:
         return checks
     return [
@@ -75,7 +75,7 @@ def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResu
     ]
     shown = [*offered[:_MAX_SHOWN_VERSIONS], *(["others"] if len(offered) > _MAX_SHOWN_VERSIONS else [])]
     message = f"EKS does not offer {add_on.version} for Kubernetes {version}; it offers {join_words(shown)}"
-    return CheckResult(add_on.name, "fail", message, f"pin {(default or offered)[0]} in {_CATALOGUE_FILE}")
+    return CheckResult(add_on.name, "fail", message, f"pin {(default or offered)[0]} in {_CATALOG_FILE}")
 
 
 def _check_values(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
@@ -111,7 +111,7 @@ def _check_configuration(add_on: EksAddOn, response: Mapping[str, Any]) -> Check
         mistakes.append(f"service account {add_on.service_account}: EKS takes {join_words(accounts)}")
     if mistakes:
         message = f"EKS would refuse them for {add_on.version}: {'; '.join(mistakes)}"
-        return CheckResult(check_name, "fail", message, f"correct its row in {_CATALOGUE_FILE}")
+        return CheckResult(check_name, "fail", message, f"correct its row in {_CATALOG_FILE}")
     return CheckResult(check_name, "pass", f"as the schema of {add_on.version} has it")
 
 
@@ -125,12 +125,12 @@ def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
         yield f"{field}: {error.message}" if field else error.message
 
 
-def _check_images(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> Sequence[CheckResult]:
-    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(catalogue)
+def _check_images(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> Sequence[CheckResult]:
+    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(catalog)
     if not known_types:
         reason = "a type is not in the catalog, so its AMI is not known"
-        return [build_unknown_result("AMIs", reason, "use a type of the catalogue, as listed above")]
-    parameters = machine_images.list_parameters(fleet, catalogue)
+        return [build_unknown_result("AMIs", reason, "use a type of the catalog, as listed above")]
+    parameters = machine_images.list_parameters(fleet, catalog)
     return [_check_image(aws, fleet, parameter, group) for parameter, group in parameters.items()]
 
 

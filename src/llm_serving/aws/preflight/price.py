@@ -1,4 +1,4 @@
-"""What the fleet costs an hour, from the catalogue's dated prices; nothing is asked of AWS."""
+"""What the fleet costs an hour, from the catalog's dated prices; nothing is asked of AWS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 
 from llm_serving.aws.preflight.check import CheckResult
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -17,11 +17,11 @@ STALE_DAYS = 90
 
 
 def check_price(
-    fleet: Fleet, catalogue: Catalogue, mistakes: Sequence[Mistake], today: datetime.date
+    fleet: Fleet, catalog: Catalog, mistakes: Sequence[Mistake], today: datetime.date
 ) -> list[CheckResult]:
     """Check whether the spend limit holds the span of the cost."""
-    costs = cost.estimate(fleet, catalogue)
-    # Who collected a list is in the catalogue; here its date is what counts.
+    costs = cost.estimate(fleet, catalog)
+    # Who collected a list is in the catalog; here its date is what counts.
     dates = ", ".join(dict.fromkeys(f"{source.name.split(',')[0]}, {source.date}" for source in costs.sources))
     prefix = "at least " if costs.unknown else ""
     message = (

@@ -13,7 +13,7 @@ from llm_serving.aws.preflight import budget, identity, pins, price, quotas, res
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalogue
+from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import capacity, checks
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -60,7 +60,7 @@ class PreflightReport:
 
 
 def run_preflight(
-    document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
+    document: Document[Fleet], catalog: Catalog, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
 ) -> PreflightReport:
     """Run all checks; change nothing.
 
@@ -70,15 +70,15 @@ def run_preflight(
     fleet = document.value
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)
-    mistakes = checks.find_mistakes(document, catalogue)
-    put = _list_checks(document, catalogue, aws, caller, mistakes)
+    mistakes = checks.find_mistakes(document, catalog)
+    put = _list_checks(document, catalog, aws, caller, mistakes)
     with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
         groups = runner.run_checks(put, step, timeout_s)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
 
 def _list_checks(
-    document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, caller: Identity, mistakes: Sequence[Mistake]
+    document: Document[Fleet], catalog: Catalog, aws: AwsSession, caller: Identity, mistakes: Sequence[Mistake]
 ) -> list[Check]:
     fleet = document.value
     limit_mistakes = [mistake for mistake in mistakes if mistake.field == "spend_limit"]
@@ -87,11 +87,11 @@ def _list_checks(
         *identity.list_checks(aws, fleet, caller),
         Check("fleet file", "fleet file", lambda: [_build_mistake_result(mistake) for mistake in other_mistakes]),
         *zones.list_checks(aws, fleet),
-        *_list_size_checks(document, catalogue, aws),
-        *reservations.list_checks(aws, fleet, catalogue),
-        *pins.list_checks(aws, fleet, catalogue),
+        *_list_size_checks(document, catalog, aws),
+        *reservations.list_checks(aws, fleet, catalog),
+        *pins.list_checks(aws, fleet, catalog),
         *state.list_checks(aws, fleet, caller, str(document.path)),
-        Check("price", "price", lambda: price.check_price(fleet, catalogue, limit_mistakes, datetime.date.today())),
+        Check("price", "price", lambda: price.check_price(fleet, catalog, limit_mistakes, datetime.date.today())),
         *budget.list_checks(aws, fleet),
     ]
 
@@ -100,18 +100,18 @@ _REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
 """Fields whose mistakes have results of their own: price, subnets, limits."""
 
 
-def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsSession) -> list[Check]:
+def _list_size_checks(document: Document[Fleet], catalog: Catalog, aws: AwsSession) -> list[Check]:
     """Return checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
-    if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
+    if any(instance_type not in catalog for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(
             "quotas",
             "a type is not in the catalog, so usage was not counted",
-            "use a type of the catalogue, as listed above",
+            "use a type of the catalog, as listed above",
         )
         return [Check("quotas", "quotas", lambda: [unknown_result])]
-    requirements = capacity.compute(fleet, catalogue)
-    return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, catalogue, requirements)]
+    requirements = capacity.compute(fleet, catalog)
+    return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, catalog, requirements)]
 
 
 def _build_mistake_result(mistake: Mistake) -> CheckResult:

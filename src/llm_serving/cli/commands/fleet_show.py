@@ -19,21 +19,21 @@ from llm_serving.tables import capacity_table, fleet_table
 def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = False) -> None:
     """Show the pools by zone, with accelerators and cost per hour."""
     document = load(fleet, Fleet)
-    catalogue = instances.load()
-    mistakes = checks.find_mistakes(document, catalogue)
-    is_catalogued = all(
-        instance_type in catalogue for pool in document.value.pools.values() for instance_type in pool.types
+    catalog = instances.load()
+    mistakes = checks.find_mistakes(document, catalog)
+    is_catalogd = all(
+        instance_type in catalog for pool in document.value.pools.values() for instance_type in pool.types
     )
-    fleet_capacity = capacity.compute(document.value, catalogue) if is_catalogued else None
+    fleet_capacity = capacity.compute(document.value, catalog) if is_catalogd else None
     if as_json:
         payload = {
-            **fleet_table.build_payload(document.value, catalogue),
+            **fleet_table.build_payload(document.value, catalog),
             "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
         print(json.dumps(payload, indent=2))
         raise typer.Exit(InputError.exit_code if mistakes else 0)
-    console.out.print(fleet_table.render(document.value, catalogue, console.out.width), soft_wrap=False)
+    console.out.print(fleet_table.render(document.value, catalog, console.out.width), soft_wrap=False)
     if fleet_capacity:
         machines = sum(pool.size.max for pool in document.value.pools.values())
         console.out.print(capacity_table.render(fleet_capacity, machines), soft_wrap=False)

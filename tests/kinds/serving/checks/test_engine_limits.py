@@ -211,7 +211,7 @@ def test_the_local_target_replaces_any_accelerator_with_the_cpu(tmp_path: Path, 
     assert deployment.roles[0].prefetch is None
 
 
-def test_every_reason_in_the_catalogue_has_a_test() -> None:
+def test_every_reason_in_the_catalog_has_a_test() -> None:
     platform = engines.load_engines()["vllm"].platforms["neuron"]
     texts = [reason for _, reason in REFUSED]
     assert [
