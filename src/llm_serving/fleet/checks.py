@@ -57,9 +57,7 @@ def _check_types_known(document: Document[Fleet], catalog: Catalog, name: str) -
             yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalog))
 
 
-def _check_types_offered(
-    document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]
-) -> Mistakes:
+def _check_types_offered(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
     """Return the types that none of the pool's zones offers; else zones that offer none of the pool's types."""
     fleet, pool = document.value, document.value.pools[name]
     if not any(fleet.region in row.zones for row in catalog.values()):

@@ -18,9 +18,7 @@ def _collect_lines(document: Any, aws: Any = None) -> list[CheckResult]:
     catalog = instances.load()
     fleet_capacity = capacity.compute(document.value, catalog)
     return [
-        line
-        for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity)
-        for line in check.execute()
+        line for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity) for line in check.execute()
     ]
 
 

@@ -16,9 +16,7 @@ STALE_DAYS = 90
 """Older prices are doubted: AWS has changed those of accelerators about once a year, by up to 45% (P5, June 2025)."""
 
 
-def check_price(
-    fleet: Fleet, catalog: Catalog, mistakes: Sequence[Mistake], today: datetime.date
-) -> list[CheckResult]:
+def check_price(fleet: Fleet, catalog: Catalog, mistakes: Sequence[Mistake], today: datetime.date) -> list[CheckResult]:
     """Check whether the spend limit holds the span of the cost."""
     costs = cost.estimate(fleet, catalog)
     # Who collected a list is in the catalog; here its date is what counts.
