@@ -214,14 +214,19 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
 ) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    helm, kubectl = tools / "helm", tools / "kubectl"
+    helm = tools / "helm"
     helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\ntest "$3" != lws\n')
-    kubectl.write_text(f'#!/bin/sh\nbasename "$4" .yaml >> {tmp_path}/calls\n')
-    for program in (helm, kubectl):
-        program.chmod(0o755)
+    helm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(installer.chart_archives, "fetch", lambda archive, _: archive.digest)
+    monkeypatch.setattr(installer.kube_api, "open_api", lambda _: None)
+
+    def record(manifest: str, _: object) -> None:
+        with (tmp_path / "calls").open("a") as log:
+            log.write(f"{Path(manifest).stem}\n")
+
+    monkeypatch.setattr(installer, "_apply", record)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
     assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[:-2]

@@ -1,15 +1,17 @@
-"""Programs that write down how they were called, in the place of helm, kubectl and aws; the cluster is not theirs."""
+"""Stand-ins for helm, aws and the cluster's API, which write down how they were called."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from llm_serving.operations import chart_archives
+from llm_serving.operations import chart_archives, kube_api
+from llm_serving.operations.kube_api import Kind, Manifest
 
 SMALL_FLEET = """\
 name: small
@@ -31,14 +33,12 @@ with open({log!r}, "a") as log:
     log.flush()
 if any(word in " ".join(sys.argv) for word in {failing!r}):
     sys.exit("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
-if "crd" in sys.argv:
-    print("customresourcedefinition.apiextensions.k8s.io/nodepools.karpenter.sh")
 """
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Stands for helm, kubectl and aws: proves in which order and how they are called, nothing of what they do."""
+    """Stands for helm, aws and the API: proves in which order and how they are called, nothing of what they do."""
 
     folder: Path
 
@@ -57,6 +57,37 @@ class Recorder:
             )
             file.chmod(0o755)
 
+    def record(self, *words: str) -> None:
+        """Write down a call that is no program's."""
+        with (self.folder / "calls").open("a") as log:
+            log.write(json.dumps(words) + "\n")
+
+
+class RecordedApi:
+    """Stands for the API of a cluster that has every kind and no object."""
+
+    def __init__(self, recorder: Recorder, kubeconfig: Path | None) -> None:
+        self._recorder = recorder
+        recorder.record("api", "open", str(kubeconfig))
+
+    def require_ready(self) -> None:
+        self._recorder.record("api", "ready")
+
+    def has_kind(self, kind: Kind) -> bool:
+        return bool(kind)
+
+    def find(self, kind: Kind, name: str) -> Manifest:
+        return {"metadata": {"uid": f"{kind.kind} {name}"}}
+
+    def apply(self, manifests: Sequence[Manifest]) -> None:
+        self._recorder.record("api", "apply", *sorted({manifest["kind"] for manifest in manifests}))
+
+    def delete_all(self, kind: Kind, **_: object) -> None:
+        self._recorder.record("api", "delete", kind.kind)
+
+    def delete_objects(self, objects: Sequence[Manifest], _: float) -> None:
+        self._recorder.record("api", "delete", *sorted({manifest["kind"] for manifest in objects}))
+
 
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
@@ -66,4 +97,5 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setenv("PATH", str(fake_programs.folder))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chart_archives, "fetch", lambda archive, _: archive.digest or UNKNOWN_DIGEST)
+    monkeypatch.setattr(kube_api, "open_api", lambda kubeconfig: RecordedApi(fake_programs, kubeconfig))
     return fake_programs

@@ -11,13 +11,15 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as platform
-from llm_serving.operations import cluster
+from llm_serving.operations import cluster, kube_api
+from llm_serving.operations.kube_api import KubeApi
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from tests.control_plane.control_plane import ControlPlane
 from tests.operations.conftest import Recorder
 
 REGION = "us-west-2"
+ARN = "arn:aws:eks:us-west-2:123456789012:cluster/small"
 FLEET = """\
 name: small
 region: us-west-2
@@ -35,7 +37,7 @@ def write_fleet(tmp_path: Path, extra_lines: str = "") -> Fleet:
 
 
 def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Recorder) -> None:
-    recorder.install("kubectl")
+    recorder.install("kubectl")  # which nothing needs
     with pytest.raises(Unavailable) as error:
         platform.require_tools(cluster.TOOLS)
     assert str(error.value) == (
@@ -44,13 +46,14 @@ def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Re
     )
 
 
-def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.install("aws", "kubectl", "helm")
+def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.install("aws", "helm")
     connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path), tmp_path)
     assert connection.environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     assert recorder.calls == [
         ["aws", "eks", "update-kubeconfig", "--name", "small", "--region", "us-west-2"],
-        ["kubectl", "get", "--raw", "/readyz", "--request-timeout=15s"],
+        ["api", "open", str(tmp_path / "kubeconfig")],
+        ["api", "ready"],
     ]
 
 
@@ -66,15 +69,30 @@ def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Reco
     ],
 )
 def test_an_unreachable_cluster_is_reported_with_who_can_reach_it(
-    recorder: Recorder, tmp_path: Path, more: str, remedy: str
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, remedy: str
 ) -> None:
-    recorder.install("aws", "kubectl", "helm", failing=("/readyz",))
+    recorder.install("aws", "helm")
+    monkeypatch.setattr(kube_api, "open_api", KubeApi)
+    (port,) = processes.claim_free_ports(1)
+    write_kubeconfig(tmp_path / "kubeconfig", f"https://127.0.0.1:{port}")
     with pytest.raises(Unavailable) as error:
         cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
-    assert str(error.value) == (
-        "the cluster small does not respond to kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
-        f"i/o timeout). {remedy}"
-    )
+    message = str(error.value)
+    assert message.startswith("the cluster small does not respond (cannot reach the cluster: "), message
+    assert "Connection refused" in message and message.endswith(f"). {remedy}"), message
+
+
+def write_kubeconfig(file: Path, server: str) -> None:
+    """Write what `aws eks update-kubeconfig` would, without a token."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": ARN, "cluster": {"server": server}}],
+        "users": [{"name": ARN, "user": {}}],
+        "contexts": [{"name": ARN, "context": {"cluster": ARN, "user": ARN}}],
+        "current-context": ARN,
+    }
+    file.write_text(yaml.safe_dump(config))
 
 
 def test_a_real_cluster_loses_only_nodes_and_load_balancers(
@@ -154,27 +172,25 @@ spec:
 
 
 def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.install("aws", "kubectl", "helm")
+    recorder.install("aws", "helm")
     demo_fleet = write_fleet(tmp_path)
     connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
     cluster.terminate_machines(connection)
     cluster.delete_load_balancers(connection)
     removals = platform.build_remove_commands(demo_fleet, instances.load(), tmp_path / "platform")
-    platform.run_commands(removals, tmp_path / "platform", verb="Remove", environment=connection.environment)
-    commands = [" ".join(call[:4]) for call in recorder.calls]
-    assert commands == [
-        "kubectl get crd nodepools.karpenter.sh",
-        "kubectl delete nodepools.karpenter.sh --all",
-        "kubectl delete nodeclaims.karpenter.sh --all",
-        "kubectl get crd gateways.gateway.networking.k8s.io",
-        "kubectl delete gateways.gateway.networking.k8s.io --all",
-        "kubectl delete ingresses --all",
-        "kubectl delete services --field-selector=spec.type=LoadBalancer",
-        "kubectl delete --ignore-not-found --timeout=900s",
+    platform.run_commands(removals, tmp_path / "platform", verb="Remove", kubeconfig=connection.aws.kubeconfig)
+    calls = [" ".join(call[:4]) for call in recorder.calls if call[:2] != ["api", "open"]]
+    assert calls == [
+        "api delete NodePool",
+        "api delete NodeClaim",
+        "api delete Gateway",
+        "api delete Ingress",
+        "api delete Service",
+        "api delete EC2NodeClass NodePool",
         "helm uninstall karpenter --namespace",
         "helm uninstall aws-load-balancer-controller --namespace",
         "helm uninstall nvidia-device-plugin --namespace",
-        "kubectl delete --ignore-not-found --timeout=900s",
+        "api delete StorageClass",
     ]
 
 

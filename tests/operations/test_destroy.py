@@ -9,10 +9,11 @@ from rich.console import Console
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import destroy
+from llm_serving.operations import destroy, kube_api
 from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
+from llm_serving.operations.kube_api import KubeApi
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
@@ -81,26 +82,27 @@ def test_a_service_that_keeps_instances_is_named_with_the_fix(context: FleetCont
 
 
 def test_a_cluster_out_of_reach_is_not_destroyed_while_machines_of_karpenters_run(
-    recorder: Recorder, aws: str, context: FleetContext
+    recorder: Recorder, aws: str, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder.install("aws", "kubectl", "helm", failing=("/readyz",))
+    recorder.install("aws", "helm")
+    monkeypatch.setattr(kube_api, "open_api", KubeApi)  # the kubeconfig is missing
     with pytest.raises(Unavailable) as error:
         destroy._delete_cluster_resources(build_plan(context, karpenter=("i-1", "i-2")))
     assert str(error.value).startswith(
-        "i-1 and i-2 would outlive the cluster, which made them: the cluster small does not respond to kubectl"
+        "i-1 and i-2 would outlive the cluster, which made them: the cluster small does not respond (cannot reach "
     )
     destroy._delete_cluster_resources(build_plan(context))  # nothing of its own is there: Terraform can go on
     assert not [call for call in recorder.calls if call[0] == "helm"]
 
 
 def test_in_a_cluster_machines_go_then_load_balancers_then_charts(recorder: Recorder, context: FleetContext) -> None:
-    recorder.install("aws", "kubectl", "helm")
+    recorder.install("aws", "helm")
     destroy._delete_cluster_resources(build_plan(context, karpenter=("i-1",)))
     verbs = [" ".join(call[:3]) for call in recorder.calls]
     order = [
-        "kubectl delete nodepools.karpenter.sh",
-        "kubectl delete nodeclaims.karpenter.sh",
-        "kubectl delete services",
+        "api delete NodePool",
+        "api delete NodeClaim",
+        "api delete Service",
         "helm uninstall karpenter",
         "helm uninstall aws-load-balancer-controller",
     ]

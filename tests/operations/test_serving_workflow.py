@@ -1,6 +1,6 @@
 """The part of the AWS workflow that needs instances, with recording programs in place of a cluster.
 
-It proves the order, what is passed on, and what is not done twice; nothing of helm, kubectl or the cluster.
+It proves the order, what is passed on, and what is not done twice; nothing of helm or the cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> FleetContext:
 def list_installed(recorder: Recorder) -> list[str]:
     """What was installed, in order."""
     return [
-        call[3] if call[0] == "helm" else Path(call[-1]).stem
+        call[3] if call[0] == "helm" else " ".join(call[2:])
         for call in recorder.calls
         if call[1] in ("upgrade", "apply")
     ]
@@ -46,18 +46,18 @@ def list_installed(recorder: Recorder) -> list[str]:
 def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     recorder: Recorder, context: FleetContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorder.install("aws", "kubectl")
+    recorder.install("aws")
     recorder.install("helm", failing=("karpenter",))
     progress = Checkpoints(context.data / "journal.json", "account")
     with pytest.raises(console.CommandFailed, match="helm upgrade --install karpenter"):
         install_aws._install_add_ons(context, progress, WorkflowResult([]))
     first = list_installed(recorder)
-    assert first == ["storage-class", "nvidia-device-plugin", "aws-load-balancer-controller", "karpenter"]
+    assert first == ["StorageClass", "nvidia-device-plugin", "aws-load-balancer-controller", "karpenter"]
 
     recorder.install("helm")
     steps = WorkflowResult([])
     install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), steps)
-    assert list_installed(recorder)[len(first) :] == ["karpenter", "node-pools", "keda", "kuberay-operator"]
+    assert list_installed(recorder)[len(first) :] == ["karpenter", "EC2NodeClass NodePool", "keda", "kuberay-operator"]
     skipped = ["storage-class", "nvidia-device-plugin", "aws-load-balancer-controller"]
     assert steps.skipped == [f"chart {name}" for name in skipped]
     assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
@@ -67,7 +67,7 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
 def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the_fleets_own_cluster(
     recorder: Recorder, context: FleetContext
 ) -> None:
-    recorder.install("aws", "kubectl", "helm")
+    recorder.install("aws", "helm")
     calls: list[tuple[str, str, str | None, int]] = []
 
     def note(verb: str, target: str, aws: AwsSession) -> None:

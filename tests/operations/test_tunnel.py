@@ -1,7 +1,8 @@
-"""The tunnel to a private cluster: real arguments, and stand-ins for aws and kubectl that forward nothing."""
+"""The tunnel to a private cluster: real arguments, and stand-ins for aws and the API that forward nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -9,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_serving import processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
 from llm_serving.operations import cluster, tunnel
+from llm_serving.operations.kube_api import ApiError, KubeApi
 from llm_serving.operations.tunnel import Tunnel
 from llm_serving.settings.errors import Unavailable
+from tests.control_plane.control_plane import ControlPlane
 from tests.operations.conftest import Recorder
-from tests.operations.test_cluster import write_fleet
+from tests.operations.test_cluster import ARN, write_fleet, write_kubeconfig
 
-ARN = "arn:aws:eks:us-west-2:123456789012:cluster/small"
 HOST = "0A1B2C.gr7.us-west-2.eks.amazonaws.com"
 
 _STAND_IN = """#!{python}
@@ -79,21 +82,23 @@ def test_without_a_running_system_node_there_is_no_way_in(tmp_path: Path, monkey
         tunnel.plan(connect_to(Client([]), monkeypatch), write_fleet(tmp_path), 8443)
 
 
-def test_while_it_is_open_kubectl_goes_through_the_tunnel_and_checks_the_endpoints_name(
+def test_while_it_is_open_the_kubeconfig_goes_through_the_tunnel_and_checks_the_endpoints_name(
     recorder: Recorder, tmp_path: Path
 ) -> None:
-    recorder.install("kubectl", "helm")
+    recorder.install("helm")
     install_stand_in(recorder)
     aws, fleet, data = AwsSession("us-west-2"), write_fleet(tmp_path), tmp_path / "data"
     (port,) = _release(processes.claim_free_ports(1))
     with tunnel.forward(Tunnel(ARN, HOST, "i-0a", port), aws, data):
+        write_kubeconfig(data / "kubeconfig", f"https://{HOST}")
         assert tunnel.find_open(data) == Tunnel(ARN, HOST, "i-0a", port)
         recorder.install("aws")
         cluster.connect(aws, fleet, data)
-    assert recorder.calls[1:] == [
-        ["kubectl", "config", "set-cluster", ARN, f"--server=https://127.0.0.1:{port}", f"--tls-server-name={HOST}"],
-        ["kubectl", "get", "--raw", "/readyz", "--request-timeout=15s"],
+    config = yaml.safe_load((data / "kubeconfig").read_text())
+    assert config["clusters"] == [
+        {"name": ARN, "cluster": {"server": f"https://127.0.0.1:{port}", "tls-server-name": HOST}}
     ]
+    assert recorder.calls[1:] == [["api", "open", str(data / "kubeconfig")], ["api", "ready"]]
     assert tunnel.find_open(data) is None
     assert processes.is_free(port)
 
@@ -136,3 +141,14 @@ def test_the_command_line_shows_the_session_without_opening_it(
     assert out.startswith("aws ssm start-session --target i-0a --document-name AWS-StartPortForwardingSession")
     assert '"localPortNumber": ["9443"]' in out
     assert not (tmp_path / ".blueprint").exists()
+
+
+def test_the_api_servers_certificate_must_have_the_endpoints_name(control_plane: ControlPlane, tmp_path: Path) -> None:
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    server = config["clusters"][0]["cluster"]["server"]
+    for host, is_right in (("kubernetes.default.svc", True), ("other.example", False)):
+        kubeconfig = tmp_path / host
+        kubeconfig.write_text(yaml.safe_dump(config))
+        tunnel.redirect(kubeconfig, Tunnel("here", host, "i-0a", int(server.rpartition(":")[2])))
+        with contextlib.nullcontext() if is_right else pytest.raises(ApiError, match="Hostname mismatch"):
+            KubeApi(kubeconfig).require_ready()

@@ -160,7 +160,7 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     options = aws.read_request("eks", Path("fleet.yaml"), None)
     by_cdktf = aws.read_request("eks", Path("fleet.yaml"), None, cdktf=True)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
+    with pytest.raises(Unavailable, match="not on this machine's PATH: helm and aws"):
         aws._require_tools(options, is_emulated=False)
     aws._require_tools(options, is_emulated=True)
     with pytest.raises(

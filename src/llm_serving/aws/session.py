@@ -92,7 +92,7 @@ class AwsSession:
             env: AWS's usual variables, and no others. None means this process's own, as every AWS tool reads them.
             emulator: URL of the embedded AWS where that answers.
             is_rehearsal: whether the embedded AWS was started for this command, and ends with it.
-            kubeconfig: file by which kubectl and helm reach the cluster; the user's own where None.
+            kubeconfig: file by which the cluster is reached; the user's own where None.
         """
         self.region = region
         self.emulator = emulator

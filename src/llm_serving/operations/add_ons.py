@@ -1,8 +1,10 @@
-"""Installs and removes the platform's add-ons with helm and kubectl, one command a row of the table."""
+"""Installs and removes the platform's add-ons: charts with Helm, manifests through the cluster's API."""
 
 from __future__ import annotations
 
+import functools
 import shutil
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,16 @@ from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import cached_images, chart_archives, image_pins
+from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api
 from llm_serving.operations.chart_archives import ChartArchive
+from llm_serving.operations.kube_api import KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
 
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
+
+_DOWNLOAD_S = 60
+"""Longest time in which a manifest's page answers."""
 
 _BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
@@ -28,10 +34,7 @@ _BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
 }
 """Manifests that are made from the fleet."""
 
-TOOLS: Mapping[str, str] = {
-    "helm": "https://helm.sh/docs/intro/install",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools",
-}
+TOOLS: Mapping[str, str] = {"helm": "https://helm.sh/docs/intro/install"}
 """Programs that the commands call, with the address of their installation guides."""
 
 
@@ -43,6 +46,9 @@ class Command:
     arguments: Sequence[str]
     archive: ChartArchive | None = None
     """What a chart is installed from; None for manifests and removals."""
+
+    act: Callable[[KubeApi], None] | None = None
+    """What is done through the cluster's API, of which `arguments` are kubectl's words; None for a chart."""
 
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
@@ -72,7 +78,8 @@ def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_f
             commands.append(Command(selected, _build_helm_install(selected, archive, folder, options), archive))
         else:
             manifest = _write_manifest(selected, fleet, catalog, folder)
-            commands.append(Command(selected, ["kubectl", "apply", "--server-side", "-f", manifest]))
+            words = ["kubectl", "apply", "--server-side", "-f", manifest]
+            commands.append(Command(selected, words, act=functools.partial(_apply, manifest)))
     return commands
 
 
@@ -83,9 +90,7 @@ def build_remove_commands(fleet: Fleet, catalog: Catalog, folder: Path) -> list[
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        Command(
-            selected, _build_remove(selected, _write_manifest(selected, fleet, catalog, folder, without=_NOT_REMOVED))
-        )
+        _build_remove(selected, _write_manifest(selected, fleet, catalog, folder, without=_NOT_REMOVED))
         for selected in reversed(add_ons.select_add_ons(fleet, catalog))
     ]
 
@@ -95,16 +100,16 @@ def install(
     folder: Path,
     fleet_file: Path,
     *,
-    environment: Mapping[str, str] | None = None,
+    kubeconfig: Path | None = None,
     on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
     """Pull and check every chart, then run the commands; the lock file gets digests that were not known.
 
     Args:
-        environment, on_done: as of `run_commands`.
+        kubeconfig, on_done: as of `run_commands`.
 
     Raises:
-        Unavailable: helm or kubectl is missing, or Helm wrote no archive.
+        Unavailable: helm is missing, or Helm wrote no archive.
         CheckFailed: a chart has another digest than it must have; none is installed.
         CommandFailed: a command failed; the same command line resumes there.
     """
@@ -123,7 +128,7 @@ def install(
             image_pins.write_charts(fleet_file, {reference: digests[reference]})
         on_done(command)
 
-    run_commands(commands, folder, environment=environment, on_done=keep_digest)
+    run_commands(commands, folder, kubeconfig=kubeconfig, on_done=keep_digest)
 
 
 def run_commands(
@@ -131,25 +136,29 @@ def run_commands(
     folder: Path,
     *,
     verb: str = "Install",
-    environment: Mapping[str, str] | None = None,
+    kubeconfig: Path | None = None,
     on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
-    """Run them in order against the cluster that kubectl talks to.
+    """Run them in order.
 
     Args:
-        environment: KUBECONFIG of another cluster.
+        kubeconfig: of the cluster; the user's own where None.
         on_done: called with each command that succeeded.
 
     Raises:
-        Unavailable: helm or kubectl is missing.
+        Unavailable: helm is missing.
         CommandFailed: one failed; the same command line resumes there.
     """
     require_tools()
+    environment = {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
     for command in commands:
         add_on = command.selected.add_on
         with console.step(f"{verb} {add_on.name}: {add_on.why}"):
-            log = folder / f"{add_on.name}.log"
-            console.run(command.arguments, log=log, environment=environment, timeout_s=LIMIT_S + 60)
+            if command.act:
+                command.act(kube_api.open_api(kubeconfig))
+            else:
+                log = folder / f"{add_on.name}.log"
+                console.run(command.arguments, log=log, environment=environment, timeout_s=LIMIT_S + 60)
         on_done(command)
 
 
@@ -167,14 +176,43 @@ def _build_helm_install(
     ]
 
 
-def _build_remove(selected: SelectedAddOn, manifest: str) -> list[str]:
+def _build_remove(selected: SelectedAddOn, manifest: str) -> Command:
     add_on = selected.add_on
     if manifest:
-        return ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", manifest]
-    return [
-        *("helm", "uninstall", add_on.name, "--namespace", str(add_on.namespace)),
-        *("--ignore-not-found", "--wait", "--timeout", f"{LIMIT_S}s"),
-    ]
+        words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", manifest]
+        return Command(selected, words, act=functools.partial(_delete, manifest))
+    return Command(
+        selected,
+        [
+            *("helm", "uninstall", add_on.name, "--namespace", str(add_on.namespace)),
+            *("--ignore-not-found", "--wait", "--timeout", f"{LIMIT_S}s"),
+        ],
+    )
+
+
+def _apply(manifest: str, api: KubeApi) -> None:
+    api.apply(_read_objects(manifest))
+
+
+def _delete(manifest: str, api: KubeApi) -> None:
+    api.delete_objects(_read_objects(manifest), LIMIT_S)
+
+
+def _read_objects(manifest: str) -> list[Manifest]:
+    """Return the objects of a file, or of a page on the Internet.
+
+    Raises:
+        Unavailable: the page cannot be read.
+    """
+    if "://" not in manifest:
+        text = Path(manifest).read_text(encoding="utf-8")
+    else:
+        try:
+            with urllib.request.urlopen(manifest, timeout=_DOWNLOAD_S) as page:
+                text = page.read().decode()
+        except OSError as error:
+            raise Unavailable(f"{manifest} cannot be downloaded: {error}. Fix: run this where it can.") from None
+    return [item for item in yaml.safe_load_all(text) if item]
 
 
 _NOT_REMOVED = ("Namespace",)

@@ -1,4 +1,4 @@
-"""The EKS cluster as kubectl and helm reach it, and the instances that Karpenter started in it.
+"""The EKS cluster as this machine reaches it, and the instances that Karpenter started in it.
 
 Terraform does not manage those instances, nor the load balancers that controllers created: destroying the cluster first
 would leave them running, and costing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from llm_serving import console
@@ -16,7 +17,8 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import add_ons, tunnel
+from llm_serving.operations import add_ons, kube_api, tunnel
+from llm_serving.operations.kube_api import NAMESPACE, SERVICE, ApiError, Kind, KubeApi
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_count
 
@@ -24,14 +26,15 @@ TOOLS: Mapping[str, str] = {
     **add_ons.TOOLS,
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
 }
-"""Programs that reach a cluster: kubectl gets its token from the AWS command line."""
+"""Programs that reach a cluster: its token comes from the AWS command line."""
 
 _TIMEOUT_S = 60.0
 _MACHINES_TIMEOUT_S = 2400
 """Pods have up to half an hour to drain, and EC2 takes some minutes more."""
 
-_NODE_POOLS = "nodepools.karpenter.sh"
-_GATEWAYS = "gateways.gateway.networking.k8s.io"
+_KARPENTER = (Kind("karpenter.sh/v1", "NodePool"), Kind("karpenter.sh/v1", "NodeClaim"))
+_GATEWAY = Kind("gateway.networking.k8s.io/v1", "Gateway")
+_INGRESS = Kind("networking.k8s.io/v1", "Ingress")
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,12 @@ class ClusterContext:
     """For logs."""
 
     aws: AwsSession
-    """Its kubeconfig leads kubectl and helm to this cluster alone."""
+    """Its kubeconfig leads to this cluster alone."""
 
-    def run_kubectl(self, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
-        """Run kubectl and return what it printed.
-
-        Raises:
-            CommandFailed: it failed.
-        """
-        log = self.data / "kubectl.log"
-        return console.run(("kubectl", *arguments), log=log, environment=self.environment, timeout_s=timeout_s)
+    @cached_property
+    def api(self) -> KubeApi:
+        """The cluster's API."""
+        return kube_api.open_api(self.aws.kubeconfig)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,7 +60,8 @@ class ClusterContext:
 
     def fetch_uid(self) -> str:
         """Return an identity that no other cluster has, not even the next one of the same name."""
-        return self.run_kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
+        namespace = self.api.find(NAMESPACE, "kube-system") or {}
+        return str(namespace["metadata"]["uid"])
 
 
 def open_session(aws: AwsSession, data: Path) -> AwsSession:
@@ -84,16 +84,18 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
     add_ons.require_tools(TOOLS)
     cluster = ClusterContext(fleet, data, open_session(aws, data))
     console.run(
-        build_kubeconfig_command(fleet), log=data / "kubectl.log", environment=cluster.environment, timeout_s=_TIMEOUT_S
+        build_kubeconfig_command(fleet),
+        log=data / "kubeconfig.log",
+        environment=cluster.environment,
+        timeout_s=_TIMEOUT_S,
     )
     if open_tunnel := tunnel.find_open(data):
-        cluster.run_kubectl(*tunnel.build_redirect_command(open_tunnel)[1:])
+        tunnel.redirect(data / "kubeconfig", open_tunnel)
     try:
-        cluster.run_kubectl("get", "--raw", "/readyz", "--request-timeout=15s")
-    except console.CommandFailed as error:
-        last_lines = error.output.strip().splitlines()[-1:] or ["no output"]
+        cluster.api.require_ready()
+    except ApiError as error:
         raise Unavailable(
-            f"the cluster {names.format_cluster_name(fleet)} does not respond to kubectl ({last_lines[0]}). "
+            f"the cluster {names.format_cluster_name(fleet)} does not respond ({error}). "
             f"{describe_endpoint_access(fleet)}"
         ) from None
     return cluster
@@ -114,30 +116,21 @@ def terminate_machines(cluster: ClusterContext) -> None:
     """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter.
 
     Raises:
-        CommandFailed: they were not terminated in time.
+        ApiError: they were not terminated in time.
     """
-    if not _is_defined(cluster, _NODE_POOLS):
-        return
-    for kind in (_NODE_POOLS, "nodeclaims.karpenter.sh"):
-        arguments = ("delete", kind, "--all", "--ignore-not-found", f"--timeout={_MACHINES_TIMEOUT_S}s")
-        cluster.run_kubectl(*arguments, timeout_s=_MACHINES_TIMEOUT_S + 60)
+    for kind in filter(cluster.api.has_kind, _KARPENTER):
+        cluster.api.delete_all(kind, timeout_s=_MACHINES_TIMEOUT_S)
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
     """Delete gateways, ingresses and services with load balancers, while the controller that deletes those still runs.
 
     Raises:
-        CommandFailed: they were not deleted in time.
+        ApiError: they were not deleted in time.
     """
-    flags = (f"--timeout={add_ons.LIMIT_S}s", "--all-namespaces", "--ignore-not-found")
-    gateways = [(_GATEWAYS, "--all")] if _is_defined(cluster, _GATEWAYS) else []
-    for arguments in (*gateways, ("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
-        cluster.run_kubectl("delete", *arguments, *flags, timeout_s=add_ons.LIMIT_S + 60)
-
-
-def _is_defined(cluster: ClusterContext, resource: str) -> bool:
-    """Return whether the cluster has the custom resource."""
-    return bool(cluster.run_kubectl("get", "crd", resource, "--ignore-not-found", "--output=name").strip())
+    for kind in filter(cluster.api.has_kind, (_GATEWAY, _INGRESS)):
+        cluster.api.delete_all(kind, timeout_s=add_ons.LIMIT_S)
+    cluster.api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:

@@ -112,7 +112,7 @@ def destroy(plan: DestroyPlan) -> None:
     Raises:
         CheckFailed: instances are still running at the end.
         Unavailable: the cluster cannot be reached while Karpenter's instances run in it.
-        CommandFailed: Terraform, kubectl or helm failed.
+        CommandFailed: Terraform or helm failed.
     """
     context = plan.context
     if EKS in plan.stacks:
@@ -194,7 +194,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         cluster.delete_load_balancers(eks_cluster)
     folder = Path("rendered") / context.fleet.name / "platform"
     commands = add_ons.build_remove_commands(context.fleet, instances.load(), folder)
-    add_ons.run_commands(commands, folder, verb="Remove", environment=eks_cluster.environment)
+    add_ons.run_commands(commands, folder, verb="Remove", kubeconfig=eks_cluster.aws.kubeconfig)
 
 
 def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import yaml
+
 from llm_serving import console, processes
 from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
@@ -24,7 +26,6 @@ from llm_serving.settings.errors import Unavailable
 
 TOOLS: Mapping[str, str] = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools",
     "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
     "session-manager-working-with-install-plugin.html",
 }
@@ -120,10 +121,12 @@ def find_open(data: Path) -> Tunnel | None:
     return None if processes.is_free(tunnel.port) else tunnel
 
 
-def build_redirect_command(tunnel: Tunnel) -> tuple[str, ...]:
-    """Return the command that leads a kubeconfig's cluster to the forwarded port."""
-    server = f"--server=https://127.0.0.1:{tunnel.port}"
-    return ("kubectl", "config", "set-cluster", tunnel.cluster_arn, server, f"--tls-server-name={tunnel.host}")
+def redirect(kubeconfig: Path, tunnel: Tunnel) -> None:
+    """Lead the kubeconfig's cluster to the forwarded port; its certificate has the endpoint's own name."""
+    config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+    [cluster] = [entry["cluster"] for entry in config["clusters"] if entry["name"] == tunnel.cluster_arn]
+    cluster |= {"server": f"https://127.0.0.1:{tunnel.port}", "tls-server-name": tunnel.host}
+    kubeconfig.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def describe_use(tunnel: Tunnel, kubeconfig: Path) -> str:

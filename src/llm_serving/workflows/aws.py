@@ -432,7 +432,7 @@ def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, 
     def record_chart(command: add_ons.Command) -> None:
         checkpoint_file.record(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
 
-    add_ons.install(pending, folder, fleet_file, environment=cluster_access.environment, on_done=record_chart)
+    add_ons.install(pending, folder, fleet_file, kubeconfig=cluster_access.aws.kubeconfig, on_done=record_chart)
 
 
 def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None], *, with_data: bool) -> None:

@@ -1,4 +1,4 @@
-"""Deploying to EKS: the command line, the real helm and kubectl, and a real control plane.
+"""Deploying to EKS: the command line, the real helm and a real control plane.
 
 Nodes are simulated: no container runs, and a pod's annotation decides whether it is ready at once or fails. A server
 with known delays answers behind the tunnel to a pod. tests/targets/test_probe.py covers the probes.
@@ -121,7 +121,7 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> RunCli:
 
 @pytest.fixture
 def connected_cluster(cluster: ControlPlane, working_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
-    """The cluster, to which helm and kubectl lead."""
+    """The cluster, to which the kubeconfig leads."""
     for key, value in cluster.environment.items():
         monkeypatch.setenv(key, value)
     return cluster
@@ -378,7 +378,7 @@ def test_validate_plays_the_load_through_the_api_servers_tunnel(
     code, out, err = run_cli("validate", "--requests", "20", "--load-from", "here", "--json")
     # Twenty requests are enough to see the way there and back, and too few for a verdict.
     assert (code, "this load does not show that mine meets its SLO" in err) == (1, True), err
-    assert "$ kubectl port-forward --namespace serving service/mine" in err
+    assert "to the Service mine port 8080" in err
     report = json.loads(out)
     assert (report["verdict"], report["missed"]) == ("not shown", [])
     assert (report["requests"]["total"], report["requests"]["failed"]) == (20, 0)

@@ -28,7 +28,7 @@ PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands withou
 
 @app.command()
 def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False) -> None:
-    """Install the platform charts with Helm, in order, in kubectl's current cluster.
+    """Install the platform charts with Helm, in order, in the kubeconfig's current cluster.
 
     Every chart is pulled first and checked against its digest. A chart whose digest charts/platform.yaml does not have
     is installed by version, and its digest kept in images.lock.yaml beside the fleet file for the next time.
@@ -42,7 +42,7 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
 
 @app.command()
 def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False, yes: Yes = False) -> None:
-    """Remove the platform charts, in reverse order, from kubectl's current cluster."""
+    """Remove the platform charts, in reverse order, from the kubeconfig's current cluster."""
     fleet_settings, folder = _load_fleet(fleet)
     commands = add_ons.build_remove_commands(fleet_settings, instances.load(), folder)
     _print_commands(commands, plan, as_json)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-import yaml
-
 from llm_serving import console
 from llm_serving.fleet.network_test import NAME, NAMESPACE, Manifest
 from llm_serving.operations.cluster import ClusterContext
+from llm_serving.operations.kube_api import POD, Kind, KubeApi
 from llm_serving.settings.errors import CheckFailed
 
+_JOB = Kind("batch/v1", "Job")
 _POLL_S = 5.0
+_DELETE_S = 120.0
 
 
 def run(cluster: ClusterContext, manifests: list[Manifest], *, limit_s: int) -> str:
@@ -19,47 +20,40 @@ def run(cluster: ClusterContext, manifests: list[Manifest], *, limit_s: int) -> 
 
     Raises:
         CheckFailed: the pods did not finish in time; the message has their state.
-        CommandFailed: kubectl failed.
+        ApiError: the cluster refused something.
     """
-    file = cluster.data / "network-test.yaml"
-    file.write_text(yaml.safe_dump_all(manifests, sort_keys=False), encoding="utf-8")
+    api = cluster.api
     # Of a run that was interrupted.
-    _delete(cluster)
+    _delete(api)
     try:
-        cluster.run_kubectl("apply", "--filename", str(file))
+        api.apply(manifests)
         with console.step("Run nccl-tests") as step:
-            _wait_until_finished(cluster, step, limit_s)
-        leader = cluster.run_kubectl(
-            *("get", "pods", "--namespace", NAMESPACE, "--output=name"),
-            *("--selector", f"job-name={NAME},batch.kubernetes.io/job-completion-index=0"),
-        ).strip()
-        return cluster.run_kubectl("logs", "--namespace", NAMESPACE, "--tail=-1", leader)
+            _wait_until_finished(api, step, limit_s)
+        labels = f"job-name={NAME},batch.kubernetes.io/job-completion-index=0"
+        [leader] = api.list_objects(POD, NAMESPACE, labels=labels)
+        return api.read_log(leader["metadata"]["name"], NAMESPACE)
     finally:
-        _delete(cluster)
+        _delete(api)
 
 
-def _delete(cluster: ClusterContext) -> None:
-    cluster.run_kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s", timeout_s=180)
+def _delete(api: KubeApi) -> None:
+    api.delete_objects([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}], _DELETE_S)
 
 
-def _wait_until_finished(cluster: ClusterContext, step: console.Step, limit_s: int) -> None:
+def _wait_until_finished(api: KubeApi, step: console.Step, limit_s: int) -> None:
     """Wait until the job has succeeded or failed; a failed run has an output worth reading."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        conditions = cluster.run_kubectl(
-            *("get", "job", NAME, "--namespace", NAMESPACE),
-            "--output=jsonpath={.status.conditions[?(@.status=='True')].type}",
-        ).split()
-        if {"Complete", "Failed"} & set(conditions):
+        job = api.find(_JOB, NAME, NAMESPACE) or {}
+        conditions = job.get("status", {}).get("conditions", ())
+        if any(entry["status"] == "True" and entry["type"] in ("Complete", "Failed") for entry in conditions):
             return
-        step.note = _describe_pods(cluster)
-        time.sleep(_POLL_S)
-    raise CheckFailed(f"nccl-tests did not finish within {limit_s // 60} minutes: {_describe_pods(cluster)}")
+        step.note = _describe_pods(api)
+        api.wait_for_change(POD, NAMESPACE, limit_s=_POLL_S)
+    raise CheckFailed(f"nccl-tests did not finish within {limit_s // 60} minutes: {_describe_pods(api)}")
 
 
-def _describe_pods(cluster: ClusterContext) -> str:
+def _describe_pods(api: KubeApi) -> str:
     """Return how far the pods are, for example `2 pods Pending`."""
-    phases = cluster.run_kubectl(
-        *("get", "pods", "--namespace", NAMESPACE, "--output=jsonpath={.items[*].status.phase}")
-    ).split()
+    phases = [pod.get("status", {}).get("phase", "Unknown") for pod in api.list_objects(POD, NAMESPACE)]
     return ", ".join(f"{phases.count(phase)} {phase}" for phase in sorted(set(phases))) or "no pods yet"

@@ -9,29 +9,23 @@ by Kubernetes' own time limits.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import yaml
 
 from llm_serving import console
 from llm_serving.catalog import own_image
-from llm_serving.settings.errors import Unavailable
+from llm_serving.operations.kube_api import POD, ApiError, Manifest
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
-from llm_serving.targets.eks.release import build_kubectl_command, run_query
 
 COMPONENT = "load-driver"
 
 _INPUTS = "/etc/load-driver"
 _USER = 65532
+_DELETE_S = 50.0
 _KEPT_S = 300
 """How long a Job that ended stays when this machine is gone."""
-
-Manifest = dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -42,23 +36,20 @@ def run(plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int) -> Iterator[
         limit_s: seconds after which Kubernetes ends the Job by itself.
 
     Raises:
-        Unavailable: kubectl is missing, or the cluster does not answer or refuses an object.
+        Unavailable: the cluster does not answer, or refuses an object.
     """
-    release.require_tools("kubectl")
     name = f"{plan.deployment.name}-load-{secrets.token_hex(4)}"
-    create = [*build_kubectl_command("create", plan), "--filename=-", "--output=jsonpath={.metadata.uid}"]
-    job = build_job(plan, name, len(urls), limit_s=limit_s)
+    api, job = release.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s)
     try:
-        uid = run_query(plan, create, stdin=yaml.safe_dump(job))
+        uid = api.create(job)["metadata"]["uid"]
         # The pods wait for the Secret, so the network policy is there before them.
         for manifest in build_belongings(plan, name, uid, urls):
-            run_query(plan, create, stdin=yaml.safe_dump(manifest))
+            api.create(manifest)
         yield LoadJob(plan, name)
     finally:
-        delete = [*build_kubectl_command("delete", plan), "job", name, "--ignore-not-found", "--cascade=foreground"]
         try:
-            run_query(plan, [*delete, "--timeout=50s"])
-        except Unavailable as error:
+            api.delete_objects([job], _DELETE_S)
+        except ApiError as error:
             console.err.print(f"[yellow]Job {name} was not deleted[/yellow]; it ends by itself: {error}")
 
 
@@ -86,12 +77,11 @@ class LoadJob:
         return release.parse_pod(pod).state if phase == "Pending" else phase.lower()
 
     def _list_pods(self) -> list[Manifest]:
-        command = [*build_kubectl_command("get", self._plan), "pods", "-l", self._selector, "-o", "json"]
+        namespace = self._plan.deployment.environment.namespace
         try:
-            pods: list[Manifest] = json.loads(run_query(self._plan, command))["items"]
-        except Unavailable:  # the cluster may answer the next time, and the load goes on without
+            return release.open_api(self._plan).list_objects(POD, namespace, labels=self._selector)
+        except ApiError:  # the cluster may answer the next time, and the load goes on without
             return []
-        return pods
 
 
 def build_job(plan: DeploymentPlan, name: str, count: int, *, limit_s: int) -> Manifest:

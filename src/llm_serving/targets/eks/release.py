@@ -1,4 +1,4 @@
-"""A Helm release of a deployment's chart with the rendered values, through the user's own helm and kubectl.
+"""A Helm release of a deployment's chart with the rendered values, through the user's own helm and the Kubernetes API.
 
 Readiness is the chart's: a pod that has not answered a completion is not ready. Waiting for it is done here, for helm's
 own wait is content with fewer pods (a rollout may have some unavailable), knows no LeaderWorkerSet, and takes the pods
@@ -7,13 +7,14 @@ away before anyone could ask why they failed. What fails is rolled back to what 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from llm_serving.console import CommandFailed
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import add_ons as addons
+from llm_serving.operations import kube_api
+from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manifest
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.targets import planning, tunnel
+from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images, metrics_pages
@@ -35,7 +38,7 @@ from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
 _QUERY_TIMEOUT_S = 60
-"""Longest query of helm or kubectl; after that the cluster counts as unreachable."""
+"""Longest query of helm; after that the cluster counts as unreachable."""
 
 _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
@@ -48,8 +51,8 @@ _LAST_LINES = 20
 _POLL_INTERVAL_S = 5.0
 """Interval between two readiness checks."""
 
-_MAX_LOG_PODS = 1000
-"""Most pods whose logs kubectl follows; its default is five."""
+_WORKLOADS = (Kind("apps/v1", "Deployment"), Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"))
+"""What keeps replicas running: of one node, and of several."""
 
 _BUSY_MESSAGE = "another operation (install/upgrade/rollback) is in progress"
 """Helm's message when the last revision is neither deployed nor failed."""
@@ -88,13 +91,13 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         force: overwrite a rendered file that was edited by hand.
 
     Raises:
-        Unavailable: helm or kubectl is missing, or the cluster does not answer.
+        Unavailable: helm is missing, or the cluster does not answer.
         CommandFailed: the cluster refuses an object.
         CheckFailed: an image is missing, or it did not become ready; says why, and what runs now.
     """
     from llm_serving.aws.preflight import identity
 
-    require_tools("helm", "kubectl")
+    require_tools("helm")
     if plan.fleet.value.account:
         identity.require_account(plan.fleet, plan.aws)
     values_file = planning.write_rendered(plan, force=force)
@@ -107,12 +110,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
-        console.run(
-            ["kubectl", "apply", "--server-side", "-f", str(_write_namespace(plan))],
-            log=log,
-            environment=plan.aws.child_env,
-            timeout_s=_QUERY_TIMEOUT_S,
-        )
+        open_api(plan).apply(_build_namespace())
     try:
         _upgrade(plan, values_file, log)
         _wait_until_ready(plan)
@@ -150,79 +148,65 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     """List the release's pods, by role and name.
 
     Raises:
-        Unavailable: kubectl is missing, or the cluster does not answer.
+        Unavailable: the cluster does not answer.
     """
-    require_tools("kubectl")
-    response = run_query(
-        plan, [*build_kubectl_command("get", plan), "pods", "-l", _build_pod_selector(plan), "-o", "json"]
-    )
-    return sorted(map(parse_pod, json.loads(response)["items"]), key=lambda pod: (pod.role, pod.name))
+    return sorted(map(parse_pod, _list_pods(plan)), key=lambda pod: (pod.role, pod.name))
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Print the pods' logs with kubectl's prefixes.
+    """Print the pods' logs, each line with its pod and container.
 
     Raises:
-        Unavailable: kubectl is missing, or the cluster does not answer.
+        Unavailable: the cluster does not answer.
     """
-    require_tools("kubectl")
-    # Pending pods have no log; their error must not hide the others' logs.
-    command = [
-        *build_kubectl_command("logs", plan),
-        "-l",
-        _build_pod_selector(plan, role),
-        "--prefix",
-        "--ignore-errors",
-        f"--tail={lines}",
-    ]
-    command += ["--follow", f"--max-log-requests={_MAX_LOG_PODS}"] if follow else []
-    result = subprocess.run(command, env={**os.environ, **plan.aws.child_env}, check=False)
-    if result.returncode:
-        raise Unavailable(
-            f"{console.quote_command(command)}: failed with exit code {result.returncode}, see its output above"
-        )
+    pods = _list_pods(plan, role)
+    with ThreadPoolExecutor(max(1, len(pods))) as executor:
+        list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
+
+
+def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool) -> None:
+    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+    log = open_api(plan).stream_log(name, _get_namespace(plan), container=container, lines=lines, follow=follow)
+    with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
+        for line in log:
+            console.out.print(f"[pod/{name}/{container}] {line}", end="", markup=False, highlight=False, soft_wrap=True)
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
     """List the metrics pages of the release's pods, by their addresses in the cluster.
 
     Raises:
-        Unavailable: kubectl is missing, or the cluster does not answer.
+        Unavailable: the cluster does not answer.
     """
-    selector = f"{_build_pod_selector(plan)},inference/listens=true"
-    response = run_query(plan, [*build_kubectl_command("get", plan), "pods", "-l", selector, "-o", "json"])
     addresses = [
         (pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["status"]["podIP"])
-        for pod in json.loads(response)["items"]
-        if pod.get("status", {}).get("podIP")
+        for pod in _list_pods(plan)
+        if pod["metadata"]["labels"].get("inference/listens") == "true" and pod.get("status", {}).get("podIP")
     ]
     return metrics_pages.build(plan.deployment.services, addresses)
 
 
-def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
+@contextlib.contextmanager
+def open_tunnel(plan: DeploymentPlan) -> Iterator[str]:
     """Forward a port of this machine to what clients call; suits trials, not thousands of requests per second.
 
     Raises:
-        Unavailable: kubectl is missing, or the cluster does not answer.
+        Unavailable: the cluster does not answer.
     """
-    require_tools("kubectl")
     address = urlsplit(plan.deployment.url)
     service = str(address.hostname).partition(".")[0]
-    command = [*build_kubectl_command("port-forward", plan), f"service/{service}"]
-    return tunnel.open_tunnel(
-        lambda local_port: [*command, f"{local_port}:{address.port}"],
-        plan.directory.logs / "tunnel.log",
-        plan.aws.child_env,
-    )
+    with open_api(plan).forward_port(service, _get_namespace(plan), address.port or 80) as port:
+        console.err.print(f"  Forwarding 127.0.0.1:{port} to the Service {service} port {address.port}", markup=False)
+        yield f"http://127.0.0.1:{port}"
 
 
 def destroy(plan: DeploymentPlan) -> bool:
     """Uninstall the release and wait until its pods are gone; returns whether there was one.
 
     Raises:
-        Unavailable: helm or kubectl is missing, or the cluster does not answer.
+        Unavailable: helm is missing, or the cluster does not answer.
     """
-    require_tools("helm", "kubectl")
+    require_tools("helm")
     if not _list_revisions(plan):
         return False
     with console.step(f"Remove {plan.deployment.name}"):
@@ -236,15 +220,9 @@ def _uninstall(plan: DeploymentPlan) -> None:
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
     # Helm keeps the pod of a failed test for its log.
-    command = [
-        *build_kubectl_command("delete", plan),
-        "pods",
-        "-l",
-        build_selector(plan),
-        "--ignore-not-found",
-        f"--timeout={_QUERY_TIMEOUT_S}s",
-    ]
-    console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=_QUERY_TIMEOUT_S + 30)
+    api = open_api(plan)
+    pods = api.list_objects(POD, _get_namespace(plan), labels=build_selector(plan))
+    api.delete_objects(pods, _QUERY_TIMEOUT_S)
 
 
 def _get_chart(plan: DeploymentPlan) -> Path:
@@ -253,12 +231,25 @@ def _get_chart(plan: DeploymentPlan) -> Path:
 
 def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
     """Build a helm command for the release."""
-    return ["helm", *command.split(), plan.deployment.name, "--namespace", plan.deployment.environment.namespace]
+    return ["helm", *command.split(), plan.deployment.name, "--namespace", _get_namespace(plan)]
 
 
-def build_kubectl_command(command: str, plan: DeploymentPlan) -> list[str]:
-    """Build a kubectl command in the release's namespace."""
-    return ["kubectl", command, "--namespace", plan.deployment.environment.namespace]
+def open_api(plan: DeploymentPlan) -> KubeApi:
+    """Return the API of the cluster that helm reaches.
+
+    Raises:
+        ApiError: it does not answer.
+    """
+    return kube_api.open_api(plan.aws.kubeconfig)
+
+
+def _get_namespace(plan: DeploymentPlan) -> str:
+    return plan.deployment.environment.namespace
+
+
+def _list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
+    """List the release's pods of one role, or of all; without those of helm tests."""
+    return open_api(plan).list_objects(POD, _get_namespace(plan), labels=_build_pod_selector(plan, role))
 
 
 def build_selector(plan: DeploymentPlan) -> str:
@@ -293,8 +284,16 @@ def _wait_until_ready(plan: DeploymentPlan) -> None:
                     "\n".join([f"{plan.deployment.name} is not ready: {'; '.join(pending)}", *_describe_failures(plan)])
                 )
             step.note = "; ".join(pending)
-            time.sleep(_POLL_INTERVAL_S)
+            _wait_for_change(plan)
         step.note = ""
+
+
+def _wait_for_change(plan: DeploymentPlan) -> None:
+    """Wait until one of the release's pods changes, or for the interval of the checks."""
+    try:
+        open_api(plan).wait_for_change(POD, _get_namespace(plan), labels=build_selector(plan), limit_s=_POLL_INTERVAL_S)
+    except ApiError:  # the cluster may answer the next time
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _run_chart_test(plan: DeploymentPlan) -> None:
@@ -317,17 +316,18 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
-    kinds = ["deployments.apps"]
-    if any(service.nodes > 1 for service in plan.deployment.services):
-        kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
+    kinds = _WORKLOADS if any(service.nodes > 1 for service in plan.deployment.services) else _WORKLOADS[:1]
     try:
-        response = run_query(
-            plan, [*build_kubectl_command("get", plan), ",".join(kinds), "-l", build_selector(plan), "-o", "json"]
-        )
+        api = open_api(plan)
+        resources = [
+            resource
+            for kind in kinds
+            for resource in api.list_objects(kind, _get_namespace(plan), labels=build_selector(plan))
+        ]
     except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
         return
-    for resource in json.loads(response)["items"]:
+    for resource in resources:
         status, desired = resource.get("status", {}), resource["spec"].get("replicas", 1)
         updated, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
         is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
@@ -376,9 +376,9 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
     return "rolled back: the previous revision runs"
 
 
-def _write_namespace(plan: DeploymentPlan) -> Path:
-    """Write the manifests of the namespace and service account that all releases share."""
-    objects = [
+def _build_namespace() -> list[Manifest]:
+    """Build the namespace and service account that all releases share."""
+    return [
         {
             "apiVersion": "v1",
             "kind": "Namespace",
@@ -398,10 +398,6 @@ def _write_namespace(plan: DeploymentPlan) -> Path:
             "automountServiceAccountToken": False,
         },
     ]
-    file = plan.rendered / "namespace.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
-    return file
 
 
 def _read_release(plan: DeploymentPlan) -> _Release:
@@ -496,7 +492,7 @@ def _describe_failures(plan: DeploymentPlan) -> list[str]:
 def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
     """Read the last lines of a pod's log."""
     try:
-        return run_query(plan, [*build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
+        return open_api(plan).read_log(pod, _get_namespace(plan), lines=_LAST_LINES).rstrip()
     except Unavailable as error:
         return f"log cannot be read: {error}"
 

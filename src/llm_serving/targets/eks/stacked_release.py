@@ -50,7 +50,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         CheckFailed: an image is missing, or the release did not become ready and was rolled back.
         CommandFailed: Terraform failed; run the command again to resume.
     """
-    release.require_tools("helm", "kubectl")
+    release.require_tools("helm")
     file = planning.write_rendered(plan, force=force)
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)

@@ -1,4 +1,4 @@
-"""The target eks: charts in the fleet's cluster, through the user's own helm and kubectl."""
+"""The target eks: charts in the fleet's cluster, through the user's own helm and the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EksTarget(AwsTarget):
         """Say who can reach a private cluster endpoint."""
         if fleet.eks.public_from:
             return []
-        return [f"kubectl installs the charts from this machine. {cluster.describe_endpoint_access(fleet)}"]
+        return [f"Helm installs the charts from this machine. {cluster.describe_endpoint_access(fleet)}"]
 
     def open_session(self, aws: AwsSession, data: Path) -> AwsSession:
         """Return the session with the kubeconfig of the fleet's own cluster."""
@@ -76,7 +76,7 @@ class EksTarget(AwsTarget):
         release.show_logs(plan, role, lines=lines, follow=follow)
 
     def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
-        """Forward a port of this machine to the router with kubectl."""
+        """Forward a port of this machine to the router."""
         return release.open_tunnel(plan)
 
     def launch_drivers(

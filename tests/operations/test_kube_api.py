@@ -1,0 +1,193 @@
+"""The client of the Kubernetes API against a real API server; its nodes are simulated, and a pod's port is a server here."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi
+from tests.control_plane import machines
+from tests.control_plane.control_plane import ControlPlane
+
+CONFIG_MAP = Kind("v1", "ConfigMap")
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+
+@pytest.fixture
+def api(control_plane: ControlPlane) -> KubeApi:
+    return KubeApi(control_plane.kubeconfig)
+
+
+@pytest.fixture
+def pod(control_plane: ControlPlane) -> Iterator[str]:
+    """Name of a ready pod behind the Service `web`, whose port 80 is the pod's port `http`."""
+    labels = {"app": "web"}
+    container = {"name": "web", "image": "web:0", "ports": [{"name": "http", "containerPort": 8000}]}
+    objects = [
+        machines.build_plain("kube-api"),
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": "http"}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "web-0", "namespace": "default", "labels": labels},
+            "spec": {"nodeName": "kube-api", "containers": [container]},
+        },
+    ]
+    processes.wait_until(
+        lambda: control_plane.run_kubectl("get", "serviceaccount", "default").returncode == 0, "the account", 90
+    )
+    control_plane.check_output("apply", "--filename=-", objects=objects)
+    control_plane.check_output("wait", "pod/web-0", "--for=condition=Ready", "--timeout=60s")
+    yield "web-0"
+    control_plane.check_output("delete", "pod/web-0", "service/web", "node/kube-api", "--now")
+
+
+def build_config_map(name: str, **data: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "default"},
+        "data": data,
+    }
+
+
+def test_objects_are_created_read_applied_and_deleted(api: KubeApi) -> None:
+    created = api.create(build_config_map("one", key="a"))
+    assert created["metadata"]["uid"]
+    api.apply([build_config_map("one", other="b"), build_config_map("two", key="c")])
+    found = api.find(CONFIG_MAP, "one", "default")
+    assert found and found["data"] == {"key": "a", "other": "b"}, "what another program set stays"
+    names = {item["metadata"]["name"] for item in api.list_objects(CONFIG_MAP, "default")}
+    assert {"one", "two"} <= names
+    maps = [build_config_map("one"), build_config_map("two"), build_config_map("never")]
+    api.delete_objects([*maps, {"apiVersion": "no.example/v1", "kind": "Kind", "metadata": {"name": "x"}}], 30)
+    assert api.find(CONFIG_MAP, "one", "default") is None
+
+
+def test_a_refusal_says_what_was_asked_and_what_the_server_answered(api: KubeApi) -> None:
+    with pytest.raises(ApiError) as error:
+        api.create(build_config_map("Not_A_Name"))
+    assert str(error.value).startswith('cannot create ConfigMap Not_A_Name: ConfigMap "Not_A_Name" is invalid: ')
+    assert (error.value.status, error.value.exit_code) == (422, 3)
+
+
+def test_fields_of_another_program_are_not_taken_over(api: KubeApi) -> None:
+    api.create(build_config_map("owned", key="a"))
+    try:
+        with pytest.raises(ApiError, match="Apply failed with 1 conflict"):
+            api.apply([build_config_map("owned", key="b")])
+    finally:
+        api.delete(CONFIG_MAP, "owned", "default")
+
+
+def test_kinds_are_found_once_they_are_defined(api: KubeApi) -> None:
+    assert api.has_kind(POD)
+    assert not api.has_kind(Kind("karpenter.sh/v9", "NodePool"))
+    with pytest.raises(ApiError, match="cannot look up the kind NodePool") as error:
+        api.list_objects(Kind("karpenter.sh/v9", "NodePool"))
+    assert error.value.status == 404
+
+
+def test_a_wait_ends_with_the_change_and_otherwise_with_its_limit(api: KubeApi) -> None:
+    start = threading.Event()
+
+    def change() -> None:
+        start.wait(30)
+        time.sleep(0.5)  # the watch begins meanwhile; if it does not, the limit ends the wait and the test fails
+        api.apply([build_config_map("waited", key="a")])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    start.set()
+    before = time.monotonic()
+    try:
+        api.wait_for_change(CONFIG_MAP, "default", fields="metadata.name=waited", limit_s=60)
+        assert time.monotonic() - before < 60
+        assert api.find(CONFIG_MAP, "waited", "default"), "the change ended it"
+        api.wait_for_change(CONFIG_MAP, "default", fields="metadata.name=waited", limit_s=0)
+    finally:
+        thread.join()
+        api.delete(CONFIG_MAP, "waited", "default")
+
+
+def test_an_object_that_stays_is_named_with_what_holds_it(api: KubeApi) -> None:
+    held = build_config_map("held")
+    held["metadata"]["finalizers"] = ["example.com/keep"]
+    api.create(held)
+    try:
+        with pytest.raises(ApiError) as error:
+            api.delete_objects([held], 0)
+        assert str(error.value) == "ConfigMap held was not deleted in time; it waits for example.com/keep"
+    finally:
+        held["metadata"]["finalizers"] = []
+        api._request("release", "patch", CONFIG_MAP, body=held, content_type="application/merge-patch+json")
+
+
+def test_a_log_comes_by_lines_and_whole(api: KubeApi, control_plane: ControlPlane, pod: str) -> None:
+    control_plane.pods_log.write_text(
+        "".join(f"2026-11-01T00:00:00.000000000Z stdout F line {number} é\n" for number in range(3))
+    )
+    assert list(api.stream_log(pod, "default", lines=2)) == ["line 1 é\n", "line 2 é\n"]
+    assert api.read_log(pod, "default") == "line 0 é\nline 1 é\nline 2 é\n"
+    with pytest.raises(ApiError, match='cannot read the log of Pod none: pods "none" not found'):
+        api.read_log("none", "default")
+
+
+def test_connections_reach_a_ready_pod_of_the_service_by_the_name_of_its_port(api: KubeApi, pod: str) -> None:
+    with api.forward_port("web", "default", 80) as port:
+        for _ in range(3):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            with contextlib.closing(connection):
+                connection.request("GET", "/v1/models")
+                answer = connection.getresponse()
+                assert (answer.status, "data" in json.load(answer)) == (200, True)
+        # Each ends with its client.
+        processes.wait_until(lambda: not list_forwarding_threads(), "the end of the connections", 30)
+
+
+def list_forwarding_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "port forward" in thread.name]
+
+
+def test_a_service_without_a_ready_pod_is_named(api: KubeApi) -> None:
+    with (
+        pytest.raises(ApiError, match="there is no Service web in namespace default"),
+        api.forward_port("web", "default", 80),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "file is empty"),
+        ("kind: Config\ncurrent-context: gone\ncontexts: []\nclusters: []\nusers: []\n", "Expected object with name"),
+    ],
+)
+def test_a_kubeconfig_that_names_no_cluster_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    with pytest.raises(ApiError, match=f"cannot reach the cluster: .*{reason}"):
+        KubeApi(tmp_path / "kubeconfig")
+
+
+def test_an_unexpected_answer_leaves_nothing_in_the_shared_temporary_folder(
+    control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert KubeApi(control_plane.kubeconfig).find(NAMESPACE, "default")
+    assert list(tmp_path.glob("*.json")) == [], "its list of kinds would be read from there by the next"
