@@ -7,6 +7,7 @@ and names the places that break it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network
 from itertools import combinations
@@ -119,6 +120,29 @@ def _find_empty_structs(node: Any, path: str) -> Violations:
             if isinstance(value, Mapping) and all(field is None for field in value.values()):
                 yield f"{path}[{index}]"
             yield from _find_empty_structs(value, f"{path}[{index}]")
+
+
+_QUOTED_REFERENCE = re.compile(r'"((?:data\.)?aws_\w+\.[\w-]+\.\w[\w.\[\]]*)"')
+"""Text that looks like a reference and is none: inside an expression CDKTF writes a token bare."""
+
+
+def check_quoted_references(stack: Stack) -> Violations:
+    """References that Terraform reads as text, because they stand in quotes inside an expression."""
+    reason = "Terraform takes it for text. Fix: write ${...} in the quotes, as format_reference does"
+    for path, text in _list_texts(stack, ""):
+        for reference in _QUOTED_REFERENCE.findall(text):
+            yield f"{path.lstrip('.')}: {reference}: {reason}."
+
+
+def _list_texts(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _list_texts(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _list_texts(value, f"{path}[{index}]")
 
 
 def check_wildcards(stack: Stack) -> Violations:
@@ -289,6 +313,7 @@ def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
 
 RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_empty_structs,
+    check_quoted_references,
     check_wildcards,
     check_broad_statements,
     check_open_ingress,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs.expression import format_expression
 from llm_serving.fleet.model import Fleet
 
 
@@ -14,6 +15,9 @@ class Account:
     """All but the region are tokens: unknown until Terraform runs."""
 
     id: str
+
+    id_reference: str
+    """The same as Terraform's reference, for text inside an expression."""
 
     caller: str
     """ARN of who runs Terraform: an IAM user's, or an assumed role's session."""
@@ -47,6 +51,7 @@ def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")
     return Account(
         id=caller.account_id,
+        id_reference=format_expression(f"data.aws_caller_identity.{caller.friendly_unique_id}.account_id"),
         caller=caller.arn,
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,

@@ -41,8 +41,8 @@ def build_s3_policy(access: str, account: Account) -> str | None:
         "Resource": "*",
         "Condition": {
             "StringEquals": {
-                **_build_condition("Principal", access, account),
-                **_build_condition("Resource", access, account),
+                **_build_condition("Principal", access, account.id),
+                **_build_condition("Resource", access, account.id),
             }
         },
     }
@@ -74,11 +74,11 @@ def add_policy(stack: TerraformStack, name: str, service_name: str, access: str,
         "Principal": "*",
         "Action": "*",
         "Resource": "*",
-        "Condition": {"StringEquals": _build_condition("Principal", access, account)},
+        "Condition": {"StringEquals": _build_condition("Principal", access, account.id_reference)},
     }
     supported = f"data.aws_vpc_endpoint_service.{service.friendly_unique_id}.vpc_endpoint_policy_supported"
     return format_expression(f"{supported} ? jsonencode({policy.build_document(statement)}) : null")
 
 
-def _build_condition(subject: str, access: str, account: Account) -> dict[str, str]:
-    return {f"aws:{subject}Account": account.id} if access == "account" else {f"aws:{subject}OrgID": access}
+def _build_condition(subject: str, access: str, account_id: str) -> dict[str, str]:
+    return {f"aws:{subject}Account": account_id} if access == "account" else {f"aws:{subject}OrgID": access}

@@ -36,10 +36,15 @@ FLEETS = {
         "  private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]\n"
     ),
     "s3": (
+        "  grouped: {types: g6e.2xlarge, size: 1, by: node-groups, images: cached}\n"
+        "  quick: {types: g6e.2xlarge, size: 0..2, by: karpenter, images: soci}\n"
         "zones: [us-west-2a, us-west-2b]\n"
         "orchestrator: both\n"
         "state: s3://my-states/serving/prod\n"
         "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
+        'eks: {version: "1.34"}\n'
+        "ecs: {container_insights: enhanced}\n"
+        "add_ons: {operators: on, observability: on}\n"
     ),
     "machines": (
         "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"
@@ -55,7 +60,7 @@ FLEETS = {
         "  admins: [arn:aws:iam::123456789012:role/platform, arn:aws:iam::123456789012:role/deployer]\n"
         "  csi_drivers: [efs, fsx, s3]\n"
         "  private_from: [10.8.0.0/16, sg-0123456789abcdef0]\n"
-        "network: {cidr: 172.20.0.0/16}\n"
+        "network: {cidr: 172.20.0.0/16, endpoint_access: account}\n"
     ),
     "instances": (
         "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"

@@ -40,6 +40,11 @@ def filter_by_type(stack: Stack, kind: str) -> Stack:
     return resources
 
 
+def quote_reference(stack: Stack) -> None:
+    text = '${jsonencode({"account": "data.aws_caller_identity.account.account_id"})}'
+    filter_by_type(stack, "aws_ecs_cluster")["cluster"]["name"] = text
+
+
 def use_wrong_card(stack: Stack) -> None:
     filter_by_type(stack, "aws_launch_template")[f"{BLOCK}-template"]["network_interfaces"][3]["network_card_index"] = 7
 
@@ -156,6 +161,7 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     allow_anybody: "aws_iam_role.instance-role: Principal {'AWS': '*'}: it allows every AWS account. ",
     add_seventh_provider: "aws_ecs_cluster_capacity_providers.capacity-providers: 7 capacity providers: ECS takes at ",
     add_seventh_to_service: "output.strategies.ranking: 7 capacity providers: ECS takes at most 6. ",
+    quote_reference: "resource.aws_ecs_cluster.cluster.name: data.aws_caller_identity.account.account_id: Terraform ",
     clear_struct: f"resource.{TEMPLATE}.block_device_mappings[1]: empty: ",
     drop_token: f"{TEMPLATE}: http_tokens optional and http_put_response_hop_limit 1: ",
     allow_two_hops: f"{TEMPLATE}: http_tokens required and http_put_response_hop_limit 2: ",

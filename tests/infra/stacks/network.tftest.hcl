@@ -170,3 +170,24 @@ run "existing_subnets_in_another_order_or_public_or_elsewhere_are_refused" {
 
   expect_failures = [data.aws_subnet.private-us-west-2a, data.aws_subnet.private-us-west-2b]
 }
+
+run "endpoints_of_one_account" {
+  module {
+    source = "./machines/stacks/network"
+  }
+
+  override_data {
+    target = data.aws_vpc_endpoint_service.sts-service
+    values = { vpc_endpoint_policy_supported = true }
+  }
+
+  assert {
+    condition = (
+      jsondecode(aws_vpc_endpoint.sts.policy).Statement[0].Condition.StringEquals == { "aws:PrincipalAccount" = "123456789012" } &&
+      jsondecode(aws_vpc_endpoint.s3.policy).Statement[0].Condition.StringEquals == {
+        "aws:PrincipalAccount" = "123456789012", "aws:ResourceAccount" = "123456789012"
+      }
+    )
+    error_message = "the endpoints serve the account by its number"
+  }
+}
