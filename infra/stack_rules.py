@@ -127,7 +127,7 @@ _QUOTED_REFERENCE = re.compile(r'"((?:data\.)?aws_\w+\.[\w-]+\.\w[\w.\[\]]*)"')
 
 
 def check_quoted_references(stack: Stack) -> Violations:
-    """References that Terraform reads as text, because they stand in quotes inside an expression."""
+    """List references that Terraform reads as text, because they stand in quotes inside an expression."""
     reason = "Terraform takes it for text. Fix: write ${...} in the quotes, as format_reference does"
     for path, text in _list_texts(stack, ""):
         for reference in _QUOTED_REFERENCE.findall(text):

@@ -55,7 +55,7 @@ def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
         context.build_queue_arns(context.step_queues),
     )
     yield allow("Forget", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/uncached/*")
-    yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.state_machine_arn)
+    yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.task_arns)
 
 
 def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:

@@ -81,9 +81,13 @@ def add_association(
     pool_groups: Sequence[Sequence[Group]],
     providers: Sequence[Any],
 ) -> None:
-    """Hand the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
+    """Hand the providers to the cluster.
+
+    Tasks that name no strategy go to the first pool's first choice, or to Fargate where no pool is on ECS.
+    """
     e = aws.ecs_cluster_capacity_providers
-    default = groups.group_by_choice(pool_groups[0])[0]
+    default = groups.group_by_choice(pool_groups[0])[0] if pool_groups else []
+    default_names = [groups.format_provider_name(context.fleet, group) for group in default] or ["FARGATE"]
     e.EcsClusterCapacityProviders(
         stack,
         "capacity-providers",
@@ -91,10 +95,8 @@ def add_association(
         # Fargate's two are AWS's own: a cluster has them by their names, and a strategy takes no others beside them.
         capacity_providers=[*(provider.name for provider in providers), "FARGATE", "FARGATE_SPOT"],
         default_capacity_provider_strategy=[
-            e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
-                capacity_provider=groups.format_provider_name(context.fleet, group), weight=1
-            )
-            for group in default
+            e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(capacity_provider=name, weight=1)
+            for name in default_names
         ],
     )
 

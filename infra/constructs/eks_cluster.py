@@ -135,7 +135,7 @@ def _add_eks_cluster(
             public_access_cidrs=list(fleet.eks.public_from) or None,
         ),
         kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
-            ip_family="ipv4", service_ipv4_cidr=select_service_cidr(fleet)
+            ip_family="ipv4", service_ipv4_cidr=_select_service_cidr(fleet)
         ),
         # After standard support a version would keep running, at six times the price, until it is upgraded.
         upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
@@ -167,11 +167,12 @@ def _add_client_group(stack: TerraformStack, fleet: Fleet, vpc_id: str) -> aws.s
     return group
 
 
-def select_service_cidr(fleet: Fleet) -> str:
-    """Range of Kubernetes services, which no instance has: one of the two that EKS itself takes, clear of the VPC."""
+def _select_service_cidr(fleet: Fleet) -> str | None:
+    """Range of Kubernetes services, clear of the new VPC; None for an existing one, whose ranges EKS itself avoids."""
+    if not isinstance(fleet.network, NewNetwork):
+        return None
     first, second = _SERVICE_CIDRS
-    vpc_cidr = fleet.network.cidr if isinstance(fleet.network, NewNetwork) else second
-    return second if IPv4Network(vpc_cidr).overlaps(IPv4Network(first)) else first
+    return second if IPv4Network(fleet.network.cidr).overlaps(IPv4Network(first)) else first
 
 
 def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, account: Account) -> None:

@@ -24,6 +24,20 @@ _AWS_BUCKETS = (
 )
 """Buckets of AWS's own accounts; their readers are AWS's services, or nobody in particular."""
 
+_KUBERNETES_BUCKETS = {
+    "ap-east-2": "prod-registry-k8s-io-ap-east-1",
+    "cn-north-1": "prod-registry-k8s-io-ap-east-1",
+    "cn-northwest-1": "prod-registry-k8s-io-ap-east-1",
+    "eu-west-2": "767373bbdcb8270361b96548387bf2a9ad0d48758c35-eu-west-2",
+}
+"""Where registry.k8s.io leads clients of a region, where it is not `prod-registry-k8s-io-REGION`.
+
+Source: kubernetes/registry.k8s.io, cmd/archeio/internal/app/buckets.go, commit 012f74b, read 2026-11.
+"""
+
+_QUAY_BUCKET = "quayio-production-s3"
+"""Where quay.io leads clients in us-east-1. Source: OpenShift's lists of hosts to allow, 2026-11."""
+
 
 def build_s3_policy(access: str, account: Account) -> str | None:
     """Return the S3 endpoint's policy; None for open access.
@@ -46,15 +60,17 @@ def build_s3_policy(access: str, account: Account) -> str | None:
             }
         },
     }
-    names = [name.format(region=account.region) for name in _AWS_BUCKETS]
-    aws_buckets = {
-        "Sid": "Aws",
+    region = account.region
+    names = [name.format(region=region) for name in _AWS_BUCKETS]
+    registries = [_KUBERNETES_BUCKETS.get(region, f"prod-registry-k8s-io-{region}"), _QUAY_BUCKET]
+    public_buckets = {
+        "Sid": "Public",
         "Effect": "Allow",
         "Principal": "*",
         "Action": "s3:GetObject",
-        "Resource": [f"arn:{account.partition}:s3:::{name}/*" for name in names],
+        "Resource": [f"arn:{account.partition}:s3:::{name}/*" for name in [*names, *registries]],
     }
-    return policy.build_document(own, aws_buckets)
+    return policy.build_document(own, public_buckets)
 
 
 def add_policy(stack: TerraformStack, name: str, service_name: str, access: str, account: Account) -> str | None:

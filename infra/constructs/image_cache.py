@@ -6,6 +6,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 
@@ -58,5 +59,5 @@ def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
 
 def build_prefixes(fleet: Fleet, account: Account) -> dict[str, str]:
     """Prefixes of images' names by the host that each replaces."""
-    registry = image_cache.format_registry(account.id, account.region, account.dns_suffix)
+    registry = format_registry(account.id, account.region)
     return image_cache.build_prefixes(fleet, registry)

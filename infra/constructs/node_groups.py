@@ -9,7 +9,6 @@ from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import image_cache, machines, policy
 from infra.constructs.account import Account
-from infra.constructs.eks_cluster import select_service_cidr
 from infra.constructs.expression import format_reference
 from infra.constructs.role import add_role
 from llm_serving.fleet import machine_images, names, node_config
@@ -102,5 +101,5 @@ def _build_cluster_data(context: NodeGroupContext) -> node_config.ClusterConnect
         name=names.format_cluster_name(context.fleet),
         endpoint=format_reference(context.cluster, "endpoint"),
         certificate=format_reference(context.cluster, "certificate_authority[0].data"),
-        service_cidr=select_service_cidr(context.fleet),
+        service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
-from infra.constructs.task_network import HTTPS, add_rule
+from infra.constructs.task_network import HTTPS, VpcRanges, add_rule
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import StackLoadBalancer
 from llm_serving.services.service import Service
@@ -36,12 +36,12 @@ def add_load_balancer(
     settings: StackLoadBalancer,
     *,
     vpc_id: str,
-    vpc_cidr: str,
+    vpc: VpcRanges,
     subnet_ids: list[str],
     router_group: aws.security_group.SecurityGroup,
 ) -> TaskLoadBalancer:
     """Add the load balancer, its listener, and the target group that the router's tasks register with."""
-    group = _add_security_group(stack, fleet, deployment, router.port, router_group, vpc_id=vpc_id, vpc_cidr=vpc_cidr)
+    group = _add_security_group(stack, fleet, deployment, router.port, router_group, vpc_id=vpc_id, vpc=vpc)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
@@ -105,9 +105,9 @@ def _add_security_group(
     router_group: aws.security_group.SecurityGroup,
     *,
     vpc_id: str,
-    vpc_cidr: str,
+    vpc: VpcRanges,
 ) -> aws.security_group.SecurityGroup:
-    """Add the load balancer's security group; the routers' own lets all of the VPC in."""
+    """Add the load balancer's security group, which the routers let in."""
     group = add_security_group(
         stack,
         "balancer-group",
@@ -115,6 +115,7 @@ def _add_security_group(
         description=f"Load balancer of {deployment}",
         vpc_id=vpc_id,
     )
-    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, cidr=vpc_cidr)
+    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=vpc)
     add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=router_group)
+    add_rule(stack, "router-from-balancer", router_group, "in", "Requests and health checks", port, peer=group)
     return group

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs.expression import format_expression
 from infra.constructs.security_group import add_security_group
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
 from llm_serving.services.service import Service
 
 HTTPS = 443
+
+_EACH_RANGE = format_expression("each.value")
 
 EVENT_PORTS = ("events", "replay")
 """Names of an engine's ports where routers hear of its KV cache, and ask for what they missed."""
@@ -34,6 +37,15 @@ class TaskSecurityGroups:
         return self.router if service.is_entry else self.engine
 
 
+@dataclass(frozen=True)
+class VpcRanges:
+    """Ranges of a VPC; one that exists may have secondary ones, with the subnets in them."""
+
+    primary: str
+    secondary: str
+    """Terraform's set of the others."""
+
+
 def add_groups(
     stack: TerraformStack, fleet: Fleet, deployment: str, parts: Iterable[str], vpc_id: str
 ) -> dict[str, aws.security_group.SecurityGroup]:
@@ -53,25 +65,25 @@ def add_groups(
 
 
 def add_entry_rules(
-    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, port: int, vpc_cidr: str
+    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, port: int, vpc: VpcRanges
 ) -> None:
     """Let clients in the VPC call the entry, and the test request, which runs in the entry's group."""
-    add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, cidr=vpc_cidr)
+    add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
     add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
 
 
 def add_call_rules(
-    stack: TerraformStack, service: Service, group: aws.security_group.SecurityGroup, vpc_cidr: str
+    stack: TerraformStack, service: Service, group: aws.security_group.SecurityGroup, vpc: VpcRanges
 ) -> None:
     """Let a service call what it names, in the fleet's network or anywhere; HTTPS is open to anywhere."""
     for name, call in service.calls.items():
         if call.port != HTTPS or call.in_network:
-            cidr = vpc_cidr if call.in_network else "0.0.0.0/0"
-            add_rule(stack, f"{service.name}-to-{name}", group, "out", call.purpose, call.port, cidr=cidr)
+            target = {"vpc": vpc} if call.in_network else {"cidr": "0.0.0.0/0"}
+            add_rule(stack, f"{service.name}-to-{name}", group, "out", call.purpose, call.port, **target)
 
 
 def add_security_groups(
-    stack: TerraformStack, fleet: Fleet, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc_cidr: str
+    stack: TerraformStack, fleet: Fleet, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc: VpcRanges
 ) -> TaskSecurityGroups:
     """Add the security groups: the VPC reaches the router, the router the engines, engines each other if needed, and
     load drivers the router and everybody's metrics.
@@ -79,7 +91,7 @@ def add_security_groups(
     security_groups = TaskSecurityGroups(**add_groups(stack, fleet, deployment, ("engine", "router", "driver"), vpc_id))
     engines = [service for service in services if not service.is_entry]
     [router] = [service for service in services if service.is_entry]
-    add_entry_rules(stack, "router", security_groups.router, router.port, vpc_cidr)
+    add_entry_rules(stack, "router", security_groups.router, router.port, vpc)
     for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):
@@ -140,14 +152,22 @@ def add_rule(
     *,
     peer: aws.security_group.SecurityGroup | None = None,
     cidr: str | None = None,
+    for_each: str | None = None,
+    vpc: VpcRanges | None = None,
 ) -> None:
-    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a security group or a range."""
+    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a group, a range or a VPC."""
+    if vpc:
+        add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)
+        add_rule(
+            stack, f"{name}-secondary", group, direction, description, port, cidr=_EACH_RANGE, for_each=vpc.secondary
+        )
+        return
     rule_class = (
         aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
         if direction == "in"
         else aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule
     )
-    rule_class(
+    rule = rule_class(
         stack,
         name,
         security_group_id=group.id,
@@ -159,6 +179,8 @@ def add_rule(
         description=description,
         tags={"Name": name},
     )
+    if for_each:
+        rule.add_override("for_each", for_each)
 
 
 def add_discovery_service(
@@ -176,6 +198,8 @@ def add_discovery_service(
         stack,
         f"{service.name}-name",
         name=f"{deployment}-{service.name}",
+        # Tasks that were lost abruptly, as on spot capacity, may stay registered.
+        force_destroy=True,
         description=f"Tasks of {deployment}: {service.name}",
         dns_config=d.ServiceDiscoveryServiceDnsConfig(
             namespace_id=namespace_id,

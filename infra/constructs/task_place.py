@@ -9,7 +9,9 @@ from typing import Any
 from infra.bindings import aws, cdktf
 from infra.constructs import network, task
 from infra.constructs.account import Account
+from infra.constructs.expression import format_expression
 from infra.constructs.key import find_key
+from infra.constructs.task_network import VpcRanges
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
@@ -25,7 +27,7 @@ class TaskPlace:
     """ARN of the key that encrypts the cluster's ECS Exec."""
 
     vpc_id: str
-    vpc_cidr: str
+    vpc: VpcRanges
     subnets: dict[str, str]
     """Private subnet by zone."""
 
@@ -37,6 +39,7 @@ def find_place(stack: cdktf.TerraformStack, fleet: Fleet, account: Account) -> T
     """Look the place up."""
     fleet_network = network.find_network(stack, fleet)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
+    data = f"data.aws_vpc.{vpc.friendly_unique_id}"
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
         stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
     )
@@ -44,7 +47,12 @@ def find_place(stack: cdktf.TerraformStack, fleet: Fleet, account: Account) -> T
         cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
         cluster_key=find_key(stack, fleet, "ecs"),
         vpc_id=fleet_network.vpc_id,
-        vpc_cidr=vpc.cidr_block,
+        vpc=VpcRanges(
+            primary=vpc.cidr_block,
+            secondary=format_expression(
+                f"setsubtract({data}.cidr_block_associations[*].cidr_block, [{data}.cidr_block])"
+            ),
+        ),
         subnets=dict(fleet_network.private_subnets),
         namespace_id=namespace.id,
     )

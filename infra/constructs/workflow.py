@@ -68,6 +68,14 @@ class WorkflowContext:
         return self.account.build_arn("states", f"stateMachine:{self.batch.workflow}")
 
     @property
+    def task_arns(self) -> list[str]:
+        """Build ARNs by which IAM judges tasks: a Distributed Map's children run as `stateMachine:NAME/LABEL`.
+
+        Source: Step Functions API reference, DescribeStateMachine, on qualified ARNs, 2026-11.
+        """
+        return [self.state_machine_arn, f"{self.state_machine_arn}/*"]
+
+    @property
     def execution_arn(self) -> str:
         """ARN pattern of all its executions."""
         return self.account.build_arn("states", f"execution:{self.batch.workflow}:*")
@@ -87,7 +95,7 @@ class WorkflowContext:
         return f"arn:{self.account.partition}:s3:::{self.batch.bucket}"
 
 
-def build_key_grants() -> tuple[Statement, ...]:
+def build_key_grants(account: Account) -> tuple[Statement, ...]:
     """Let EventBridge publish to an encrypted topic.
 
     Source: EventBridge user guide, "Troubleshooting: an Amazon SNS topic that is encrypted", 2026-11.
@@ -99,6 +107,7 @@ def build_key_grants() -> tuple[Statement, ...]:
             "Principal": {"Service": "events.amazonaws.com"},
             "Action": ["kms:Decrypt", "kms:GenerateDataKey*"],
             "Resource": "*",
+            "Condition": {"StringEquals": {"aws:SourceAccount": account.id}},
         },
     )
 
@@ -178,7 +187,7 @@ def _add_state_machine(
         description=f"Carries the jobs of {context.name}",
         trust=policy.build_trust_policy(
             "states.amazonaws.com",
-            ArnLike={"aws:SourceArn": context.state_machine_arn},
+            ArnLike={"aws:SourceArn": context.task_arns},
             StringEquals={"aws:SourceAccount": context.account.id},
         ),
         statements=tuple(_build_statements(context)),

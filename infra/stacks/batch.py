@@ -134,7 +134,7 @@ def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, account: A
         account=account,
         grants=(
             *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
-            *workflow.build_key_grants(),
+            *workflow.build_key_grants(account),
         ),
     )
 
@@ -236,7 +236,7 @@ def _add_security_groups(
     groups = task_network.add_groups(
         stack, fleet, batch.name, [service.name for service in batch.services], place.vpc_id
     )
-    task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry.port, place.vpc_cidr)
+    task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry.port, place.vpc)
     for service in batch.services:
-        task_network.add_call_rules(stack, service, groups[service.name], place.vpc_cidr)
+        task_network.add_call_rules(stack, service, groups[service.name], place.vpc)
     return groups

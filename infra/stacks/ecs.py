@@ -57,8 +57,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         ),
     )
     providers = [capacity_providers.add_capacity_provider(stack, context, group) for group in machine_groups]
-    if pools:
-        capacity_providers.add_association(stack, context, list(pools.values()), providers)
+    capacity_providers.add_association(stack, context, list(pools.values()), providers)
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
         ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
     if tested_groups:

@@ -147,7 +147,7 @@ def _add_parts(stack: TerraformStack, fleet: Fleet, serving: Serving, account: A
     task_service.add_force_variable(stack)
     logs, stream = _add_logs(stack, fleet, serving, account)
     security_groups = task_network.add_security_groups(
-        stack, fleet, serving.name, serving.services, vpc_id=place.vpc_id, vpc_cidr=place.vpc_cidr
+        stack, fleet, serving.name, serving.services, vpc_id=place.vpc_id, vpc=place.vpc
     )
     errors_alarm = task_watch.add_errors_alarm(stack, fleet, serving, stream)
     return _Parts(
@@ -187,7 +187,7 @@ def _add_load_balancer(
         serving.entry,
         serving.stack.load_balancer,
         vpc_id=place.vpc_id,
-        vpc_cidr=place.vpc_cidr,
+        vpc=place.vpc,
         subnet_ids=list(place.subnets.values()),
         router_group=router_group,
     )

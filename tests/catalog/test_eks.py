@@ -3,9 +3,11 @@ from __future__ import annotations
 from datetime import date
 from typing import get_args
 
+import botocore.session
 import pytest
 
 from llm_serving.catalog import eks
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet.model import Eks
 
 VERSIONS = get_args(Eks.model_fields["version"].annotation)
@@ -64,3 +66,22 @@ def test_an_images_parameter_has_the_name_that_aws_publishes(
     os: eks.Os, variant: eks.Variant, arch: eks.Arch, name: str
 ) -> None:
     assert eks.format_image_parameter(os=os, release="v1", version="1.35", variant=variant, arch=arch) == name
+
+
+PARTITIONS = ("aws", "aws-cn", "aws-us-gov")
+"""Those that have AWS's provider of Terraform, and this project's other services; the rest are closed to the public."""
+
+
+def test_every_region_with_eks_has_the_registry_of_its_images() -> None:
+    session = botocore.session.get_session()
+    regions = {region for partition in PARTITIONS for region in session.get_available_regions("eks", partition)}
+    assert len(regions) > 35
+    assert set(eks.REGISTRY_ACCOUNTS) == regions
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_registries_have_the_domain_of_their_partition(partition: str) -> None:
+    session = botocore.session.get_session()
+    region = next(region for region in eks.REGISTRY_ACCOUNTS if session.get_partition_for_region(region) == partition)
+    suffix = session.create_client("ecr", region).meta.endpoint_url.partition(f"{region}.")[2]
+    assert format_registry("123456789012", region) == f"123456789012.dkr.ecr.{region}.{suffix}"

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import instances
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import AddOns, Fleet
@@ -111,7 +111,6 @@ def test_the_efa_plugin_comes_from_the_fleets_own_region() -> None:
     ]
     repository = "602401143452.dkr.ecr.us-east-1.amazonaws.com/eks/aws-efa-k8s-device-plugin"
     assert values["image"] == {"repository": repository}
-    assert eks.format_registry("eu-south-2") == "455263428931.dkr.ecr.eu-south-2.amazonaws.com"
 
 
 def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:

@@ -52,7 +52,10 @@ def test_vcpus_are_counted_by_family_and_purchase_option(tmp_path: Path) -> None
     assert (_sum_needs(fleet_capacity, p.on_demand), _sum_needs(fleet_capacity, p.spot)) == (2 * 192, 0), (
         "a reservation, and no Capacity Block"
     )
-    assert (_sum_needs(fleet_capacity, inf.on_demand), _sum_needs(fleet_capacity, standard.on_demand)) == (3 * 4, 3 * 8)
+    assert (_sum_needs(fleet_capacity, inf.on_demand), _sum_needs(fleet_capacity, standard.on_demand)) == (
+        3 * 4,
+        3 * 8 + 6 * 4,
+    ), "two system nodes a zone during an update"
 
 
 def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(tmp_path: Path) -> None:

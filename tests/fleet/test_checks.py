@@ -94,9 +94,7 @@ def test_a_zone_may_lack_some_of_the_types_as_long_as_it_offers_one(tmp_path: Pa
 
 
 def test_a_region_missing_from_the_catalog_is_not_checked(tmp_path: Path) -> None:
-    text = (
-        "name: demo\nregion: eu-nowhere-9\nzones: eu-nowhere-9a\npools:\n  aa:\n    types: p5e.48xlarge\n    size: 1\n"
-    )
+    text = "name: demo\nregion: eu-nowhere-9\norchestrator: ecs\nzones: eu-nowhere-9a\npools:\n  aa:\n    types: p5e.48xlarge\n    size: 1\n"
     assert _check(tmp_path, text) == []
 
 

@@ -91,7 +91,7 @@ def run_boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
         "mountpoint": f"exit {int(not mounted)}",
         "mdadm": f'echo mdadm "$@" >>{folder}/ran; [ "$1" = --create ]',
         "blkid": "exit 2",
-        **{name: f'echo {name} "$@" >>{folder}/ran' for name in ("mkfs.xfs", "mount", "mkdir", "dnf")},
+        **{name: f'echo {name} "$@" >>{folder}/ran' for name in ("mkfs.xfs", "mount", "mkdir", "dnf", "systemctl")},
     }
     for name, output in outputs.items():
         (folder / name).write_text(f"#!/bin/sh\n{output}\n")
@@ -111,7 +111,10 @@ def test_two_disks_form_a_raid_0_array(tmp_path: Path) -> None:
         == "mdadm --create /dev/md/instance-store --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
     )
     assert "mkfs.xfs /dev/md/instance-store" in commands
-    assert commands[-1] == "mount --bind /mnt/instance-store/var/lib/containerd /var/lib/containerd"
+    assert commands[-2:] == [
+        "mount --bind /mnt/instance-store/var/lib/containerd /var/lib/containerd",
+        "systemctl try-restart containerd",
+    ]
     assert not any("nvme0n1" in line for line in commands)
 
 

@@ -52,31 +52,52 @@ BOTTLEROCKET = "1.64.0"
 Source: github.com/aws/eks-anywhere/releases/tag/v0.26.1, 2026-08-13.
 """
 
-_REGISTRY_ACCOUNT = "602401143452"
-_REGISTRY_ACCOUNTS: Mapping[str, str] = {
+_FIRST_REGISTRY = "602401143452"
+REGISTRY_ACCOUNTS: Mapping[str, str] = {
+    "ap-northeast-1": _FIRST_REGISTRY,
+    "ap-northeast-2": _FIRST_REGISTRY,
+    "ap-northeast-3": _FIRST_REGISTRY,
+    "ap-south-1": _FIRST_REGISTRY,
+    "ap-southeast-1": _FIRST_REGISTRY,
+    "ap-southeast-2": _FIRST_REGISTRY,
+    "ca-central-1": _FIRST_REGISTRY,
+    "eu-central-1": _FIRST_REGISTRY,
+    "eu-north-1": _FIRST_REGISTRY,
+    "eu-west-1": _FIRST_REGISTRY,
+    "eu-west-2": _FIRST_REGISTRY,
+    "eu-west-3": _FIRST_REGISTRY,
+    "sa-east-1": _FIRST_REGISTRY,
+    "us-east-1": _FIRST_REGISTRY,
+    "us-east-2": _FIRST_REGISTRY,
+    "us-west-1": _FIRST_REGISTRY,
+    "us-west-2": _FIRST_REGISTRY,
     "af-south-1": "877085696533",
     "ap-east-1": "800184023465",
+    "ap-east-2": "533267051163",
     "ap-south-2": "900889452093",
     "ap-southeast-3": "296578399912",
     "ap-southeast-4": "491585149902",
     "ap-southeast-5": "151610086707",
+    "ap-southeast-6": "333609536671",
+    "ap-southeast-7": "121268973566",
     "ca-west-1": "761377655185",
+    "cn-north-1": "918309763551",
+    "cn-northwest-1": "961992271922",
     "eu-central-2": "900612956339",
     "eu-south-1": "590381155156",
     "eu-south-2": "455263428931",
     "il-central-1": "066635153087",
     "me-central-1": "759879836304",
     "me-south-1": "558608220178",
+    "mx-central-1": "730335286997",
+    "us-gov-east-1": "151742754352",
+    "us-gov-west-1": "013241004608",
 }
+"""Accounts of EKS's own images by region; interface endpoints reach no other region's.
 
-
-def format_registry(region: str) -> str:
-    """Return registry of EKS's own images in a region: its interface endpoints reach no other region's.
-
-    Source: EKS user guide, "View Amazon container image registries for Amazon EKS add-ons", 2026-11; the accounts as in
-    awslabs/amazon-eks-ami, nodeadm.
-    """
-    return f"{_REGISTRY_ACCOUNTS.get(region, _REGISTRY_ACCOUNT)}.dkr.ecr.{region}.amazonaws.com"
+Sources, read 2026-11: awslabs/amazon-eks-ami, nodeadm/internal/aws/ecr/ecr.go, commit 167ff78; EKS user guide, "View
+Amazon container image registries for Amazon EKS add-ons", for ap-east-2, ap-southeast-6, ap-southeast-7, mx-central-1.
+"""
 
 
 Os = Literal["al2023", "bottlerocket"]

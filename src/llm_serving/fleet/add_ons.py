@@ -14,6 +14,7 @@ from llm_serving import paths
 from llm_serving.catalog import eks
 from llm_serving.catalog.images import Digest
 from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -109,13 +110,14 @@ def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
     def select_pools(predicate: Callable[[Group], bool]) -> list[str]:
         return list(dict.fromkeys(group.pool for group in eks_groups if predicate(group)))
 
+    registry = format_registry(eks.REGISTRY_ACCOUNTS[fleet.region], fleet.region)
     existing = fleet.network if isinstance(fleet.network, ExistingNetwork) else None
     return {
         "cluster": names.format_cluster_name(fleet),
         "region": fleet.region,
         "tags": names.build_tags(fleet),
         "queue": names.format_interruption_queue(fleet),
-        "efa_image": f"{eks.format_registry(fleet.region)}/eks/aws-efa-k8s-device-plugin",
+        "efa_image": f"{registry}/eks/aws-efa-k8s-device-plugin",
         "gateway": "on" if fleet.add_ons.gateway else "off",
         "closed": fleet.is_closed,
         "internet": not fleet.is_closed,

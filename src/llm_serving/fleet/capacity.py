@@ -15,6 +15,7 @@ from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet import addresses, endpoints, interfaces
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import Fleet, NewNetwork
+from llm_serving.fleet.system_group import build_system_group
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
 
@@ -111,6 +112,7 @@ def compute(fleet: Fleet, catalog: Catalog) -> Capacity:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
     machine_groups = resolve_all(fleet, catalog)
+    system_groups = [build_system_group(fleet, catalog)] if "eks" in fleet.orchestrators else []
     machines = sum(pool.size.max for pool in fleet.pools.values())
     burst, per_second = RUN_INSTANCES_RATE
     return Capacity(
@@ -120,6 +122,7 @@ def compute(fleet: Fleet, catalog: Catalog) -> Capacity:
                     *_list_vcpu_needs(fleet, machine_groups, catalog),
                     *_list_network_needs(fleet),
                     *_list_machine_needs(fleet, machine_groups, catalog),
+                    *(need for group in system_groups for need in _list_system_needs(group, catalog)),
                 ]
             )
         ),
@@ -220,6 +223,19 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: 
         yield Need(
             quotas.NODES_PER_GROUP, max((group.max_size for group in node_groups), default=0), "the largest group"
         )
+
+
+def _list_system_needs(group: Group, catalog: Catalog) -> Iterator[Need]:
+    """Yield what the cluster's own nodes use; an update starts as many again before it ends the old ones."""
+    [instance_type] = group.types
+    breakdown = f"system {group.max_size} × {instance_type}"
+    if instance_type in catalog:
+        vcpus = catalog[instance_type].vcpus
+        yield Need(quotas.find_family(instance_type).on_demand, group.max_size * vcpus, breakdown)
+    yield Need(quotas.NETWORK_INTERFACES, group.max_size, breakdown)
+    yield Need(quotas.VOLUMES, -(-group.max_size * group.volume.size_gib // 1024), breakdown)
+    yield Need(quotas.AUTO_SCALING_GROUPS, 1, "system")
+    yield Need(quotas.LAUNCH_TEMPLATES, 1, "system")
 
 
 def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Limit]:

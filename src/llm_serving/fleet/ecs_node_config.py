@@ -78,4 +78,6 @@ for folder in {IMAGES_DIR} /var/lib/containerd; do
   mkdir --parents /mnt/instance-store$folder $folder
   mount --bind /mnt/instance-store$folder $folder
 done
+# It may have started, and opened the folder below the mount.
+systemctl try-restart containerd
 """

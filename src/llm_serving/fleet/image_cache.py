@@ -60,20 +60,11 @@ def format_prefix(fleet: Fleet, upstream: Upstream) -> str:
     return f"{fleet.name}-{upstream.suffix}"
 
 
-def format_registry(account: str, region: str, domain: str = "amazonaws.com") -> str:
-    """Return the host of an account's own registry.
-
-    Args:
-        domain: that of AWS's services in the account's partition.
-    """
-    return f"{account}.dkr.ecr.{region}.{domain}"
-
-
 def build_prefixes(fleet: Fleet, registry: str) -> dict[str, str]:
     """Return the prefixes of images' names by the host that each replaces.
 
     Args:
-        registry: as from `format_registry`.
+        registry: host of the account's own registry.
     """
     return {row.host: f"{registry}/{format_prefix(fleet, row)}" for row in list_upstreams(fleet)}
 

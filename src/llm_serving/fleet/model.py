@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from llm_serving.catalog import account_needs
-from llm_serving.catalog.eks import CsiDriver
+from llm_serving.catalog.eks import REGISTRY_ACCOUNTS, CsiDriver
 from llm_serving.fleet.pool import Orchestrator, Zone, check_unique
 from llm_serving.fleet.pool import Pool as Pool
 from llm_serving.fleet.pool import Reservation as Reservation
@@ -366,6 +366,9 @@ EKS_ADD_ONS = ("gateway", "schedulers", "operators")
 """Add-ons that are Kubernetes controllers, without a counterpart on ECS."""
 
 
+_EXAMPLE_REGIONS = ("us-west-2", "eu-west-1")
+
+
 class Fleet(Settings):
     """All that is rented in one account and region."""
 
@@ -427,6 +430,7 @@ class Fleet(Settings):
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
             check_unique("zones", self.zones),
+            self._check_region(),
             self._check_zones(),
             self._check_pool_zones(),
             self._check_single_zone_pools(),
@@ -453,6 +457,13 @@ class Fleet(Settings):
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
         """Return the zones that a pool may use."""
         return pool.zones or self.zones
+
+    def _check_region(self) -> Iterator[Conflict]:
+        if "eks" in self.orchestrators and self.region not in REGISTRY_ACCOUNTS:
+            reason = "the registry of EKS's own images is not known there"
+            yield Conflict(
+                ("region",), reason, f"use a region such as {', '.join(_EXAMPLE_REGIONS)}, or orchestrator: ecs"
+            )
 
     def _check_zones(self) -> Iterator[Conflict]:
         for index, zone in enumerate(self.zones):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from llm_serving.aws.preflight import identity
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context
@@ -26,7 +27,7 @@ _IMAGE_LINE = re.compile(
 
 def build_helm_options(fleet: Fleet) -> list[str]:
     """Return the options of `helm upgrade` that let its manifests pull by the fleet's cache; none without one."""
-    prefixes = image_cache.build_prefixes(fleet, image_cache.format_registry(ACCOUNT, fleet.region))
+    prefixes = image_cache.build_prefixes(fleet, format_registry(ACCOUNT, fleet.region))
     if not prefixes:
         return []
     arguments = ["-m", __name__, fleet.region, *(f"{host}={prefix}" for host, prefix in prefixes.items())]

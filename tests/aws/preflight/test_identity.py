@@ -102,9 +102,13 @@ def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet
     assert line.unknown_reason == "IAM's simulator takes users and roles, and this is federated-user/anna"
 
 
-def test_the_root_user_is_warned_of() -> None:
-    assert identity.check_credentials(Identity("123456789012", "arn:aws:iam::123456789012:root")).status == "warn"
-    assert identity.check_credentials(ROLE).status == "pass"
+def test_the_root_user_is_warned_of_and_cannot_administer_a_cluster(read_fleet: Any) -> None:
+    root = Identity("123456789012", "arn:aws:iam::123456789012:root")
+    fleet = read_fleet(POOL).value
+    on_ecs = fleet.model_copy(update={"orchestrator": "ecs"})
+    assert identity.check_credentials(root, on_ecs).status == "warn"
+    assert identity.check_credentials(root, fleet).status == "fail"
+    assert identity.check_credentials(ROLE, fleet).status == "pass"
 
 
 OF_ACCOUNT = (

@@ -7,12 +7,18 @@ import pytest
 from llm_serving.aws.preflight import zones
 from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.aws.session import AwsSession
+from llm_serving.catalog import instances
+from llm_serving.fleet import system_group
 
 pytestmark = pytest.mark.terraform
 
 
 def _collect_lines(aws: AwsSession, document: Any) -> dict[str, CheckResult]:
-    return {line.name: line for check in zones.list_checks(aws, document.value) for line in check.execute()}
+    return {
+        line.name: line
+        for check in zones.list_checks(aws, document.value, instances.load())
+        for line in check.execute()
+    }
 
 
 def test_a_type_that_no_zone_of_its_pool_offers_fails_with_the_zones_that_do(
@@ -85,7 +91,54 @@ def test_a_zone_in_which_eks_takes_no_subnet_fails_for_eks_alone(
         orchestrator=orchestrator,
         pools={"general": pool},
     )
-    (line,) = zones.list_checks(aws, zone_fleet)[0].execute()
+    (line,) = zones.list_checks(aws, zone_fleet, instances.load())[0].execute()
     assert line.status == status
     if status == "fail":
         assert line.message == f"{names_by_id['use1-az3']} (use1-az3) takes no subnet of an EKS cluster"
+
+
+def test_the_clusters_own_nodes_need_their_type_in_the_zones(
+    shared_account: AwsSession, read_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = "  general:\n    types: g6e.xlarge\n    size: 1\n"
+    line = _collect_lines(shared_account, read_fleet(pool))["m8g.xlarge for the cluster's own nodes"]
+    assert line.status == "pass"
+    monkeypatch.setattr(system_group, "_SYSTEM_TYPES", (("p5e.48xlarge", "arm64"), ("p5e.48xlarge", "x86_64")))
+    line = _collect_lines(shared_account, read_fleet(pool))["p5e.48xlarge for the cluster's own nodes"]
+    assert line.status in ("pass", "fail") and "us-west-2c" in line.message, "its zones are asked of AWS"
+
+
+@pytest.mark.parametrize(
+    ("region", "zone_id", "orchestrator", "reason"),
+    [
+        ("us-west-1", "usw1-az2", "ecs", "runs no Fargate tasks, which routers and load drivers are"),
+        ("ap-northeast-1", "apne1-az3", "both", "runs no Fargate tasks, which routers and load drivers are"),
+        ("us-west-1", "usw1-az1", "ecs", ""),
+        ("us-west-2", "usw2-az4", "ecs", ""),
+        ("us-west-1", "usw1-az2", "eks", "takes no subnet of an EKS cluster"),
+    ],
+)
+def test_zones_without_fargate_are_known_by_their_ids(
+    read_fleet: Any, region: str, zone_id: str, orchestrator: str, reason: str
+) -> None:
+    fleet = read_fleet("  general:\n    types: g6e.xlarge\n    size: 1\n").value
+    fleet = fleet.model_copy(update={"region": region, "orchestrator": orchestrator})
+    assert zones._find_missing_service(zone_id, fleet) == reason
+
+
+def test_a_zone_without_an_interface_endpoint_is_named(
+    shared_account: AwsSession, read_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = read_fleet("  general:\n    types: g6e.xlarge\n    size: 1\n")
+    assert _collect_lines(shared_account, document)["endpoints"].status == "pass"
+    client = shared_account.client("ec2")
+    original = client.describe_vpc_endpoint_services
+
+    def answer(**request: Any) -> Any:
+        response = original(**request)
+        response["ServiceDetails"][0]["AvailabilityZones"].remove("us-west-2b")
+        return response
+
+    monkeypatch.setattr(client, "describe_vpc_endpoint_services", answer)
+    line = _collect_lines(shared_account, document)["endpoints"]
+    assert (line.status, line.message) == ("fail", "AWS has no interface endpoint of autoscaling in us-west-2b")

@@ -6,6 +6,7 @@ import ast
 import datetime
 import fnmatch
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,44 @@ def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(stac
     assert {action for action in allowed if not action.startswith("logs:")} == expected
 
 
+def list_tasks_in_children(states: dict[str, Any], *, is_in_child: bool = False) -> Iterator[str]:
+    """Yield the states that wait for a token in a child execution of a Distributed Map."""
+    for name, state in states.items():
+        if is_in_child and state.get("Resource", "").endswith(".waitForTaskToken"):
+            yield name
+        processor = state.get("ItemProcessor", {})
+        is_distributed = processor.get("ProcessorConfig", {}).get("Mode") == "DISTRIBUTED"
+        yield from list_tasks_in_children(processor.get("States", {}), is_in_child=is_in_child or is_distributed)
+        for branch in state.get("Branches", ()):
+            yield from list_tasks_in_children(branch["States"], is_in_child=is_in_child)
+
+
+def test_workers_may_answer_the_children_of_distributed_maps(stacks: Stacks) -> None:
+    assert list(list_tasks_in_children(json.loads(STATE_MACHINE_FILE.read_text())["States"])), "there are some"
+    inline = {
+        "ItemProcessor": {"ProcessorConfig": {"Mode": "INLINE"}, "States": {"a": {"Resource": "x.waitForTaskToken"}}}
+    }
+    assert not list(list_tasks_in_children({"Map": inline})), "only Distributed Maps have children"
+    arn = "stateMachine:cotton-catalog"
+    policies = stacks["catalog"]["resource"]["aws_iam_role_policy"]
+    [answer] = [
+        statement
+        for policy in policies.values()
+        for statement in json.loads(policy["policy"])["Statement"]
+        if "states:SendTaskSuccess" in statement["Action"]
+    ]
+    assert [resource.rpartition(":stateMachine")[2] for resource in answer["Resource"]] == [
+        arn.removeprefix("stateMachine"),
+        f"{arn.removeprefix('stateMachine')}/*",
+    ]
+    trusts = [role["assume_role_policy"] for role in stacks["catalog"]["resource"]["aws_iam_role"].values()]
+    [trust] = [json.loads(text)["Statement"][0] for text in trusts if "states.amazonaws.com" in text]
+    assert [source.rpartition("/")[2] == "*" for source in trust["Condition"]["ArnLike"]["aws:SourceArn"]] == [
+        False,
+        True,
+    ]
+
+
 def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(stacks: Stacks) -> None:
     [machine] = stacks["catalog"]["resource"]["aws_sfn_state_machine"].values()
     text = STATE_MACHINE_FILE.read_text()
@@ -408,7 +447,10 @@ def test_workers_alone_reach_the_cache_and_in_the_network_alone(stacks: Stacks) 
             if rule["description"] == CACHE_RULE
         }
 
-    assert list_cache_rules("outside") == {"batch-worker-to-cache": ("${data.aws_vpc.range.cidr_block}", 6379)}
+    assert list_cache_rules("outside") == {
+        "batch-worker-to-cache": ("${data.aws_vpc.range.cidr_block}", 6379),
+        "batch-worker-to-cache-secondary": ("${each.value}", 6379),
+    }
     assert list_cache_rules("catalog") == {}
 
 

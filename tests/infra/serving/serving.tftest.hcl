@@ -85,6 +85,40 @@ run "aggregated" {
     )
     error_message = "the VPC alone reaches the router, and the router alone the engines"
   }
+
+  assert {
+    condition = (
+      length(aws_vpc_security_group_ingress_rule.router-from-vpc-secondary) == 0 &&
+      aws_vpc_security_group_ingress_rule.router-from-balancer.referenced_security_group_id == aws_security_group.balancer-group.id
+    )
+    error_message = "the load balancer reaches the router whatever its addresses are"
+  }
+}
+
+run "a_network_with_a_secondary_range" {
+  module {
+    source = "./stacks/serving-aggregated"
+  }
+
+  override_data {
+    target = data.aws_vpc.range
+    values = {
+      cidr_block = "10.0.0.0/16"
+      cidr_block_associations = [
+        { association_id = "a", cidr_block = "10.0.0.0/16", state = "associated" },
+        { association_id = "b", cidr_block = "100.64.0.0/16", state = "associated" },
+      ]
+    }
+  }
+
+  assert {
+    condition = (
+      [for rule in aws_vpc_security_group_ingress_rule.router-from-vpc-secondary : rule.cidr_ipv4] == ["100.64.0.0/16"] &&
+      [for rule in aws_vpc_security_group_ingress_rule.balancer-from-vpc-secondary : rule.cidr_ipv4] == ["100.64.0.0/16"] &&
+      aws_vpc_security_group_ingress_rule.router-from-vpc.cidr_ipv4 == "10.0.0.0/16"
+    )
+    error_message = "clients in each of the VPC's ranges reach the router and the load balancer"
+  }
 }
 
 run "single" {

@@ -110,6 +110,14 @@ run "an_existing_network" {
     ])
     error_message = "the cluster stands in the subnets of the fleet file"
   }
+
+  assert {
+    condition = (
+      aws_eks_cluster.cluster.kubernetes_network_config[0].ip_family == "ipv4" &&
+      strcontains(base64decode(aws_launch_template.system-template.user_data), aws_eks_cluster.cluster.kubernetes_network_config[0].service_ipv4_cidr)
+    )
+    error_message = "EKS chooses a range of services clear of the VPC's, and nodes are told which"
+  }
 }
 
 run "machines_of_every_kind" {

@@ -70,11 +70,13 @@ def test_every_machine_group_has_a_capacity_provider_an_auto_scaling_group_and_a
     assert attached[-2:] == ["FARGATE", "FARGATE_SPOT"], "of AWS's own, for batches"
 
 
-def test_a_cluster_without_pools_has_no_capacity_providers(stacks: Stacks) -> None:
+def test_a_cluster_without_pools_has_fargates_capacity_providers_alone(stacks: Stacks) -> None:
     stack = stacks["s3", "ecs"]
     assert set(filter_by_type(stack, "aws_ecs_cluster")) == {"cluster"}
     assert not filter_by_type(stack, "aws_ecs_capacity_provider")
-    assert not filter_by_type(stack, "aws_ecs_cluster_capacity_providers")
+    [association] = filter_by_type(stack, "aws_ecs_cluster_capacity_providers").values()
+    assert association["capacity_providers"] == ["FARGATE", "FARGATE_SPOT"], "batches and routers run there"
+    assert association["default_capacity_provider_strategy"] == [{"capacity_provider": "FARGATE", "weight": 1}]
 
 
 @each_shape

@@ -117,16 +117,18 @@ def test_nodes_may_import_images_into_the_cache_alone(stacks: Stacks) -> None:
 
 def test_endpoints_serve_the_organization_alone_and_s3_its_buckets(stacks: Stacks) -> None:
     endpoint_rows = stacks["closed", "network"]["resource"]["aws_vpc_endpoint"]
-    own, aws_buckets = json.loads(endpoint_rows["s3"]["policy"])["Statement"]
+    own, public_buckets = json.loads(endpoint_rows["s3"]["policy"])["Statement"]
     assert own["Condition"] == {
         "StringEquals": {"aws:PrincipalOrgID": "o-a1b2c3d4e5", "aws:ResourceOrgID": "o-a1b2c3d4e5"}
     }
-    assert "Condition" not in aws_buckets and aws_buckets["Action"] == "s3:GetObject"
-    assert [arn.rpartition(":")[2] for arn in aws_buckets["Resource"]] == [
+    assert "Condition" not in public_buckets and public_buckets["Action"] == "s3:GetObject"
+    assert [arn.rpartition(":")[2] for arn in public_buckets["Resource"]] == [
         "prod-us-west-2-starport-layer-bucket/*",
         "al2023-repos-us-west-2-de612dc2/*",
         "aws-ssm-us-west-2/*",
         "amazon-ssm-us-west-2/*",
+        "prod-registry-k8s-io-us-west-2/*",
+        "quayio-production-s3/*",
     ]
     interface_policies = {name: row["policy"] for name, row in endpoint_rows.items() if name != "s3"}
     assert set(interface_policies) >= {"ecr-api", "sts", "sqs"}

@@ -82,6 +82,7 @@ def test_the_runs_cover_every_kind_of_stack() -> None:
         "ecs/stacks/network",
         "closed/stacks/network",
         "existing/stacks/network",
+        "machines/stacks/network",
         "eks/stacks/storage",
         "s3/stacks/storage",
         "eks/stacks/eks",

@@ -74,7 +74,7 @@ def find_account(aws: AwsSession) -> str | None:
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
     """Who asks, and whether all that the fleet takes is allowed."""
     return [
-        Check("identity", "credentials", lambda: [check_credentials(caller, fleet.account)]),
+        Check("identity", "credentials", lambda: [check_credentials(caller, fleet)]),
         Check(
             "identity",
             "permissions",
@@ -152,12 +152,15 @@ def _check_service_role(aws: AwsSession, role: ServiceRole) -> list[CheckResult]
     return [CheckResult(role.name, "pass", "exists")]
 
 
-def check_credentials(caller: Identity, account: str | None = None) -> CheckResult:
+def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:
     """Whether it is a role or a user, as it should be, of the account that the fleet file names."""
     message = f"account {caller.account}, {caller.name}"
-    if account and account != caller.account:
-        message += f"; the fleet is for account {account} alone"
-        return CheckResult("credentials", "fail", message, f"sign in to {account}, or correct `account`")
+    if fleet.account and fleet.account != caller.account:
+        message += f"; the fleet is for account {fleet.account} alone"
+        return CheckResult("credentials", "fail", message, f"sign in to {fleet.account}, or correct `account`")
+    if caller.name == "root" and "eks" in fleet.orchestrators:
+        message += "; who applies becomes the cluster's administrator, and that is a role or a user"
+        return CheckResult("credentials", "fail", message, "sign in with a role")
     if caller.name == "root":
         return CheckResult("credentials", "warn", message, "sign in with a role: nothing limits the root user")
     return CheckResult("credentials", "pass", message)

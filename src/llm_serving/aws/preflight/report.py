@@ -86,7 +86,7 @@ def _list_checks(
     return [
         *identity.list_checks(aws, fleet, caller),
         Check("fleet file", "fleet file", lambda: [_build_mistake_result(mistake) for mistake in other_mistakes]),
-        *zones.list_checks(aws, fleet),
+        *zones.list_checks(aws, fleet, catalog),
         *_list_size_checks(document, catalog, aws),
         *reservations.list_checks(aws, fleet, catalog),
         *pins.list_checks(aws, fleet, catalog),

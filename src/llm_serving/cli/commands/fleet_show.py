@@ -21,10 +21,10 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     document = load(fleet, Fleet)
     catalog = instances.load()
     mistakes = checks.find_mistakes(document, catalog)
-    is_catalogd = all(
+    is_in_catalog = all(
         instance_type in catalog for pool in document.value.pools.values() for instance_type in pool.types
     )
-    fleet_capacity = capacity.compute(document.value, catalog) if is_catalogd else None
+    fleet_capacity = capacity.compute(document.value, catalog) if is_in_catalog else None
     if as_json:
         payload = {
             **fleet_table.build_payload(document.value, catalog),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llm_serving.aws.preflight import identity
 from llm_serving.catalog import images, instances
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache, network_test
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -27,7 +28,7 @@ def run(fleet: Fleet, group: Group, *, nodes: int, limit_s: int) -> str:
     with context.lock_fleet(fleet) as data:
         if group.orchestrator == "ecs":
             return ecs.run(aws, fleet, group, nodes=nodes, limit_s=limit_s)
-        registry = image_cache.format_registry(identity.fetch_identity(aws).account, fleet.region)
+        registry = format_registry(identity.fetch_identity(aws).account, fleet.region)
         image = image_cache.rewrite(images.pin(images.NCCL_TESTS), image_cache.build_prefixes(fleet, registry))
         manifests = network_test.build_manifests(group, image=image, nodes=nodes, limit_s=limit_s)
         return kubernetes.run(cluster.connect(aws, fleet, data), manifests, limit_s=limit_s)

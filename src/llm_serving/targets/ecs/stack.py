@@ -355,21 +355,21 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
     with clients.translate_errors():
-        response = ecs.run_task(
+        arn = ecs_tasks.start(
+            ecs,
             cluster=cluster,
             taskDefinition=settings["task_definition"],
             launchType="FARGATE",
             networkConfiguration={"awsvpcConfiguration": network},
         )
-        if response["failures"]:
-            raise CheckFailed(f"the test task did not start: {response['failures'][0].get('reason')}")
-        arn, deadline = response["tasks"][0]["taskArn"], time.monotonic() + _TEST_TIMEOUT_S
-        while time.monotonic() < deadline:
-            [task] = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
-            if task["lastStatus"] == "STOPPED":
-                break
+        deadline = time.monotonic() + _TEST_TIMEOUT_S
+        task: dict[str, Any] = {}
+        while time.monotonic() < deadline and task.get("lastStatus") != "STOPPED":
+            # ECS is eventually consistent: right after the start it may not know the task yet.
+            described = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
+            task = described[0] if described else task
             time.sleep(_POLL_INTERVAL_S / 2)
-        if task["containers"][0].get("exitCode") != 0:
+        if not task or task["containers"][0].get("exitCode") != 0:
             log_lines = "\n".join(_read_last_lines(aws.client("logs"), deployed, "ask", _LAST_LINES))
             raise CheckFailed(f"the test request failed: {task.get('stoppedReason', 'timed out')}\n{log_lines}")
 

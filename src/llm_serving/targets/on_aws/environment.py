@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
@@ -30,7 +31,7 @@ def resolve_environment(
         account: the account's number; the embedded AWS's if None, where there are no credentials.
     """
     account_id = account or emulator.ACCOUNT
-    registry = image_cache.format_registry(account_id, fleet.region)
+    registry = format_registry(account_id, fleet.region)
     return Environment(
         target=target,
         conventions=conventions,
