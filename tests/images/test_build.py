@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ IMAGES = ROOT / "images"
 IMAGE_NAMES = sorted(path.parent.name for path in IMAGES.glob("*/Dockerfile"))
 
 
-def _build(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(IMAGES / "build"), *words], capture_output=True, text=True, timeout=120, check=False)
+def _build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, variables = [str(IMAGES / "build"), *words], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables)
 
 
 def _list_image_versions() -> dict[str, str]:
@@ -75,11 +77,68 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
 
 
 def test_the_router_is_built_for_the_x86_and_the_arm_nodes_that_run_it() -> None:
-    printed = _build("router", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
+    printed = _build("router", "--fleet", "infra/fleets/p5-efa.yaml", "--print")
     assert printed.returncode == 0, printed.stderr
     [platforms] = re.findall(r"--platform (\S+) ", printed.stderr)
     architectures = {{"x86_64": "amd64", "arm64": "arm64"}[arch] for arch in get_args(eks.Arch)}
     assert set(platforms.split(",")) == {f"linux/{architecture}" for architecture in architectures}
+
+
+def test_an_image_is_built_for_no_platform_that_the_fleet_does_not_run() -> None:
+    printed = _build("router", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
+    assert " --platform linux/amd64 --tag " in printed.stderr.splitlines()[-1], "ECS without Graviton"
+
+
+def test_an_image_of_another_architecture_than_the_fleets_is_refused(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    text = "name: arm\nregion: us-west-2\norchestrator: eks\nzones: [us-west-2a, us-west-2b]\n"
+    fleet.write_text(f"{text}pools:\n  cores: {{types: m8g.2xlarge, size: 0..2}}\n")
+    result = _build("vllm", "--fleet", str(fleet), "--print")
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"NAME: vllm: the image is for linux/amd64, and the fleet of {fleet} runs linux/arm64. "
+        "Fix: use an image or instance types of the other architecture\n",
+    )
+
+
+_DOCKER = """\
+#!/bin/sh
+case "$*" in
+  "buildx inspect") printf 'Name:   default\\nDriver: %s\\n\\nNodes:\\n' "$DRIVER" ;;
+  info*) echo "$STORE" ;;
+  *) echo "docker $*" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "store", "fleet", "accepted"),
+    [
+        ("docker", "[[Backing Filesystem extfs]]", "p5-efa", False),
+        ("docker", "[[driver-type io.containerd.snapshotter.v1]]", "p5-efa", True),
+        ("docker-container", "[[Backing Filesystem extfs]]", "p5-efa", True),
+        ("docker", "[[Backing Filesystem extfs]]", "one-gpu", True),
+    ],
+)
+def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
+    driver: str, store: str, fleet: str, accepted: bool, tmp_path: Path
+) -> None:
+    for name, text in (("docker", _DOCKER), ("aws", "#!/bin/sh\necho 123456789012\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    result = _build(
+        *("router", "--fleet", f"infra/fleets/{fleet}.yaml"),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        DRIVER=driver,
+        STORE=store,
+    )
+    assert result.returncode == (0 if accepted else 3), result.stderr
+    assert ("docker buildx build" in result.stdout) is accepted
+    if not accepted:
+        assert result.stderr == (
+            f"images/build router: docker's default builder takes one platform, and the fleet of infra/fleets/{fleet}.yaml "
+            "needs linux/amd64,linux/arm64. Fix: run docker buildx create --use --driver docker-container\n"
+        )
 
 
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
@@ -104,7 +163,7 @@ def test_the_load_driver_is_built_from_this_package_with_a_tag_of_its_own() -> N
     assert printed.returncode == 0, printed.stderr
     image = own_image.LOAD_DRIVER.format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
     assert printed.stderr.splitlines()[-1] == (
-        "  $ docker buildx build --platform linux/amd64,linux/arm64 --build-context package=src/llm_serving "
+        "  $ docker buildx build --platform linux/amd64 --build-context package=src/llm_serving "
         f"--tag {image} --push images/load-driver"
     )
 
@@ -183,7 +242,7 @@ def test_the_batch_worker_is_built_with_the_tag_that_deployments_pull() -> None:
     assert printed.returncode == 0, printed.stderr
     image = own_image.IMAGES["batch-worker"].format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
     assert printed.stderr.splitlines()[-1] == (
-        f"  $ docker buildx build --platform linux/amd64,linux/arm64 --tag {image} --push images/batch-worker"
+        f"  $ docker buildx build --platform linux/amd64 --tag {image} --push images/batch-worker"
     )
     assert {"batch_api.py", "batch_worker.py", "worker.py"} <= {
         file.name for file in own_image.IMAGES["batch-worker"].list_files()

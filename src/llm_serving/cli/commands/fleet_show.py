@@ -8,7 +8,7 @@ import typer
 
 from llm_serving import console
 from llm_serving.catalog import instances
-from llm_serving.fleet import capacity, checks
+from llm_serving.fleet import capacity, checks, image_platforms
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
 from llm_serving.settings.document import load
@@ -28,6 +28,7 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     if as_json:
         payload = {
             **fleet_table.build_payload(document.value, catalog),
+            "image_platforms": image_platforms.list_platforms(document.value, catalog) if is_in_catalog else [],
             "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
