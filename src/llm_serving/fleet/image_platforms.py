@@ -15,7 +15,7 @@ _FARGATE = "x86_64"
 
 def list_platforms(fleet: Fleet, catalog: Catalog) -> list[str]:
     """Return the platforms of the pools' instances, of the system's nodes on EKS and of Fargate on ECS."""
-    architectures = {group.arch for group in resolve_all(fleet, catalog)}
+    architectures: set[str] = {group.arch for group in resolve_all(fleet, catalog)}
     if "eks" in fleet.orchestrators:
         architectures.add(build_system_group(fleet, catalog).arch)
     if "ecs" in fleet.orchestrators:
