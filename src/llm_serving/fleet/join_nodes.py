@@ -96,17 +96,19 @@ def is_listening(address: str) -> bool:
 def build_command(addresses: list[str], gpus: int, key: Path) -> list[str]:
     """Return the mpirun command over this node and the others, `gpus` processes each.
 
-    NCCL's data goes over EFA, MPI's own over TCP: its start hangs where it tries libfabric too.
+    NCCL's data goes over EFA, MPI's own over TCP: its start hangs where it tries libfabric too. In an ECS task ecs-eth0
+    reaches the ECS agent alone.
     """
     ssh = f"ssh -q -p {SSH_PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     hosts = ",".join(f"{address}:{gpus}" for address in ["localhost", *addresses])
-    passed = ("PATH", "LD_LIBRARY_PATH", "FI_PROVIDER=efa", "NCCL_DEBUG=INFO", "NCCL_SOCKET_IFNAME=^docker,lo,veth")
+    unreachable = "lo,docker0,ecs-eth0"
+    passed = ("PATH", "LD_LIBRARY_PATH", "FI_PROVIDER=efa", "NCCL_DEBUG=INFO", "NCCL_SOCKET_IFNAME=^docker,lo,veth,ecs")
     return [
         f"{OPEN_MPI}/bin/mpirun",
         *("--prefix", OPEN_MPI, "--allow-run-as-root", "--tag-output", "--bind-to", "none"),
         *("--host", hosts, "-np", str(gpus * (len(addresses) + 1)), "-N", str(gpus)),
         *("--mca", "plm_rsh_agent", ssh, "--mca", "pml", "^cm,ucx", "--mca", "btl", "tcp,self"),
-        *("--mca", "btl_tcp_if_exclude", "lo,docker0", "--mca", "oob_tcp_if_exclude", "lo,docker0"),
+        *("--mca", "btl_tcp_if_exclude", unreachable, "--mca", "oob_tcp_if_exclude", unreachable),
         *(word for name in passed for word in ("-x", name)),
         PROGRAM,
         *SIZES,
