@@ -27,7 +27,7 @@ from llm_serving.services import tasks
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.choices import OneOf, Task
-from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.document import Conflict, Document, OneOrMore, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
 
@@ -61,6 +61,16 @@ CompileCache = Annotated[
         r"node|claim:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?",
         "a place for compiled programs: node, or claim: and a PersistentVolumeClaim's name",
         "node",
+    ),
+]
+
+
+MediaHost = Annotated[
+    str,
+    TextFormat(
+        r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)+",
+        "a host's name in lower case",
+        "images.example.com",
     ),
 ]
 
@@ -176,6 +186,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     environment: Variables = Field(default_factory=dict)
     """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. Do not put secrets here."""
+
+    media_hosts: OneOrMore[MediaHost] = Field((), validate_default=False)
+    """Hosts that requests may name pictures of by URL, such as images.example.com; the engine follows no redirect. By
+    default none: requests carry pictures as `data:` URLs."""
 
     disruption: Disruption = Disruption()
     """How many replicas an upgrade may take down at once."""

@@ -242,6 +242,14 @@ OPTIONS = (
     Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),
     Option("chat-template", lambda node: node.written_template or node.catalog_template),
     Option(
+        "media-hosts",
+        lambda node: node.settings.media_hosts,
+        "media_hosts",
+        "remove media_hosts",
+        lambda node: {"media_hosts": node.settings.media_hosts},
+    ),
+    Option("no-media-hosts", lambda node: not node.settings.media_hosts),
+    Option(
         "adapters",
         lambda node: node.role.adapters,
         "role.adapters",

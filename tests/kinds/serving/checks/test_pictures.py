@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from llm_serving.catalog import models
 from llm_serving.kinds.serving import capacity_estimate
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
 from tests.kinds.serving.checks.test_engine_arguments import FLEET
@@ -98,3 +101,25 @@ def test_the_tokens_of_a_picture_follow_from_its_size_where_the_model_says_so() 
     assert count("Qwen/Qwen3-VL-8B-Instruct", 32, 32) == 64
     assert count("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 280, 560) == 20 * (10 + 1)
     assert count("google/gemma-3-4b-it", 16, 16) == count("google/gemma-3-4b-it", 4096, 4096) == 256
+
+
+def test_without_hosts_requests_carry_their_pictures(tmp_path: Path) -> None:
+    """An empty list would allow all hosts: `_assert_url_in_allowed_media_domains` of vLLM 0.32.0."""
+    [worker] = _resolve(tmp_path, "{width: 640, height: 480}").workers
+    assert _find_hosts(worker) == ("none.invalid",)
+    assert worker.env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+def test_pictures_come_from_the_hosts_that_the_blueprint_names_alone(tmp_path: Path) -> None:
+    hosts = "media_hosts: [images.example.com, cdn.example.com]\n"
+    [worker] = _resolve(tmp_path, "{width: 640, height: 480}", extra=hosts).workers
+    assert _find_hosts(worker) == ("images.example.com", "cdn.example.com")
+    assert worker.env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0", "an allowed host could send the engine anywhere"
+    with pytest.raises(InputError, match=re.escape('engine_arguments.allowed_media_domains: "a.example.com"')):
+        extra = "engine_arguments: {allowed_media_domains: a.example.com}\n"
+        _resolve(tmp_path, "{width: 640, height: 480}", extra=extra)
+
+
+def _find_hosts(service: Service) -> tuple[str, ...]:
+    words = service.command[service.command.index("--allowed-media-domains") + 1 :]
+    return tuple(itertools.takewhile(lambda word: not word.startswith("--"), words))

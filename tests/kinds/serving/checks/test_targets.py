@@ -438,6 +438,14 @@ def test_probes_ask_the_api_that_the_traffic_uses(tmp_path: Path, api: str, path
         assert process.probe.body["model"] == SMALL and process.probe.body[key]
 
 
+@pytest.mark.parametrize(("target", "pool"), [("eks", "general"), ("ecs", "on-ecs"), ("local", "general")])
+def test_what_asks_for_health_and_metrics_all_the_time_is_in_no_log(tmp_path: Path, target: str, pool: str) -> None:
+    [worker] = resolve_blueprint(tmp_path, format_aggregated("tiny", pool=pool), target).workers
+    unlogged = get_flag(worker.command, "--disable-access-log-for-endpoints").split(",")
+    assert unlogged == ["/health", "/metrics", "/v1/models"]
+    assert worker.probe and worker.probe.health in unlogged and worker.metrics_path in unlogged
+
+
 def test_nccls_plugin_for_efa_is_named_only_where_nodes_communicate(tmp_path: Path) -> None:
     spanning = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on")
     for process in resolve_blueprint(tmp_path, spanning).workers:
