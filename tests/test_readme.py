@@ -113,13 +113,15 @@ def test_the_pattern_section_prints_the_matrix_and_copies_a_preset(tmp_path: Pat
 
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
-def test_the_workflow_on_aws_is_rehearsed_up_to_the_first_instance() -> None:
+def test_the_workflow_on_aws_is_rehearsed_up_to_the_first_instance(tmp_path: Path) -> None:
     no_credentials = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    output = _run(AWS, ROOT, 850, {**no_credentials, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
+    script = re.sub(r"(new|--blueprint) first\b", rf"\1 {tmp_path}/first", AWS)
+    output = _run(script, ROOT, 850, {**no_credentials, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
     for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the instances of ecs"):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "Rehearsal" in output
+    assert f"blueprint validate {tmp_path}/first --target ecs" in output, "it ends with an answer, not with the fleet"
     assert "the embedded ECS starts no instances, so no task can run" in output
     assert "USD/h on demand" in output
     assert not _find_leftovers(
@@ -136,3 +138,13 @@ def test_every_file_and_folder_that_the_page_names_exists() -> None:
     assert len(paths) > 10
     for name in paths:
         assert (ROOT / name).exists(), name
+
+
+def test_the_blueprint_of_the_example_on_aws_fits_its_fleet(tmp_path: Path) -> None:
+    [preset] = re.findall(r"blueprint new first --from aggregated --preset (\S+)", AWS)
+    [target, fleet] = re.findall(r"install\.sh --target (\S+) --fleet (\S+) --blueprint first", AWS)[0]
+    blueprint = ROOT / ".venv" / "bin" / "blueprint"
+    check = f"{blueprint} check first --fleet {ROOT / fleet} --target {target}"
+    assert "first" in _run(f"{blueprint} new first --from aggregated --preset {preset} && {check}", tmp_path, 120)
+    with pytest.raises(AssertionError, match="the pool general grows to 1 nodes, which fit 1"):  # the pattern's own
+        _run(f"rm -r first && {blueprint} new first --from aggregated && {check}", tmp_path, 120)

@@ -136,7 +136,8 @@ def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None
             raise
         console.err.print(
             f"Only the fleet will be created: no --blueprint is given, and the pattern {_DEFAULT} cannot run on it.\n"
-            f"  {error}",
+            f"  {error}\n"
+            f"  To serve: blueprint new mine --from {_DEFAULT}, change mine/blueprint.yaml, and add --blueprint mine",
             markup=False,
         )
         return None
