@@ -64,6 +64,14 @@ HELM = Program(
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": "37",
     },
 )
+HELM_4 = Program(
+    "helm",
+    "helm.sh/helm/v4/cmd/helm",
+    "v4.3.1",
+    min_version=(4, 3),
+    version_arguments=("version", "--short"),
+    linker_variables={"helm.sh/helm/v4/internal/version.version": "v4.3.1"},
+)
 KUBECONFORM = Program(
     "kubeconform",
     "github.com/yannh/kubeconform/cmd/kubeconform",
@@ -151,7 +159,7 @@ def prepare(programs: Iterable[Program]) -> int:
 
 def main() -> int:
     """Build what the chart's tests run."""
-    return prepare((HELM, KUBECONFORM))
+    return prepare((HELM, HELM_4, KUBECONFORM))
 
 
 if __name__ == "__main__":

@@ -214,7 +214,8 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     tools = tmp_path / "tools"
     tools.mkdir()
     helm = tools / "helm"
-    helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\ntest "$3" != lws\n')
+    version = '[ "$*" = "version --short" ] && echo v4.3.1 && exit'
+    helm.write_text(f'#!/bin/sh\n{version}\necho "$3" >> {tmp_path}/calls\ntest "$3" != lws\n')
     helm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)

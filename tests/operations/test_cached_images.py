@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, cached_images
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
+from tests.go_programs import Program
 
 REGISTRY = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 PREFIXES = {"quay.io": f"{REGISTRY}/demo-quay", "docker.io": f"{REGISTRY}/demo-hub"}
@@ -66,9 +68,10 @@ def test_every_chart_of_a_fleet_with_a_cache_is_installed_by_the_post_renderer(t
     assert not any(rows["without"])
 
 
-def test_helm_renders_a_chart_with_the_cache_s_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [go_programs.HELM, go_programs.HELM_4], ids=["helm 3", "helm 4"])
+def test_helm_renders_a_chart_with_the_cache_s_names(program: Program, tmp_path: Path) -> None:
     try:
-        helm = go_programs.find_or_build(go_programs.HELM)
+        helm = go_programs.find_or_build(program)
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"no Helm: {error}")
     (tmp_path / "templates").mkdir()
@@ -77,7 +80,8 @@ def test_helm_renders_a_chart_with_the_cache_s_names(tmp_path: Path) -> None:
     options = cached_images.build_helm_options(build_fleet({}))
     options = [option.replace(cached_images.ACCOUNT, "123456789012") for option in options]
     command = [helm, "template", "one", str(tmp_path), *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    variables = {**os.environ, **cached_images.build_environment(cached_images.write_renderer(tmp_path / "plugins"))}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables)
     assert run.returncode == 0, run.stderr
     assert f"image: {REGISTRY}/demo-quay/prometheus-operator/prometheus-operator:v0.92.1" in run.stdout
 

@@ -46,6 +46,23 @@ def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Re
     )
 
 
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("v3.22.0+g1234567", True), ("v4.3.1", True), ("v2.17.0", False), ("v5.0.0", False)]
+)
+def test_a_helm_that_nothing_was_tested_with_is_refused(version: str, accepted: bool, recorder: Recorder) -> None:
+    program = recorder.folder / "helm"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'version --short' ] && echo {version}\n")
+    program.chmod(0o755)
+    if accepted:
+        platform.require_tools()
+        return
+    with pytest.raises(Unavailable) as error:
+        platform.require_tools()
+    assert str(error.value) == (
+        f'helm: "{version}": versions 3 and 4 are supported. Fix: install one (https://helm.sh/docs/intro/install).'
+    )
+
+
 def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
     recorder.install("aws", "helm")
     connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path), tmp_path)

@@ -124,7 +124,9 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
     errors = capsys.readouterr().err
     assert "Only the fleet will be created: no --blueprint is given" in errors
     assert "the fleet small has no such pool" in errors
-    assert "To serve: blueprint new mine --from aggregated, change mine/blueprint.yaml, and add --blueprint mine" in errors
+    assert (
+        "To serve: blueprint new mine --from aggregated, change mine/blueprint.yaml, and add --blueprint mine" in errors
+    )
     Path("fleet.yaml").write_text(FLEET.replace("0..1", "0..2").replace("ecs", "eks"))
     assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
+import shlex
 import shutil
+import subprocess
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,11 @@ _BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
 TOOLS: Mapping[str, str] = {"helm": "https://helm.sh/docs/intro/install"}
 """Programs that the commands call, with the address of their installation guides."""
 
+HELM_MAJORS = (3, 4)
+"""Versions of Helm that the charts were rendered with in the tests."""
+
+_VERSION_TIMEOUT_S = 60
+
 
 @dataclass(frozen=True)
 class Command:
@@ -50,17 +58,48 @@ class Command:
     act: Callable[[KubeApi], None] | None = None
     """What is done through the cluster's API, of which `arguments` are kubectl's words; None for a chart."""
 
+    renderer: Path | None = None
+    """Folder of Helm's post-renderer; None without one."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the command needs."""
+        return cached_images.build_environment(self.renderer) if self.renderer else {}
+
+    def format(self) -> str:
+        """Return the command line for a shell."""
+        line = console.quote_command(self.arguments)
+        if not self.renderer:
+            return line
+        plugins, path = shlex.quote(str(self.renderer.parent)), shlex.quote(str(self.renderer))
+        return f'HELM_PLUGINS={plugins} PATH={path}:"$PATH" {line}'
+
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
-    """Look for the programs.
+    """Look for the programs, and ask Helm for its version.
 
     Raises:
-        Unavailable: some are missing; the message names all, and where to get them.
+        Unavailable: some are missing, or Helm is too old or new; the message names all, and where to get them.
     """
     missing = [name for name in tools if not shutil.which(name)]
     if missing:
         hints = ", ".join(f"{name} ({tools[name]})" for name in missing)
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Fix: install {hints}.")
+    if "helm" in tools:
+        _require_helm_version()
+
+
+def _require_helm_version() -> None:
+    try:
+        version = subprocess.run(
+            ["helm", "version", "--short"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"helm does not run: {error}. Fix: install it ({TOOLS['helm']}).") from None
+    major = re.match(r"v(\d+)\.", version)
+    if not major or int(major[1]) not in HELM_MAJORS:
+        known = " and ".join(map(str, HELM_MAJORS))
+        raise Unavailable(f'helm: "{version}": versions {known} are supported. Fix: install one ({TOOLS["helm"]}).')
 
 
 def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_file: Path) -> list[Command]:
@@ -71,11 +110,13 @@ def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_f
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = cached_images.build_helm_options(fleet)
+    renderer = cached_images.write_renderer(folder / "plugins") if options else None
     commands = []
     for selected in add_ons.select_add_ons(fleet, catalog):
         if selected.add_on.chart:
             archive = chart_archives.plan(selected.add_on, folder / "charts", fleet_file)
-            commands.append(Command(selected, _build_helm_install(selected, archive, folder, options), archive))
+            words = _build_helm_install(selected, archive, folder, options)
+            commands.append(Command(selected, words, archive, renderer=renderer))
         else:
             manifest = _write_manifest(selected, fleet, catalog, folder)
             words = ["kubectl", "apply", "--server-side", "-f", manifest]
@@ -158,7 +199,8 @@ def run_commands(
                 command.act(kube_api.open_api(kubeconfig))
             else:
                 log = folder / f"{add_on.name}.log"
-                console.run(command.arguments, log=log, environment=environment, timeout_s=LIMIT_S + 60)
+                variables = {**environment, **command.environment}
+                console.run(command.arguments, log=log, environment=variables, timeout_s=LIMIT_S + 60)
         on_done(command)
 
 

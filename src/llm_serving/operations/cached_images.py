@@ -7,9 +7,14 @@ ACCOUNT in a prefix is the number of the account that the AWS credentials belong
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
 
 from llm_serving.aws.preflight import identity
 from llm_serving.catalog.registry import format_registry
@@ -25,13 +30,45 @@ _IMAGE_LINE = re.compile(
 )
 
 
+NAME = "cached-images"
+"""Of the post-renderer: a program on PATH for Helm 3, a plugin for Helm 4.
+
+Source: helm.sh, "Migrate v3 Plugins to Helm 4", 2026-11; ran with 3.22.0 and 4.3.1.
+"""
+
+_PLUGIN = {
+    "apiVersion": "v1",
+    "type": "postrenderer/v1",
+    "name": NAME,
+    "version": "1.0.0",
+    "runtime": "subprocess",
+    "runtimeConfig": {"platformCommand": [{"command": f"${{HELM_PLUGIN_DIR}}/{NAME}"}]},
+}
+
+
+def write_renderer(folder: Path) -> Path:
+    """Write the post-renderer below `folder`, and return its own folder."""
+    plugin = folder.absolute() / NAME
+    plugin.mkdir(parents=True, exist_ok=True)
+    (plugin / "plugin.yaml").write_text(yaml.safe_dump(_PLUGIN, sort_keys=False))
+    program = plugin / NAME
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {__name__} "$@"\n')
+    program.chmod(0o755)
+    return plugin
+
+
+def build_environment(plugin: Path) -> dict[str, str]:
+    """Return the variables by which Helm finds the post-renderer."""
+    return {"HELM_PLUGINS": str(plugin.parent), "PATH": f"{plugin}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
 def build_helm_options(fleet: Fleet) -> list[str]:
     """Return the options of `helm upgrade` that let its manifests pull by the fleet's cache; none without one."""
     prefixes = image_cache.build_prefixes(fleet, format_registry(ACCOUNT, fleet.region))
     if not prefixes:
         return []
-    arguments = ["-m", __name__, fleet.region, *(f"{host}={prefix}" for host, prefix in prefixes.items())]
-    return ["--post-renderer", sys.executable, *(f"--post-renderer-args={word}" for word in arguments)]
+    arguments = [fleet.region, *(f"{host}={prefix}" for host, prefix in prefixes.items())]
+    return ["--post-renderer", NAME, *(f"--post-renderer-args={word}" for word in arguments)]
 
 
 def rewrite_manifests(text: str, prefixes: Mapping[str, str]) -> str:

@@ -89,6 +89,7 @@ def _print_commands(commands: Sequence[Command], plan: bool, as_json: bool) -> N
                 "name": command.selected.add_on.name,
                 "why": command.selected.add_on.why,
                 "command": list(command.arguments),
+                "post_renderer": str(command.renderer) if command.renderer else None,
                 "pull": list(command.archive.pull) if command.archive else [],
                 "digest": command.archive.digest if command.archive else None,
             }
@@ -101,4 +102,4 @@ def _print_commands(commands: Sequence[Command], plan: bool, as_json: bool) -> N
             if command.archive:
                 console.out.print(f"  {command.archive.describe_pin()}", markup=False)
                 console.out.print(f"  {console.quote_command(command.archive.pull)}", markup=False)
-            console.out.print(f"  {console.quote_command(command.arguments)}", markup=False)
+            console.out.print(f"  {command.format()}", markup=False)
