@@ -92,7 +92,7 @@ def test_json_has_every_check_and_nothing_else_is_printed(tmp_path: Path, endpoi
     assert (response["fleet"], response["region"], response["account"]) == ("demo", "us-west-2", emulator.ACCOUNT)
     assert (response["ok"], response["answered_by"]) == (True, f"the server at {endpoint}")
     titles = [group["title"] for group in response["groups"]]
-    assert titles == ["identity", "zones", "quotas", "subnets", "pinned versions", "state", "price"]
+    assert titles == ["identity", "account", "zones", "quotas", "subnets", "pinned versions", "state", "price"]
     lines = [line for group in response["groups"] for line in group["lines"]]
     keys = ["about", "status", "known", "unanswered", "said", "share", "remedy", "command"]
     assert all(list(line) == keys for line in lines)

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_serving import console
-from llm_serving.aws.preflight import budget, identity, pins, price, quotas, reservations, runner, state, subnets, zones
+from llm_serving.aws.preflight import (
+    account_settings,
+    budget,
+    identity,
+    pins,
+    price,
+    quotas,
+    reservations,
+    runner,
+    state,
+    subnets,
+    zones,
+)
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
@@ -86,6 +98,7 @@ def _list_checks(
     return [
         *identity.list_checks(aws, fleet, caller),
         Check("fleet file", "fleet file", lambda: [_build_mistake_result(mistake) for mistake in other_mistakes]),
+        *account_settings.list_checks(aws, fleet, caller),
         *zones.list_checks(aws, fleet, catalog),
         *_list_size_checks(document, catalog, aws),
         *reservations.list_checks(aws, fleet, catalog),
