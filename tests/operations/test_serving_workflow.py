@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import ServingCommands, WorkflowRequest, WorkflowResult
@@ -87,6 +90,65 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     assert os.environ.get("KUBECONFIG") == before
     last_step = progress.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"
+
+
+class Started:
+    """Stands for the steps around the images, and writes down their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, missing: list[str]) -> None:
+        self.steps: list[str] = []
+        deployment = SimpleNamespace(services=[SimpleNamespace(image=image) for image in missing])
+        plan = SimpleNamespace(deployment=deployment)
+        for name in ("_run_preflight", "_confirm_plan"):
+            monkeypatch.setattr(install_aws, name, lambda *_: None)
+        monkeypatch.setattr(install_aws, "_open_checkpoints", lambda *_: SimpleNamespace(remove=lambda _: None))
+        monkeypatch.setattr(install_aws.plans, "create", lambda _: [StackPlan(name, 1) for name in STACKS])
+        monkeypatch.setattr(install_aws.fleet_plan_table, "render", lambda *_: "")
+        monkeypatch.setattr(install_aws.apply, "ensure_state_bucket", lambda _: None)
+        monkeypatch.setattr(
+            install_aws.apply, "apply", lambda _, plans: self.steps.append(f"apply {[plan.name for plan in plans]}")
+        )
+        monkeypatch.setattr(install_aws, "_upload_weights", lambda *_: self.steps.append("weights"))
+        monkeypatch.setattr(install_aws, "_serve_blueprint", lambda *_: self.steps.append("serve"))
+        monkeypatch.setattr(install_aws.planning, "plan", lambda *_, **__: plan)
+        monkeypatch.setattr(install_aws.images, "list_missing", lambda _, images: iter(list(images)))
+        monkeypatch.setattr(install_aws.console, "run", lambda words, **_: self.steps.append(" ".join(words[:2])))
+
+
+STACKS = ("network", "storage", "eks")
+ROUTER = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/router:0.1.17-2"
+
+
+def run_steps(context: FleetContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_aws.context, "prepare", lambda *_, **__: context)
+    request = WorkflowRequest("eks", context.document, context.data / "mine")
+    serving = ServingCommands(*[lambda *_: None] * 3)
+    install_aws._run_steps(request, context.aws, serving, lambda _: None, WorkflowResult([]))
+
+
+def test_what_costs_by_the_hour_comes_after_the_images_and_the_weights(
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.install("docker")
+    started = Started(monkeypatch, [ROUTER])
+    run_steps(context, monkeypatch)
+    build = f"{install_aws.ROOT}/images/build router"
+    assert started.steps == ["apply ['storage']", build, "weights", "apply ['network', 'eks']", "serve"]
+
+
+def test_without_docker_the_images_are_asked_for_before_anything_costs(
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(recorder.folder))
+    started = Started(monkeypatch, [ROUTER])
+    with pytest.raises(CheckFailed) as error:
+        run_steps(context, monkeypatch)
+    assert started.steps == ["apply ['storage']"]
+    fleet = context.document.path
+    assert str(error.value) == (
+        "router: not in the fleet's registry, and this machine has no docker to build. Nothing that costs by the hour was "
+        f"created. Fix: run these where docker is, then this again:\n  images/build router --fleet {fleet}"
+    )
 
 
 def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(

@@ -199,8 +199,10 @@ def run_commands(
                 command.act(kube_api.open_api(kubeconfig))
             else:
                 log = folder / f"{add_on.name}.log"
-                variables = {**environment, **command.environment}
-                console.run(command.arguments, log=log, environment=variables, timeout_s=LIMIT_S + 60)
+                program = console.Command(
+                    command.arguments, log, environment=environment, hidden_environment=command.environment
+                )
+                console.run_together([program], timeout_s=LIMIT_S + 60)
         on_done(command)
 
 

@@ -26,7 +26,7 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
     """Apply each stack's saved plan, wave by wave; a deferred one is planned when its turn comes.
 
     Args:
-        approved_plans: the plans that the user has seen.
+        approved_plans: the plans that the user has seen; other stacks are left alone.
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
@@ -44,8 +44,8 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
             if plan.is_empty:
                 console.err.print(f"[green]✓[/green] {plan.name}: up to date")
         _apply(context, {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty})
-        for name in wave:
-            (wave[name] / plans.FILE).unlink(missing_ok=True)
+        for plan in wave_plans:
+            (wave[plan.name] / plans.FILE).unlink(missing_ok=True)
 
 
 def ensure_state_bucket(context: FleetContext) -> None:

@@ -1,7 +1,7 @@
 """The AWS workflow of install.sh: from a fleet file to a validated service, resumed where it was interrupted.
 
-preflight -> stacks planned, their cost shown -> one question -> state bucket -> stacks in order -> weights into the
-model bucket -> platform charts (EKS) -> the blueprint's own deploy -> its validation
+preflight -> stacks planned, their cost shown -> one question -> state bucket -> stack of buckets and registries ->
+images, weights -> the other stacks in order -> platform charts (EKS) -> the blueprint's own deploy -> its validation
 
 Without credentials it is a rehearsal against an embedded AWS, and ends where instances would be needed.
 """
@@ -32,6 +32,7 @@ from llm_serving.settings.units import format_bytes, format_count
 from llm_serving.tables import fleet_plan_table, preflight_table
 from llm_serving.targets import planning
 from llm_serving.targets.local import weights
+from llm_serving.targets.on_aws import images
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 from llm_serving.terraform import runner
 
@@ -41,6 +42,10 @@ CDKTF = "cdktf-cli@0.21.0"
 ROOT = paths.ROOT
 _PATTERNS = paths.PATTERNS
 _DEFAULT = "aggregated"
+
+
+_IMAGE_LIMIT_S = 2 * 3600.0
+"""Longest build of an image: vLLM's base alone has 10 GB to download."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +213,16 @@ def _run_steps(
     console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
     _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, confirm, result)
     apply.ensure_state_bucket(fleet_context)
+    if request.blueprint and not fleet_context.endpoint:
+        # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
+        early_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name == destroy.STORAGE]
+        stack_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name != destroy.STORAGE]
+        _apply_stacks(request, fleet_context, early_plans)
+        _build_images(request, fleet_context, request.blueprint)
+        _upload_weights(request, fleet_context, request.blueprint)
     _apply_stacks(request, fleet_context, stack_plans)
     checkpoint_file.remove("agreed")  # it was for this apply alone
-    if request.blueprint:
+    if request.blueprint and fleet_context.endpoint:
         _upload_weights(request, fleet_context, request.blueprint)
     if fleet_context.endpoint:
         _finish_rehearsal(request, fleet_context, checkpoint_file, result)
@@ -290,20 +302,20 @@ def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> lis
 
 def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
     if request.cdktf:
-        _apply_with_cdktf(fleet_context)
+        _apply_with_cdktf(fleet_context, [stack_plan.name for stack_plan in stack_plans])
     else:
         apply.apply(fleet_context, stack_plans)
 
 
-def _apply_with_cdktf(fleet_context: FleetContext) -> None:
+def _apply_with_cdktf(fleet_context: FleetContext, names: Sequence[str]) -> None:
     """Apply the same stacks with CDKTF's own command line, which plans and applies each in its directory."""
     out = next(iter(fleet_context.folders.values())).parents[1].absolute()
     apply.delete_plans(fleet_context)
-    with console.step(f"Apply {', '.join(fleet_context.folders)} to {fleet_context.cloud_name} with {CDKTF}") as step:
+    with console.step(f"Apply {', '.join(names)} to {fleet_context.cloud_name} with {CDKTF}") as step:
         console.run_together(
             [
                 console.Command(
-                    ["npx", "--yes", CDKTF, "deploy", *fleet_context.folders, "--auto-approve", "--skip-synth",
+                    ["npx", "--yes", CDKTF, "deploy", *names, "--auto-approve", "--skip-synth",
                      "--skip-provider-lock", "--output", str(out)],
                     fleet_context.data / "cdktf.log",
                     cwd=ROOT,
@@ -320,6 +332,33 @@ def _apply_with_cdktf(fleet_context: FleetContext) -> None:
             stop_signal=signal.SIGINT,
         )  # fmt: skip
         step.note = "done"
+
+
+def _build_images(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
+    """Build and push the blueprint's images that the fleet's registry does not have.
+
+    Raises:
+        CheckFailed: this machine has no docker.
+        CommandFailed: an image could not be built; the same command resumes there.
+    """
+    fleet_file = request.fleet.path
+    plan = planning.plan(
+        folder, fleet_file, target=request.target, aws=fleet_context.aws, account=fleet_context.account
+    )
+    missing = list(images.list_missing(plan, (service.image for service in plan.deployment.services)))
+    commands = [(str(ROOT / "images/build"), images.get_name(image), "--fleet", str(fleet_file)) for image in missing]
+    if missing and not shutil.which("docker"):
+        lines = "\n".join(f"  {console.quote_command(('images/build', *words))}" for _, *words in commands)
+        raise CheckFailed(
+            f"{', '.join(map(images.get_name, missing))}: not in the fleet's registry, and this machine has no docker "
+            "to build. Nothing that costs by the hour was created. Fix: run these where docker is, then this again:\n"
+            f"{lines}"
+        )
+    for image, command in zip(missing, commands, strict=True):
+        name = images.get_name(image)
+        with console.step(f"Build the image {name} and push it to the fleet's registry"):
+            log = fleet_context.data / f"image-{name}.log"
+            console.run(command, log=log, environment=fleet_context.aws.child_env, timeout_s=_IMAGE_LIMIT_S)
 
 
 def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
