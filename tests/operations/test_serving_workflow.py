@@ -5,7 +5,9 @@ It proves the order, what is passed on, and what is not done twice; nothing of h
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ import pytest
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import image_pins
+from llm_serving.operations import cluster, image_pins
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
@@ -109,10 +111,17 @@ class Started:
             install_aws.apply, "apply", lambda _, plans: self.steps.append(f"apply {[plan.name for plan in plans]}")
         )
         monkeypatch.setattr(install_aws, "_upload_weights", lambda *_: self.steps.append("weights"))
+        monkeypatch.setattr(cluster, "reach", lambda *_: self.reach())
         monkeypatch.setattr(install_aws, "_serve_blueprint", lambda *_: self.steps.append("serve"))
         monkeypatch.setattr(install_aws.planning, "plan", lambda *_, **__: plan)
         monkeypatch.setattr(install_aws.images, "list_missing", lambda _, images: iter(list(images)))
         monkeypatch.setattr(install_aws.console, "run", lambda words, **_: self.steps.append(" ".join(words[:2])))
+
+    @contextlib.contextmanager
+    def reach(self) -> Iterator[None]:
+        self.steps.append("open")
+        yield
+        self.steps.append("close")
 
 
 STACKS = ("network", "storage", "eks")
@@ -133,7 +142,15 @@ def test_what_costs_by_the_hour_comes_after_the_images_and_the_weights(
     started = Started(monkeypatch, [ROUTER])
     run_steps(context, monkeypatch)
     build = f"{install_aws.ROOT}/images/build router"
-    assert started.steps == ["apply ['storage']", build, "weights", "apply ['network', 'eks']", "serve"]
+    assert started.steps == [
+        "apply ['storage']",
+        build,
+        "weights",
+        "apply ['network', 'eks']",
+        "open",
+        "serve",
+        "close",
+    ]
 
 
 def test_without_docker_the_images_are_asked_for_before_anything_costs(

@@ -103,6 +103,28 @@ def test_while_it_is_open_the_kubeconfig_goes_through_the_tunnel_and_checks_the_
     assert processes.is_free(port)
 
 
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_a_run_opens_the_tunnel_itself_where_this_machine_does_not_reach_the_endpoint(
+    is_reachable: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.install("session-manager-plugin")
+    install_stand_in(recorder)
+    (port,) = _release(processes.claim_free_ports(1))
+    monkeypatch.setattr(tunnel, "DEFAULT_PORT", port)
+    monkeypatch.setattr(tunnel, "is_reachable", lambda host: is_reachable and host == HOST)
+    aws, fleet, data = connect_to(Client(["i-0a"]), monkeypatch), write_fleet(tmp_path), tmp_path / "data"
+    with cluster.reach(aws, fleet, data):
+        assert (tunnel.find_open(data) is None) is is_reachable
+        with cluster.reach(aws, fleet, data):  # one that is open does for all
+            pass
+        assert (tunnel.find_open(data) is None) is is_reachable
+    assert tunnel.find_open(data) is None
+
+
+def test_an_endpoint_is_reachable_where_a_connection_opens() -> None:
+    assert not tunnel.is_reachable("nowhere.invalid")
+
+
 def _release(ports: list[int]) -> list[int]:
     for port in ports:
         processes._claims.pop(port).close()

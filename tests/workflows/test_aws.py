@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -38,9 +39,17 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
+def install_stand_ins(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\necho v4.3.1\n")
+        (folder / name).chmod(0o755)
+
+
 @pytest.fixture
-def expired_credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An AWS that knows these credentials, and says that their time is over."""
+def expired_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An AWS that knows these credentials, and says that their time is over; all programs are there."""
+    install_stand_ins(tmp_path, "aws", "session-manager-plugin")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     class Answer(QuietHandler):
         def do_GET(self) -> None:  # somebody asks whether it is the embedded AWS
@@ -165,6 +174,15 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="not on this machine's PATH: helm and aws"):
         aws._require_tools(options, is_emulated=False)
+    for tools in (("helm", "aws"), ("helm", "aws", "session-manager-plugin")):
+        install_stand_ins(tmp_path, *tools)
+        if len(tools) == 2:
+            with pytest.raises(Unavailable, match="not on this machine's PATH: session-manager-plugin"):
+                aws._require_tools(options, is_emulated=False)
+    aws._require_tools(options, is_emulated=False)
+    Path("fleet.yaml").write_text(FLEET.replace("ecs", "eks") + "eks: {public_from: [203.0.113.0/24]}\n")
+    (tmp_path / "session-manager-plugin").unlink()
+    aws._require_tools(aws.read_request("eks", Path("fleet.yaml"), None), is_emulated=False)
     aws._require_tools(options, is_emulated=True)
     with pytest.raises(
         Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Fix: install Node\.js"

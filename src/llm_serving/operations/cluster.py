@@ -6,7 +6,8 @@ would leave them running, and costing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +100,28 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
             f"{describe_endpoint_access(fleet)}"
         ) from None
     return cluster
+
+
+@contextlib.contextmanager
+def reach(aws: AwsSession, fleet: Fleet, data: Path) -> Iterator[None]:
+    """Open a tunnel for the time of the block; do nothing where this machine reaches the endpoint, or one is open.
+
+    Raises:
+        Unavailable: a program is missing, no system node runs, or the session did not start.
+    """
+    if fleet.eks.public_from or tunnel.find_open(data):
+        yield
+        return
+    route = tunnel.plan(aws, fleet, tunnel.DEFAULT_PORT)
+    if tunnel.is_reachable(route.host):
+        yield
+        return
+    add_ons.require_tools(tunnel.TOOLS)
+    with console.step(f"Open a tunnel to the cluster {fleet.name} through {route.instance}"):
+        opened = contextlib.ExitStack()
+        opened.enter_context(tunnel.forward(route, aws, data))
+    with opened:
+        yield
 
 
 def describe_endpoint_access(fleet: Fleet) -> str:

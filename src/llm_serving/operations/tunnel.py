@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -34,6 +35,7 @@ DEFAULT_PORT = 8443
 
 _DOCUMENT = "AWS-StartPortForwardingSessionToRemoteHost"
 _START_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 5.0
 _FILE = "tunnel.json"
 
 
@@ -103,6 +105,15 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
     finally:
         file.unlink(missing_ok=True)
         processes.stop(process)
+
+
+def is_reachable(host: str) -> bool:
+    """Return whether this machine connects to an endpoint without a tunnel."""
+    try:
+        with socket.create_connection((host, 443), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _is_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:

@@ -194,9 +194,8 @@ def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
     """Look for the programs of later steps before anything is paid for."""
     if request.cdktf and not shutil.which("npx"):
         raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20 or later.")
-    tools = load_aws_target(request.target).tools
-    if tools and not is_emulated:
-        add_ons.require_tools(tools)
+    if not is_emulated:
+        add_ons.require_tools(load_aws_target(request.target).list_tools(request.fleet.value))
 
 
 def _run_steps(
@@ -227,7 +226,9 @@ def _run_steps(
     if fleet_context.endpoint:
         _finish_rehearsal(request, fleet_context, checkpoint_file, result)
         return
-    _serve_blueprint(request, commands, fleet_context, checkpoint_file, result)
+    target, fleet = load_aws_target(request.target), fleet_context.fleet
+    with target.reach_cluster(fleet_context.aws, fleet, fleet_context.data):
+        _serve_blueprint(request, commands, fleet_context, checkpoint_file, result)
 
 
 def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:

@@ -26,6 +26,7 @@ from llm_serving.operations import apply, context, ecs_tasks
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.operations.tunnel import TOOLS as SESSION_TOOLS
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
@@ -40,12 +41,6 @@ from llm_serving.validation.base import MetricsPage
 EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
 
 _MACHINES_TIMEOUT_S = INSTANCE_START_S
-
-_SESSION_TOOLS = {
-    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
-}
-"""Programs for a Session Manager tunnel, with their installation guides."""
 
 FILE = "ecs.yaml"
 """The rendered file."""
@@ -199,7 +194,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
     """
-    addons.require_tools(_SESSION_TOOLS)
+    addons.require_tools(SESSION_TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
     entry = deployed.deployment.entry

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import tunnel
 from llm_serving.services.environment import Environment
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -31,6 +32,10 @@ class EcsTarget(AwsTarget):
         return environment.resolve_environment(
             self.name, fleet, conventions=self.conventions, namespace=names.format_namespace(fleet), account=account
         )
+
+    def list_tools(self, fleet: Fleet) -> Mapping[str, str]:  # noqa: ARG002
+        """List those of the tunnel, through which a load goes without the image of load drivers."""
+        return tunnel.TOOLS
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change, as Terraform plans it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import cluster
+from llm_serving.operations import cluster, tunnel
 from llm_serving.services.environment import Environment
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -28,7 +28,6 @@ class EksTarget(AwsTarget):
 
     name = "eks"
     conventions = CONVENTIONS
-    tools = cluster.TOOLS
     has_add_ons = True
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
 
@@ -44,10 +43,22 @@ class EksTarget(AwsTarget):
         )
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
-        """Say who can reach a private cluster endpoint."""
+        """Say how a private cluster endpoint is reached."""
         if fleet.eks.public_from:
             return []
-        return [f"Helm installs the charts from this machine. {cluster.describe_endpoint_access(fleet)}"]
+        return [
+            "The cluster's endpoint is private. Where this machine does not reach it, the charts and the deployment go "
+            "through a tunnel that Session Manager opens."
+        ]
+
+    def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
+        """List those of the cluster, and of the tunnel where its endpoint is open to the VPC alone."""
+        is_tunneled = not (fleet.eks.public_from or fleet.eks.private_from)
+        return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
+
+    def reach_cluster(self, aws: AwsSession, fleet: Fleet, data: Path) -> AbstractContextManager[None]:
+        """Open a tunnel to a private endpoint that this machine does not reach."""
+        return cluster.reach(aws, fleet, data)
 
     def open_session(self, aws: AwsSession, data: Path) -> AwsSession:
         """Return the session with the kubeconfig of the fleet's own cluster."""

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar
 
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
@@ -34,9 +33,6 @@ class AwsTarget(abc.ABC):
     name: str
     conventions: Conventions
     needs_aws = True
-
-    tools: ClassVar[Mapping[str, str]] = {}
-    """Programs that a deployment calls, each with the address of its installation guide."""
 
     has_add_ons = False
     """Whether the platform's charts are installed before the first deployment."""
@@ -71,6 +67,14 @@ class AwsTarget(abc.ABC):
     def list_warnings(self, fleet: Fleet) -> list[str]:  # noqa: ARG002
         """List what a user should know before the stacks are created."""
         return []
+
+    @abc.abstractmethod
+    def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
+        """List the programs that a deployment and its validation call, each with its installation guide."""
+
+    def reach_cluster(self, aws: AwsSession, fleet: Fleet, data: Path) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Open a way to the fleet's cluster for the time of the block, where this machine has none."""
+        return contextlib.nullcontext()
 
     def open_session(self, aws: AwsSession, data: Path) -> AwsSession:  # noqa: ARG002
         """Return the session by which the target's tools reach the fleet's own cluster.
