@@ -197,8 +197,12 @@ RESERVATION_REASON = "a reservation holds instances of one"
             ["fleet.yaml:9:12: alarms_to: \"on-call@example.com\": it is not a standard SNS topic's ARN. Fix: a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
         ),
         (
+            VALID.replace("us-west-2", "us-west-9"),
+            ['fleet.yaml:2:9: region: "us-west-9": the registry of EKS\'s own images is not known there. Fix: use a region such as us-west-2, eu-west-1, or orchestrator: ecs.'],
+        ),
+        (
             VALID.replace("us-west-2", "us-iso-east-1"),
-            ['fleet.yaml:2:9: region: "us-iso-east-1": the registry of EKS\'s own images is not known there. Fix: use a region such as us-west-2, eu-west-1, or orchestrator: ecs.'],
+            ['fleet.yaml:2:9: region: "us-iso-east-1": the region is isolated, and engines come from public registries. Fix: use a region such as us-west-2, eu-west-1.'],
         ),
         (VALID.replace("us-west-2b]", "us-east-1b]"), ["fleet.yaml:3:21: zones[1]: \"us-east-1b\": the zone is outside the fleet's region, us-west-2. Fix: name a zone of us-west-2, such as us-west-2a."]),
         (add_pool("types: g6e.2xlarge\nsize: 1\nzones: [us-west-2a, us-west-2c]"), ["fleet.yaml:11:25: pools.other.zones[1]: \"us-west-2c\": the fleet has only the zones us-west-2a, us-west-2b. Fix: use one of the fleet's zones, or add this zone to the fleet."]),

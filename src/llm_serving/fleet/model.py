@@ -368,6 +368,9 @@ EKS_ADD_ONS = ("gateway", "schedulers", "operators")
 
 _EXAMPLE_REGIONS = ("us-west-2", "eu-west-1")
 
+_ISOLATED_REGIONS = ("us-iso", "eu-iso")
+"""Beginnings of regions in partitions of their own. Source: botocore 1.44.5, data/partitions.json, 2026-11."""
+
 
 class Fleet(Settings):
     """All that is rented in one account and region."""
@@ -459,7 +462,10 @@ class Fleet(Settings):
         return pool.zones or self.zones
 
     def _check_region(self) -> Iterator[Conflict]:
-        if "eks" in self.orchestrators and self.region not in REGISTRY_ACCOUNTS:
+        if self.region.startswith(_ISOLATED_REGIONS):
+            reason = "the region is isolated, and engines come from public registries"
+            yield Conflict(("region",), reason, f"use a region such as {', '.join(_EXAMPLE_REGIONS)}")
+        elif "eks" in self.orchestrators and self.region not in REGISTRY_ACCOUNTS:
             reason = "the registry of EKS's own images is not known there"
             yield Conflict(
                 ("region",), reason, f"use a region such as {', '.join(_EXAMPLE_REGIONS)}, or orchestrator: ecs"
