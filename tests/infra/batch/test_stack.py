@@ -21,8 +21,10 @@ from llm_serving.fleet import loading
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.settings.errors import InputError
 from tests.asl_validator.fixtures import FindErrors
+from tests.infra import started_tasks
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES
+from tests.infra.started_tasks import find_uncounted
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -495,3 +497,12 @@ def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(stacks: Stac
     assert properties["projection.date.range"] == "NOW-92DAYS,NOW", "the fleet keeps results for 90 days"
     assert "aws_glue_catalog_table" not in stacks["outside"]["resource"], "without Parquet"
     assert not [kind for kind in resources if "crawler" in kind]
+
+
+def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:
+    assert [item for stack in stacks.values() for item in find_uncounted(stack, "batch")] == []
+    service = {"aws_ecs_service": {"other": {"launch_type": "FARGATE"}}}
+    assert list(find_uncounted({"resource": {"aws_db_instance": {}}}, "batch")) == ["aws_db_instance"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(started_tasks, "FARGATE", {"FARGATE": "L-00000000"})
+        assert list(find_uncounted({"resource": service}, "batch")) == ["L-00000000"]
