@@ -142,5 +142,8 @@ def test_a_quota_of_a_kind_of_work_only_warns(stubbed_aws: Any, read_fleet: Any)
     line = _check_quota(
         stubbed_aws, read_fleet, spot, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: ecs\n"
     )
-    assert (line.status, line.message) == ("warn", "needs up to 2 vCPUs (the second worker of a batch, doubled in an update); the quota is 1")
+    assert (line.status, line.message) == (
+        "warn",
+        "needs up to 2 vCPUs (the second worker of a batch, doubled in an update); the quota is 1",
+    )
     assert line.fix.startswith("only if you deploy blueprints of kind: batch: ")
