@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from llm_serving.fleet import loading
 from tests.infra import deployments
 from tests.infra.deployments import Stack
 
@@ -57,3 +59,12 @@ def synth_folder(
 def stacks(shapes: Shapes, synth_folder: Path) -> dict[str, Stack]:
     """Each synthesized stack by its shape."""
     return {shape: deployments.read_stack(synth_folder, f"{shapes.kind}-{shape}") for shape in shapes.targets}
+
+
+@pytest.fixture(scope="session")
+def all_stacks(fleet: Path, stacks: dict[str, Stack], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stack]:
+    """The stacks of every shape, and those of the fleet."""
+    from infra import main
+
+    folders = main.synthesize(loading.load_fleet(fleet), tmp_path_factory.mktemp("fleet-stacks"))
+    return stacks | {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}

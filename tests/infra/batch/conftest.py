@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.infra import deployments
-from tests.infra.shapes import Shapes, fleet, manifests, stacks, synth_folder
+from tests.infra.shapes import Shapes, all_stacks, fleet, manifests, stacks, synth_folder
 
-__all__ = ("fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
+__all__ = ("all_stacks", "fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
 
 FLEET = """\
 name: cotton

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.infra import deployments
-from tests.infra.shapes import Shapes, fleet, manifests, stacks, synth_folder
+from tests.infra.shapes import Shapes, all_stacks, fleet, manifests, stacks, synth_folder
 
-__all__ = ("fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
+__all__ = ("all_stacks", "fleet", "manifests", "stacks", "synth_folder")  # fixtures of this folder's tests
 
 CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
