@@ -14,11 +14,14 @@ POOL = "  general:\n    types: g6e.xlarge\n    size: {size}\n"
 HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\n"
 
 
-def _collect_lines(document: Any, aws: Any = None) -> list[CheckResult]:
+def _collect_lines(document: Any, aws: Any = None, *, check_name: str = "subnets") -> list[CheckResult]:
     catalog = instances.load()
     fleet_capacity = capacity.compute(document.value, catalog)
     return [
-        line for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity) for line in check.execute()
+        line
+        for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity)
+        for line in check.execute()
+        if check.name == check_name
     ]
 
 
@@ -82,3 +85,34 @@ def test_a_subnet_of_another_zone_vpc_or_kind_fails(account: AwsSession, read_fl
     assert (line.status, line.message) == ("fail", "it gives public addresses")
     (line,) = _collect_lines(read_fleet(POOL.format(size=1), _format_network(vpc, "subnet-0123456789abcdef0")), account)
     assert (line.status, line.message) == ("fail", "there is no such subnet in this account and region")
+
+
+@pytest.mark.terraform
+def test_an_existing_vpc_needs_both_dns_switches(account: AwsSession, read_fleet: Any) -> None:
+    vpc, subnet_id = _create_subnet(account, "10.1.0.0/20")
+    document, ec2 = read_fleet(POOL.format(size=1), _format_network(vpc, subnet_id)), account.client("ec2")
+
+    (line,) = _collect_lines(document, account, check_name="DNS")
+    assert (line.status, line.message, line.fix) == (
+        "fail",
+        "enableDnsHostnames is off: nodes and tasks do not find EKS, AWS's endpoints and each other by name",
+        "turn it on",
+    )
+    command = f'aws ec2 modify-vpc-attribute --vpc-id {vpc} --enable-dns-hostnames {{"Value":true}}'
+    assert " ".join(line.command) == command
+
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+    (line,) = _collect_lines(document, account, check_name="DNS")
+    assert (line.status, line.message) == ("pass", "names are resolved")
+
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsSupport={"Value": False})
+    (line,) = _collect_lines(document, account, check_name="DNS")
+    assert line.message.startswith("enableDnsSupport is off: ")
+
+
+@pytest.mark.terraform
+def test_a_vpc_that_is_not_there_is_reported(account: AwsSession, read_fleet: Any) -> None:
+    _, subnet_id = _create_subnet(account, "10.1.0.0/20")
+    document = read_fleet(POOL.format(size=1), _format_network("vpc-0123456789abcdef0", subnet_id))
+    (line,) = _collect_lines(document, account, check_name="DNS")
+    assert (line.status, line.message) == ("fail", "there is no such VPC in this account and region")

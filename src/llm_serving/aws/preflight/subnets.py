@@ -1,4 +1,4 @@
-"""Whether the subnets have addresses enough for all machines at once."""
+"""Whether the subnets have addresses enough for all machines at once, and an existing VPC resolves names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from llm_serving.fleet import capacity
 from llm_serving.fleet.capacity import Capacity, Subnet
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
+_DNS_SWITCHES = {"enableDnsSupport": "--enable-dns-support", "enableDnsHostnames": "--enable-dns-hostnames"}
+"""Option of the AWS CLI by VPC attribute."""
+
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog, requirements: Capacity) -> list[Check]:
     """Return the subnets that are there; or, without asking, those that will be made."""
@@ -22,7 +25,8 @@ def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog, requirements: C
     network = fleet.network
     addresses_by_zone = {zone: capacity.count_zone_addresses(zone, fleet, catalog) for zone in fleet.zones}
     return [
-        Check("subnets", "subnets", lambda: _check_existing(aws, network, addresses_by_zone), ("ec2:DescribeSubnets",))
+        Check("subnets", "subnets", lambda: _check_existing(aws, network, addresses_by_zone), ("ec2:DescribeSubnets",)),
+        Check("subnets", "DNS", lambda: [_check_dns(aws, network)], ("ec2:DescribeVpcAttribute",)),
     ]
 
 
@@ -49,6 +53,29 @@ def _check_existing(
         _check_subnet(network, zone, subnet_id, _fetch_subnet(aws, subnet_id), addresses_by_zone[zone])
         for zone, subnet_id in zip(addresses_by_zone, network.private_subnets, strict=True)
     ]
+
+
+def _check_dns(aws: AwsSession, network: ExistingNetwork) -> CheckResult:
+    """Check both switches, which private names of endpoints, of EKS's API server and of Cloud Map need.
+
+    Source: VPC user guide, "DNS attributes in your VPC", 2026-11.
+    """
+    from botocore.exceptions import ClientError
+
+    check_name = f"DNS in {network.vpc}"
+    for attribute, option in _DNS_SWITCHES.items():
+        try:
+            answer = aws.client("ec2").describe_vpc_attribute(VpcId=network.vpc, Attribute=attribute)
+        except ClientError as error:
+            if session.get_error_code(error) != "InvalidVpcID.NotFound":
+                raise
+            message = "there is no such VPC in this account and region"
+            return CheckResult(check_name, "fail", message, "set network.vpc to the id of one that is there")
+        if not answer[attribute[0].upper() + attribute[1:]]["Value"]:
+            message = f"{attribute} is off: nodes and tasks do not find EKS, AWS's endpoints and each other by name"
+            command = ("aws", "ec2", "modify-vpc-attribute", "--vpc-id", network.vpc, option, '{"Value":true}')
+            return CheckResult(check_name, "fail", message, "turn it on", command)
+    return CheckResult(check_name, "pass", "names are resolved")
 
 
 def _fetch_subnet(aws: AwsSession, subnet_id: str) -> Mapping[str, Any] | None:
