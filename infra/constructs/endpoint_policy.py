@@ -29,10 +29,11 @@ _KUBERNETES_BUCKETS = {
     "cn-north-1": "prod-registry-k8s-io-ap-east-1",
     "cn-northwest-1": "prod-registry-k8s-io-ap-east-1",
     "eu-west-2": "767373bbdcb8270361b96548387bf2a9ad0d48758c35-eu-west-2",
+    "me-south-1": "prod-registry-k8s-io-me-central-1",
 }
 """Where registry.k8s.io leads clients of a region, where it is not `prod-registry-k8s-io-REGION`.
 
-Source: kubernetes/registry.k8s.io, cmd/archeio/internal/app/buckets.go, commit 012f74b, read 2026-11.
+Source: kubernetes/registry.k8s.io, cmd/archeio/internal/app/buckets.go, commit 093d55a, read 2026-11.
 """
 
 _QUAY_BUCKET = "quayio-production-s3"

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.constructs import endpoint_policy
+from infra.constructs.account import Account
+
+BUCKETS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "registry_buckets.yaml").read_text())
+
+
+@pytest.mark.parametrize("region", BUCKETS)
+def test_layers_of_registry_k8s_io_pass_the_s3_endpoint_in_every_region(region: str) -> None:
+    account = Account(
+        id="123456789012",
+        id_reference="",
+        caller="",
+        partition="aws",
+        dns_suffix="amazonaws.com",
+        service_prefix="com.amazonaws",
+        region=region,
+    )
+    policy = json.loads(endpoint_policy.build_s3_policy("account", account) or "")
+    [public] = [statement for statement in policy["Statement"] if statement["Sid"] == "Public"]
+    assert f"arn:aws:s3:::{BUCKETS[region]}/*" in public["Resource"]
