@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from moto.iam.access_control import IAMPolicy, PermissionResult
 
 from infra import main, stack_rules
 from infra.stacks import batch
@@ -24,6 +25,7 @@ from tests.asl_validator.fixtures import FindErrors
 from tests.infra import started_tasks
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES
+from tests.infra.deployments import ACCOUNT
 from tests.infra.started_tasks import find_uncounted
 
 Stack = dict[str, Any]
@@ -265,6 +267,45 @@ def test_workers_may_answer_the_children_of_distributed_maps(stacks: Stacks) -> 
         False,
         True,
     ]
+
+
+def list_map_labels(states: dict[str, Any]) -> Iterator[str]:
+    """Yield the label of each Distributed Map, which the ARNs of its children have."""
+    for state in states.values():
+        processor = state.get("ItemProcessor", {})
+        if processor.get("ProcessorConfig", {}).get("Mode") == "DISTRIBUTED":
+            yield state["Label"]
+        yield from list_map_labels(processor.get("States", {}))
+
+
+def is_permitted(statements: list[dict[str, Any]], action: str, resource: str) -> bool:
+    """Judge as moto's IAM does, which asks for no resource of Step Functions itself."""
+    text = json.dumps({"Statement": statements}).replace("${data.aws_partition.partition.partition}", "aws")
+    document = text.replace("${data.aws_caller_identity.account.account_id}", ACCOUNT)
+    return IAMPolicy(document).is_action_permitted(action, resource) is PermissionResult.PERMITTED
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_by_motos_iam_each_role_may_do_its_part_for_every_distributed_map(stacks: Stacks, shape: str) -> None:
+    labels = list(list_map_labels(json.loads(STATE_MACHINE_FILE.read_text())["States"]))
+    assert labels == ["Scan", "Run"]
+    name, states = f"cotton-{shape}", f"arn:aws:states:us-west-2:{ACCOUNT}"
+    machines = [f"{states}:stateMachine:{name}{suffix}" for suffix in ("", *(f"/{label}" for label in labels))]
+    children = [f"{states}:execution:{name}/{label}:0c2f" for label in labels]
+    worker, flow = list_statements(stacks[shape], "work"), list_statements(stacks[shape], "flow")
+
+    for machine in machines:
+        assert is_permitted(worker, "states:SendTaskSuccess", machine)
+        assert is_permitted(worker, "states:SendTaskFailure", machine)
+    assert is_permitted(flow, "states:StartExecution", machines[0])
+    for child in children:
+        assert is_permitted(flow, "states:DescribeExecution", child)
+        assert is_permitted(flow, "states:StopExecution", child)
+    assert not is_permitted(worker, "states:SendTaskSuccess", f"{machines[0]}-2/Run"), "another's is refused"
+
+    [answer] = [statement for statement in worker if statement["Sid"] == "Answer"]
+    parent_alone = [{**answer, "Resource": answer["Resource"][:1]}]
+    assert not is_permitted(parent_alone, "states:SendTaskSuccess", machines[1]), "the check can fail"
 
 
 def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(stacks: Stacks) -> None:
