@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ from pydantic import BaseModel
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from tests.infra.conftest import EXAMPLES, FLEETS
+from tests.infra.deployments import ACCOUNT
 
 Value = tuple[tuple[str, ...], object]
 
@@ -64,3 +67,22 @@ def test_the_check_can_fail(values_by_fleet: dict[str, set[Value]]) -> None:
 @pytest.mark.parametrize("access", ["open", "account", "o-a1b2c3d4e5"])
 def test_every_form_of_access_to_endpoints_is_in_a_fleet(values_by_fleet: dict[str, set[Value]], access: str) -> None:
     assert (("network", "endpoint_access"), access) in set.union(*values_by_fleet.values())
+
+
+def list_condition_accounts(stack: Any) -> Iterator[str]:
+    """Yield the account of each condition in a policy, also of one inside an expression, as Terraform resolves it."""
+    text = re.sub(r"\\+\"", '"', json.dumps(stack))
+    resolved = text.replace("${data.aws_caller_identity.account.account_id}", ACCOUNT)
+    yield from re.findall(r'"aws:\w+Account": ?"([^"]*)"', resolved)
+
+
+def test_every_condition_on_an_account_has_its_twelve_digits(stacks: dict[tuple[str, str], Any]) -> None:
+    accounts = {key: set(list_condition_accounts(stack)) for key, stack in stacks.items()}
+    assert {key: found for key, found in accounts.items() if found - {ACCOUNT}} == {}
+    assert {stack for (_, stack), found in accounts.items() if found} >= {"network", "eks", "ecs"}
+
+    endpoint = stacks["machines", "network"]["resource"]["aws_vpc_endpoint"]["sts"]
+    assert list(list_condition_accounts(endpoint)) == [ACCOUNT]
+    reference = "data.aws_caller_identity.account.account_id"
+    bare = {"policy": endpoint["policy"].replace("${" + reference + "}", reference)}
+    assert list(list_condition_accounts(bare)) == [reference], "the check can fail"
