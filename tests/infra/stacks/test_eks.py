@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
@@ -219,3 +220,16 @@ def test_users_of_a_role_depend_on_its_policies(machines: Stack) -> None:
         "aws_iam_role_policy_attachment.vpc-cni-role-AmazonEKS_CNI_Policy"
         in resources["aws_eks_addon"]["vpc-cni"]["depends_on"]
     )
+
+
+def test_services_have_a_range_clear_of_every_new_vpc(stacks: dict[tuple[str, str], Any]) -> None:
+    ranges = {}
+    for (shape, name), stack in stacks.items():
+        vpcs = stacks[shape, "network"].get("resource", {}).get("aws_vpc")
+        if name == "eks" and vpcs:
+            config = stack["resource"]["aws_eks_cluster"]["cluster"]["kubernetes_network_config"]
+            ranges[shape] = (config["service_ipv4_cidr"], vpcs["vpc"]["cidr_block"])
+    assert ranges["machines"] == ("10.100.0.0/16", "172.20.0.0/16"), "EKS's first choice would overlap"
+    assert [
+        shape for shape, (services, vpc) in ranges.items() if IPv4Network(services).overlaps(IPv4Network(vpc))
+    ] == []
