@@ -9,6 +9,7 @@ those of the others are estimated by their bytes. Errors are half the width of 9
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ WHOLE_BYTES = 32 * 2**20
 
 BLOCKS, BLOCK_BYTES = 64, 128 * 2**10
 """Number and size of the blocks that sample a larger file."""
+
+PARQUET_ROWS, PARQUET_BYTES = 1024, 2**20
+"""First rows that are read of each row group, and bytes after which they are enough."""
 
 TOKEN_ROWS = 256
 """Rows whose tokens the endpoint counts."""
@@ -136,14 +140,25 @@ def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: st
     from batch import parquet  # pyarrow takes seconds to import, and memory
 
     blocks = []
-    file = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
+    opened = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
+    file = opened.file
     for group in _spread(range(file.num_row_groups), BLOCKS):
-        lines = next(parquet.read_rows(file, parquet.Template(template), [group]), b"")
-        block = _read_block(0, batch_rows.read_lines([lines]), endpoint)
+        lines = _take(parquet.read_rows(opened, parquet.Template(template), [group]))
+        block = _read_block(0, batch_rows.read_lines(lines), endpoint)
         block.bytes = block.rows
         blocks.append(block)
     total = file.metadata.num_rows
     return Sample(blocks, total, is_whole=sum(block.rows for block in blocks) == total)
+
+
+def _take(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the first lines: so many that they fill a block, and no more than a thousand."""
+    length = 0
+    for line in itertools.islice(lines, PARQUET_ROWS):
+        yield line
+        length += len(line)
+        if length >= PARQUET_BYTES:
+            return
 
 
 def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:

@@ -30,6 +30,9 @@ UNPACKED = "jobs/{}/input/{:05d}.jsonl"
 CHUNKS = "jobs/{}/chunks.json"
 """The list of chunks that the state machine maps over."""
 
+ATTEMPTS = "jobs/{}/attempts/{}.json"
+"""How often a step has begun."""
+
 SCAN = "jobs/{}/chunks/{:05d}/scan.json"
 """The number of rows of a chunk, and the rows that cannot run."""
 

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,6 +100,7 @@ class _RangeFile(io.RawIOBase):
 
     def __init__(self, read: ReadRange, size: int) -> None:
         self._read, self._size, self._position = read, size, 0
+        self.failure: Exception | None = None
 
     def readable(self) -> bool:
         return True
@@ -117,22 +118,34 @@ class _RangeFile(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         end = self._size if size is None or size < 0 else min(self._size, self._position + size)
-        content = b"".join(self._read(self._position, end)) if end > self._position else b""
+        try:
+            content = b"".join(self._read(self._position, end)) if end > self._position else b""
+        except Exception as error:
+            self.failure = error
+            raise
         self._position += len(content)
         return content
 
 
-def open_file(read: ReadRange, size: int) -> pq.ParquetFile:
+class OpenFile(NamedTuple):
+    """A Parquet file, and what its bytes come from."""
+
+    source: _RangeFile
+    file: pq.ParquetFile
+
+
+def open_file(read: ReadRange, size: int) -> OpenFile:
     """Open an object.
 
     Raises:
         CorruptFile: it is not a Parquet file, or damaged.
     """
-    with _report_damage():
-        return pq.ParquetFile(_RangeFile(read, size), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    source = _RangeFile(read, size)
+    with _report_damage(source):
+        return OpenFile(source, pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False))
 
 
-def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | None = None) -> Iterator[bytes]:
+def read_rows(opened: OpenFile, template: Template, groups: Iterable[int] | None = None) -> Iterator[bytes]:
     """Read the rows of a file, as lines with their ends, some at a time.
 
     Args:
@@ -142,6 +155,7 @@ def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | 
         BadTemplate: the file lacks a column.
         CorruptFile: it is damaged.
     """
+    file = opened.file
     columns = file.schema_arrow.names
     missing = [name for name in template.columns if name not in columns]
     if missing:
@@ -149,21 +163,24 @@ def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | 
     batches = file.iter_batches(
         BATCH_ROWS, row_groups=None if groups is None else list(groups), columns=template.columns, use_threads=False
     )
-    while (batch := _read_next(batches)) is not None:
-        yield b"".join(template.render(record) + b"\n" for record in batch.to_pylist())
+    while (batch := _read_next(opened.source, batches)) is not None:
+        with _report_damage(opened.source):
+            records = batch.to_pylist()
+        yield from (template.render(record) + b"\n" for record in records)
 
 
-def _read_next(batches: Iterator[Any]) -> Any:
-    with _report_damage():
+def _read_next(source: _RangeFile, batches: Iterator[Any]) -> Any:
+    with _report_damage(source):
         return next(batches, None)
 
 
 @contextlib.contextmanager
-def _report_damage() -> Iterator[None]:
+def _report_damage(source: _RangeFile) -> Iterator[None]:
+    """Raise damage as such: Arrow tells much of it as OSError, as a failed read is."""
     try:
         yield
-    except pa.ArrowInvalid as error:
-        raise CorruptFile(f"the file cannot be read as Parquet: {error}"[:300]) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise source.failure or CorruptFile(f"the file cannot be read as Parquet: {error}"[:300]) from None
 
 
 def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) -> str:

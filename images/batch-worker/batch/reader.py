@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import zstandard
+import pyarrow as pa
 
 from batch.rows import MAX_ROW_BYTES, Line, read_lines
 
@@ -16,8 +17,12 @@ ReadRange = Callable[[int, int], Iterable[bytes]]
 _READ_ON_BYTES = 256 * 2**10
 """Bytes read at a time after a range, to complete its last line."""
 
-_UNPACKED_BYTES, _PACKED_BYTES = 2**20, 16 * 2**10
-"""Maximum bytes that are unpacked at a time, and read for that."""
+_UNPACKED_BYTES = 2**20
+"""Maximum bytes that are unpacked at a time."""
+
+MAX_RATIO, FREE_BYTES = 1000, 64 * 2**20
+"""Most that a file may grow by unpacking, beyond its first unpacked bytes: texts grow tenfold, and a hundredfold where
+most of a row is the same in all."""
 
 GZIP, ZSTD = "gzip", "zstd"
 _MAGIC = {b"\x1f\x8b": GZIP, b"\x28\xb5\x2f\xfd": ZSTD}
@@ -78,12 +83,19 @@ def unpack(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
     """Unpack a file block by block, including all gzip members or zstd frames.
 
     Raises:
-        CorruptFile: it is damaged or truncated.
+        CorruptFile: it is damaged or truncated, or unpacks to a thousand times its size.
     """
+    source, unpacked = _Source(blocks), 0
     try:
-        yield from (_gunzip(blocks) if compression == GZIP else _unzstd(blocks))
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
-        raise CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
+        for block in _gunzip(source) if compression == GZIP else _unzstd(source):
+            unpacked += len(block)
+            if unpacked > FREE_BYTES + MAX_RATIO * source.count:
+                raise CorruptFile(f"the file unpacks to more than {MAX_RATIO:,} times its size")
+            yield block
+    except (zlib.error, pa.ArrowException, EOFError) as error:
+        raise source.failure or CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
+    except OSError as error:  # of Arrow, or of what is read
+        raise source.failure or CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
 
 
 def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int]) -> Iterator[Iterator[bytes]]:
@@ -114,9 +126,33 @@ def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int])
         index += 1
 
 
-def _gunzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
+class _Source(io.RawIOBase):
+    """Blocks as a file, which counts its bytes and keeps the error of reading them apart from damage."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks, self._rest = iter(blocks), b""
+        self.count = 0
+        self.failure: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return at most `size` bytes; a block where it is negative, and nothing at the end."""
+        try:
+            self._rest = self._rest or next(self._blocks, b"")
+        except Exception as error:
+            self.failure = error
+            raise
+        end = len(self._rest) if size is None or size < 0 else size
+        piece, self._rest = self._rest[:end], self._rest[end:]
+        self.count += len(piece)
+        return piece
+
+
+def _gunzip(source: _Source) -> Iterator[bytes]:
     unpacker: Any = None
-    for block in blocks:
+    while block := source.read():
         while block:
             if unpacker is None:
                 block = block.lstrip(b"\x00")  # padding between and after members
@@ -132,19 +168,11 @@ def _gunzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
         raise EOFError("it ends too early")
 
 
-def _unzstd(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    unpacker: Any = None
-    for block in blocks:
-        # A little at a time, because the output cannot be limited.
-        for start in range(0, len(block), _PACKED_BYTES):
-            piece = block[start : start + _PACKED_BYTES]
-            while piece:
-                unpacker = unpacker or zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
-                yield from _filled(unpacker.decompress(piece))
-                piece = unpacker.unused_data
-                unpacker = None if unpacker.eof else unpacker
-    if unpacker is not None:
-        raise EOFError("it ends too early")
+def _unzstd(source: _Source) -> Iterator[bytes]:
+    # Arrow's reads as much output as is asked for, whatever its input grows to, and knows a truncated frame.
+    with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd") as stream:
+        while block := stream.read(_UNPACKED_BYTES):
+            yield block
 
 
 def _filled(block: bytes) -> Iterator[bytes]:

@@ -19,6 +19,9 @@ log = logging.getLogger("batch-rows")
 
 MAX_BACKOFF_S = 30.0
 
+MAX_REQUESTS = 512
+"""Requests of one row: the pieces of a row's pieces multiply, and nobody asked for so many."""
+
 EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
 """Code and message of rows that ran out of time, as OpenAI names it."""
 
@@ -35,6 +38,9 @@ class _Request:
 
     url: str
     deadline_at: float
+    sent: int = 0
+    """Requests of the row, with those of its pieces."""
+
     input_tokens: int = 0
     output_tokens: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +95,11 @@ class RowRunner:
         Args:
             cuts: how often this body was cut or split before.
         """
+        request.sent += 1
+        if request.sent > MAX_REQUESTS:
+            raise _RowFailed("context_length_exceeded", f"its pieces take more than {MAX_REQUESTS} requests")
+        if request.sent > 1 and self._clock() > request.deadline_at:
+            raise _RowFailed(*EXPIRED)
         answer = await self._send(request, body)
         if answer.status == 200:
             request.input_tokens += answer.input_tokens

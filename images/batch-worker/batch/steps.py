@@ -40,6 +40,9 @@ CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 2, 1000
 """Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
 team and priority wait behind them."""
 
+MAX_ATTEMPTS = 10
+"""How often a step may begin: of so many none came to its end, and the next worker would be ended too."""
+
 _READERS, _GROUP = 8, 64
 """How many objects of a job's chunks are read, and held, at a time."""
 
@@ -60,11 +63,26 @@ class Steps:
             Permanent: the job cannot continue.
         """
         job_id = str(message["job"])
+        if task != "fail":
+            self._begin(job_id, task, message)
         if task == "scan":
             return self.scan(job_id, int(message["chunk"]))
         if task == "fail":
             return self.fail(job_id, message.get("error"))
         return {"plan": self.plan, "check": self.check, "merge": self.merge}[task](job_id)
+
+    def _begin(self, job_id: str, task: str, message: dict[str, Any]) -> None:
+        """Count an attempt before its work, which may end the worker.
+
+        Raises:
+            Permanent: the step ended too many workers.
+        """
+        key = self._keys.build(layout.ATTEMPTS, job_id, f"{task}-{message.get('chunk', 0)}")
+        stored = self._store.read_json(key)
+        attempts = (stored.value if stored else 0) + 1
+        if attempts > MAX_ATTEMPTS:
+            raise Permanent("too_many_attempts", f"{task} ended {MAX_ATTEMPTS} workers in a row")
+        self._store.write_json(key, attempts)
 
     def plan(self, job_id: str) -> dict[str, Any]:
         """Split the input into ranges, or unpack it into chunks; writes chunks.json, once for a job."""
@@ -291,11 +309,15 @@ class Steps:
         self._change_job(job_id, change)
 
     def fail(self, job_id: str, cause: Any) -> dict[str, Any]:
-        """Set the job's state to failed. The step that failed has recorded the reason, unless it was a time limit."""
+        """Set the job's state to failed, or to cancelled where somebody wanted that.
+
+        The step that failed has recorded the reason, unless it was a time limit.
+        """
         self.note_error(job_id, _describe_cause(cause))
 
         def change(job: Job) -> Any:
-            return layout.advance(job, layout.FAILED, self._now())
+            state = layout.CANCELLED if job["state"] == layout.CANCELLING else layout.FAILED
+            return layout.advance(job, state, self._now())
 
         return {"state": self._change_job(job_id, change)["state"]}
 
@@ -368,8 +390,8 @@ def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[
     """Read the rows of a Parquet file, in blocks of lines."""
     from batch import parquet  # pyarrow takes seconds to import, and memory
 
-    file = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
-    yield from parquet.read_rows(file, parquet.Template(template))
+    opened = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
+    yield from parquet.read_rows(opened, parquet.Template(template))
 
 
 def _grow_chunk(usual: int, index: int) -> int:

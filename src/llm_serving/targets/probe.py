@@ -41,10 +41,17 @@ def request_answer(url: str, body: str, seconds: float) -> str:
     return "" if has_answer else "no answer in " + json.dumps(payload)[:500]
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: the key would go along, to any host."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""
+
+
 def _send(request: urllib.request.Request, seconds: float) -> object:
     """Return the response: parsed JSON of a POST, nothing of a GET."""
     # No proxy: the server is on this machine or in this network, whatever the environment says.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
     try:
         with opener.open(request, timeout=seconds) as response:
             return json.load(response) if request.data else None

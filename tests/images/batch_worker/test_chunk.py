@@ -468,3 +468,26 @@ def test_every_step_can_be_done_twice(store: Store, steps: Steps, write_input: A
     assert first["state"] == second["state"] == layout.COMPLETED
     output, _ = read_results(store, job["id"])
     assert len(output) == 5
+
+
+def test_a_step_that_ends_its_workers_ends_the_job(
+    steps: Steps, write_input: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_input(b"\n".join(build_rows(5)))
+
+    def end(_: str) -> None:
+        raise SystemExit("as a kernel out of memory ends a worker: it says nothing more")
+
+    monkeypatch.setattr(steps, "plan", end)
+    for _ in range(steps_module.MAX_ATTEMPTS):
+        with pytest.raises(SystemExit):
+            steps.run("plan", {"job": job["id"]})
+    with pytest.raises(Permanent, match="plan ended 10 workers in a row"):
+        steps.run("plan", {"job": job["id"]})
+
+
+def test_a_cancelled_job_whose_step_fails_ends_cancelled(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(5)))
+    key = KEYS.build(layout.JOB, job["id"])
+    store.change_json(key, lambda job: layout.advance(job, layout.CANCELLING, 100.0))
+    assert steps.run("fail", {"job": job["id"], "error": None}) == {"state": layout.CANCELLED}

@@ -100,6 +100,30 @@ def test_answers_to_pieces_that_are_too_long_are_split_again() -> None:
     assert len(refused) >= 2  # the row, and the answers to its pieces
 
 
+def test_a_row_has_one_budget_of_requests_for_all_its_pieces() -> None:
+    def answer_by_all_texts(body: dict[str, Any]) -> Answer:
+        joined = " ".join(message["content"] for message in body["messages"])
+        return answer_with_its_ends({"messages": [{"content": joined}]})
+
+    messages = [{"role": "user", "content": " ".join(["word"] * 10_000)} for _ in range(2)]
+    row = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m", "messages": messages}}
+    endpoint = FakeEndpoint(answer_by_all_texts)
+    runner = RowRunner(endpoint, read_settings(long_inputs="split-and-reduce"), lambda: 0.0)  # type: ignore[arg-type]
+    outcome = asyncio.run(runner.run(PendingRow(7, json.dumps(row).encode()), JOB))
+    assert len(endpoint.bodies) == row_runner.MAX_REQUESTS, "pieces of one text are split for the other's sake"
+    assert outcome.failure == "context_length_exceeded"
+    assert "its pieces take more than 512 requests" in outcome.line.decode()
+
+
+def test_pieces_are_not_sent_past_the_deadline() -> None:
+    times = iter([0.0, *[50.0] * 3, *[101.0] * 1000])
+    outcome, endpoint, _ = run(
+        answer_with_its_ends, words=20_000, long_inputs="split-and-reduce", clock=lambda: next(times)
+    )
+    assert outcome.failure == layout.EXPIRED_CODE
+    assert len(endpoint.bodies) < 10, "of about a hundred"
+
+
 def test_a_row_whose_pieces_are_answered_at_its_own_length_fails() -> None:
     def echo(body: dict[str, Any]) -> Answer:
         answer = answer_with_its_ends(body)

@@ -115,6 +115,28 @@ def test_a_judges_number_is_read_among_words(judge_url: str, tmp_path: Path, rep
     assert sample.score == score
 
 
+def test_a_judge_that_leads_elsewhere_gets_no_key_and_gives_no_score(
+    judge_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Redirecting(QuietHandler):
+        def do_POST(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{judge_url}/chat/completions")
+            self.end_headers()
+
+        do_GET = do_POST
+
+    monkeypatch.setenv("BLUEPRINT_JUDGE_API_KEY", "sk-judge")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        sample = _build_sample("Rome", "Rome")
+        with pytest.raises(Unavailable, match="did not answer: HTTP Error 302"):
+            scoring.score(_build_traffic(score_by="judge", judge={"url": url, "model": "m"}), [sample], tmp_path)
+        server.shutdown()
+    assert _JudgeHandler.requests == [], "urllib would have asked there with GET, and with the key"
+
+
 @pytest.mark.parametrize("reply", ["no number", "0.8", "8.5", "-1", "15"])
 def test_a_judge_without_a_whole_number_scores_nothing(judge_url: str, tmp_path: Path, reply: str) -> None:
     _JudgeHandler.reply = reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from urllib.parse import urlsplit
 
 from llm_serving.loopback import is_loopback
@@ -10,6 +11,15 @@ from llm_serving.settings.errors import InputError
 
 VARIABLE = "BLUEPRINT_API_KEY"
 """A name of its own: other programs' keys, such as OPENAI_API_KEY, are not for this server."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow none: urllib would send the key along, to any host and without TLS."""
+
+
+OPENER = urllib.request.build_opener(_NoRedirects)
+"""For requests with a key; a redirect is an `HTTPError` with its status."""
 
 
 def build_headers(url: str, variable: str = VARIABLE) -> dict[str, str]:

@@ -179,7 +179,7 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
     url = f"{judge.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=JUDGE_LIMIT_S) as response:
+        with api_key.OPENER.open(request, timeout=JUDGE_LIMIT_S) as response:
             reply = str(json.load(response)["choices"][0]["message"]["content"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise Unavailable(

@@ -1,0 +1,98 @@
+"""Small files that unpack to much: read in flat memory, and refused where they are no text."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from batch import parquet, reader
+from batch.reader import CorruptFile
+
+IMAGE = Path(__file__).resolve().parents[3] / "images" / "batch-worker"
+PEAK_MIB = 300
+"""Most memory of a child that reads one of them, pyarrow's own 100 MiB among it."""
+
+_RUN = """\
+import resource, sys
+from batch import reader
+try:
+    for block in reader.unpack([open(sys.argv[1], "rb").read()], "zstd"):
+        assert len(block) <= 2**20
+    print("read")
+except reader.CorruptFile as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def build_zstd_bomb(blocks: int) -> bytes:
+    """One frame whose blocks each repeat a byte 128 KiB times: four bytes a block."""
+    header = b"\x28\xb5\x2f\xfd" + b"\x00" + b"\x88"  # no content size, a window of 128 MiB
+    body = b"".join(
+        ((2**17 << 3) | (1 << 1) | (number == blocks - 1)).to_bytes(3, "little") + b"a" for number in range(blocks)
+    )
+    return header + body
+
+
+def build_parquet(value_bytes: int, rows: int) -> bytes:
+    """A column that holds one value, and its number for every row."""
+    sink = io.BytesIO()
+    table = pa.table({"id": [str(number) for number in range(rows)], "text": ["a" * value_bytes] * rows})
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["text"])
+    return sink.getvalue()
+
+
+def read_in_child(folder: Path, content: bytes) -> tuple[str, int]:
+    """Return what a process of its own says of a file, and its peak memory in MiB."""
+    (folder / "bomb").write_bytes(content)
+    command = [sys.executable, "-c", _RUN, str(folder / "bomb")]
+    run = subprocess.run(command, cwd=IMAGE, capture_output=True, text=True, check=True, timeout=120)
+    said, peak = run.stdout.rsplit("\n", 2)[0:2]
+    return said, int(peak)
+
+
+def test_a_small_zstd_frame_of_much_is_refused_in_flat_memory(tmp_path: Path) -> None:
+    content = build_zstd_bomb(4096)
+    assert len(content) < 17_000
+    said, peak = read_in_child(tmp_path, content)
+    assert said == "the file unpacks to more than 1,000 times its size"
+    assert peak < PEAK_MIB
+
+
+def test_texts_that_repeat_themselves_are_read() -> None:
+    text = b'{"custom_id": "1", "body": {"prompt": "the same in each row"}}\n' * 200_000
+    packed = pa.compress(text, codec="zstd", asbytes=True)
+    assert len(text) > 100 * len(packed)
+    assert b"".join(reader.unpack([packed], "zstd")) == text
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+def test_a_failed_read_is_no_damage(form: str) -> None:
+    packed = {"gzip": b"\x1f\x8b\x08\x00", "zstd": build_zstd_bomb(2)[:8]}[form]
+
+    def read() -> object:
+        yield packed
+        raise ConnectionResetError("S3")
+
+    with pytest.raises(ConnectionResetError):
+        list(reader.unpack(read(), form))  # type: ignore[arg-type]
+
+
+def test_a_damaged_parquet_file_is_no_failed_read() -> None:
+    content = build_parquet(100, 100)
+    damaged, failed = 0, bytearray(content)
+    for position in range(4, len(content) - 8, 7):
+        failed = bytearray(content)
+        failed[position] ^= 0xFF
+        data = bytes(failed)
+        try:
+            file = parquet.open_file(lambda start, end, data=data: [data[start:end]], len(data))
+            list(parquet.read_rows(file, parquet.Template('{"custom_id": "{id}", "body": {"x": "{text}"}}')))
+        except (CorruptFile, reader.BadTemplate):
+            damaged += 1
+    assert damaged > 20, "and nothing else was raised"
