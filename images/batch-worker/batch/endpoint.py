@@ -74,6 +74,8 @@ class Endpoint:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
         )
+        # Of its own: the key is for the endpoint, and metrics pages are often plain HTTP.
+        self._metrics_session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._set_key()
 
     def _set_key(self) -> None:
@@ -84,6 +86,7 @@ class Endpoint:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+        await self._metrics_session.close()
 
     async def send(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send a request, and again if the key was refused and has changed since.
@@ -106,7 +109,7 @@ class Endpoint:
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
         try:
-            async with self._session.post(self._base + path, json=body) as response:
+            async with self._session.post(self._base + path, json=body, allow_redirects=False) as response:
                 raw = await response.content.read(_MAX_ANSWER_BYTES)
                 while not response.content.at_eof():
                     block = await response.content.read(_MAX_ANSWER_BYTES)
@@ -137,7 +140,8 @@ class Endpoint:
         """
         key, timeout = self._key, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
-            async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
+            url = f"{self._base}/v1/models"
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 await response.read()
                 if response.status == UNAUTHORIZED:
                     await self._renew_key(key)
@@ -155,9 +159,10 @@ class Endpoint:
     async def _read_page(self, url: str, host: str) -> str:
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
-            async with self._session.get(url, headers={"Host": host}, timeout=timeout) as response:
+            session, headers = self._metrics_session, {"Host": host}
+            async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
                 return await response.text() if response.status == 200 else ""
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return ""
 
 

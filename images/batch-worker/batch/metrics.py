@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,12 +55,23 @@ def parse_histograms(page: str, names: Collection[str]) -> dict[str, Histogram]:
     histograms: dict[str, dict[float, float]] = {}
     for sample, labels, value in _parse_samples(page):
         name = sample.removesuffix("_bucket")
-        if name != sample and name in names and (bound := _BOUND.search(labels)):
-            histograms.setdefault(name, defaultdict(float))[float(bound[1])] += value
-    return dict(histograms)
+        bound = _BOUND.search(labels) if name != sample and name in names else None
+        if bound and (limit := _parse_number(bound[1])) is not None:
+            histograms.setdefault(name, defaultdict(float))[limit] += value
+    return {name: histogram for name, histogram in histograms.items() if math.inf in histogram}
 
 
 def _parse_samples(page: str) -> Iterator[tuple[str, str, float]]:
-    """Parse name, labels and value of each sample."""
-    for name, labels, value in _SAMPLE.findall(page):
-        yield name, labels, float(value)
+    """Parse name, labels and value of each sample; those without a number are left out."""
+    for name, labels, text in _SAMPLE.findall(page):
+        if (value := _parse_number(text)) is not None and math.isfinite(value):
+            yield name, labels, value
+
+
+def _parse_number(text: str) -> float | None:
+    """Parse a number or a bound, which may be infinite; None for any other text."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

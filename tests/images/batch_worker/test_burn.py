@@ -102,3 +102,15 @@ def test_rows_stay_within_what_the_slo_of_people_allows_and_take_the_rest() -> N
     assert late_share <= OBJECTIVE.allowed
     assert rows >= 20
     assert run_beside_people([]) == (1.0, 256.0)  # the control: no queue, so nothing else holds them back
+
+
+@pytest.mark.parametrize("text", ["x", "NaN", "+Inf", "1e", "²"])
+def test_a_sample_without_a_number_is_left_out(text: str) -> None:
+    bounds = f'{TTFT}_bucket{{le="0.5"}} {text}\n{TTFT}_bucket{{le="+Inf"}} 6\n{TTFT}_bucket{{le="{text}"}} 1\n'
+    histograms = parse_histograms(bounds, {TTFT})
+    assert 0.5 not in histograms[TTFT]
+    assert compute_burn([OBJECTIVE], {"a": histograms}, {"a": histograms}) == 0.0
+
+
+def test_a_histogram_without_its_infinite_bound_is_left_out() -> None:
+    assert parse_histograms(f'{TTFT}_bucket{{le="0.5"}} 4\n', {TTFT}) == {}

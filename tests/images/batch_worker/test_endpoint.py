@@ -165,3 +165,34 @@ def test_an_endpoint_without_a_list_of_models_is_up_once_it_answers(
                 await endpoint.close()
 
     assert asyncio.run(ask()) is expected
+
+
+def test_the_key_goes_to_the_endpoint_alone(batch_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def take(request: web.Request) -> web.Response:
+        seen.append((request.path, request.headers.get("Authorization")))
+        if request.path == "/metrics":
+            return web.Response(body=b"\xff\xfe")
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    async def run() -> int:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", take)
+        server = TestServer(app)
+        await server.start_server()
+        base = str(server.make_url("")).rstrip("/")
+        key = ApiKey(batch_settings)
+        monkeypatch.setattr(key, "value", "secret")
+        endpoint = Endpoint(base, key, 5.0, [f"{base}/metrics"])
+        try:
+            answer = await endpoint.send("/v1/completions", {"prompt": "x"})
+            await endpoint.is_up()
+            await endpoint.read_metrics()
+            return answer.status
+        finally:
+            await endpoint.close()
+            await server.close()
+
+    assert asyncio.run(run()) == 307
+    assert seen == [("/v1/completions", "Bearer secret"), ("/v1/models", "Bearer secret"), ("/metrics", None)]
