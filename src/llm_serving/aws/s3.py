@@ -106,13 +106,34 @@ class Bucket:
         return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
 
     def list_sizes(self) -> dict[str, int]:
-        """Return the bytes of every object under the prefix, by its name below it."""
+        """Return the bytes of every object under the prefix, by its name below it; S3's markers of folders are none.
+
+        Raises:
+            Unavailable: S3 went away or refused.
+            InputError: a name is no path below a folder.
+        """
         with self._translate_errors("s3:ListBucket"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.location.bucket, Prefix=self.location.prefix
             )
             entries = [entry for page in pages for entry in page.get("Contents", ())]
-        return {entry["Key"].removeprefix(self.location.prefix): int(entry["Size"]) for entry in entries}
+        sizes = {entry["Key"].removeprefix(self.location.prefix): int(entry["Size"]) for entry in entries}
+        names = [name for name in sizes if name and not name.endswith("/")]
+        for name in names:
+            self._require_inside(name)
+        return {name: sizes[name] for name in names}
+
+    def _require_inside(self, name: str) -> None:
+        """Check that a folder can hold the object under its name: who copies objects uses their names as paths.
+
+        Raises:
+            InputError: the path is absolute, leads out of the folder, or is another spelling of a path.
+        """
+        if any(part in ("", ".", "..") for part in name.split("/")):
+            raise InputError(
+                f"{self.location}: {quote_value(name)}: the name of this object is no path below a folder. "
+                "Fix: delete the object."
+            )
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Return `length` bytes of an object from the byte `offset` on; fewer if it ends before."""
