@@ -6,10 +6,12 @@ all) and once in Node (so does its `lib/index.js`). Both load lazily here, and o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -66,7 +68,7 @@ def _build_node_settings() -> dict[str, str]:
 
 
 def _build_cache_settings() -> dict[str, str]:
-    """Return settings that move jsii's package cache to the temporary directory, if the home directory takes no files.
+    """Return settings that give jsii a private package cache for this process, if the home directory takes no files.
 
     jsii would fail, or never answer.
     """
@@ -79,7 +81,10 @@ def _build_cache_settings() -> dict[str, str]:
         with tempfile.TemporaryFile(dir=cache) as probe:
             probe.write(bytes(_PROBE_BYTES))
     except (OSError, RuntimeError):
-        return {_CACHE_VARIABLE: str(Path(tempfile.gettempdir()) / f"jsii-package-cache-{os.getuid()}")}
+        # Node runs what lies there: no other user may have made it.
+        private_cache = tempfile.mkdtemp(prefix="jsii-package-cache-")
+        atexit.register(shutil.rmtree, private_cache, ignore_errors=True)
+        return {_CACHE_VARIABLE: private_cache}
     return {}
 
 

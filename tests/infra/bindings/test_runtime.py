@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,14 @@ def test_a_node_program_of_the_user_is_used_unchanged(monkeypatch: pytest.Monkey
     assert "--disable-warning" not in settings["NODE_OPTIONS"]
 
 
-def test_without_a_writable_home_the_package_cache_is_in_the_temporary_directory(tmp_path: Path) -> None:
+def test_without_a_writable_home_the_package_cache_is_a_private_folder_that_ends_with_the_process(
+    tmp_path: Path,
+) -> None:
     code = (
+        "import pathlib, tempfile\n"
         "from infra.bindings import aws, cdktf\n"
+        "cache, = pathlib.Path(tempfile.gettempdir()).glob('jsii-package-cache-*')\n"
+        "assert list(cache.iterdir()) and cache.stat().st_mode & 0o077 == 0\n"
         f"stack = cdktf.TerraformStack(cdktf.App(outdir={str(tmp_path / 'out')!r}), 'stack')\n"
         "print(aws.vpc.Vpc(stack, 'vpc').terraform_resource_type)\n"
     )
@@ -99,7 +105,19 @@ def test_without_a_writable_home_the_package_cache_is_in_the_temporary_directory
         timeout=120,
     )
     assert (result.returncode, result.stdout) == (0, "aws_vpc\n"), result.stderr
-    assert list((tmp_path / "tmp").glob("jsii-package-cache-*/*"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_package_cache_that_another_user_prepared_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = tmp_path / f"jsii-package-cache-{os.getuid()}"
+    prepared.mkdir()
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = runtime._build_node_settings()
+    assert Path(settings["JSII_RUNTIME_PACKAGE_CACHE_ROOT"]) != prepared
+    assert settings != runtime._build_node_settings(), "its name cannot be guessed"
 
 
 def test_a_package_cache_of_the_user_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
