@@ -28,6 +28,7 @@ class Hub:
 
     files: dict[str, bytes] = field(default_factory=dict)
     id: str = "someone/some-model"
+    commit: str = COMMIT
     gated: bool = False
     token: str = ""
     """The only token that opens a gated repository."""
@@ -63,7 +64,7 @@ class Hub:
             if name.endswith((".safetensors", ".gguf")):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             siblings.append(row)
-        return {"id": self.id, "sha": COMMIT, "siblings": siblings}
+        return {"id": self.id, "sha": self.commit, "siblings": siblings}
 
 
 class _Handler(QuietHandler):

@@ -270,6 +270,35 @@ def test_a_copy_interrupted_by_the_hub_is_resumed(
     assert set(bucket.list_sizes()) == expected
 
 
+@pytest.mark.parametrize("commit", ["../../../../victim", "main", "0" * 41, "A" * 40, ""])
+def test_a_commit_that_is_no_hash_names_no_folder(hub: Any, commit: str) -> None:
+    hub.commit = commit
+    with pytest.raises(InputError) as error:
+        hubs.fetch_snapshot(hub.id)
+    assert str(error.value) == (
+        f'{hub.id}: "{commit}": the commit that {hub.url} names is no hash of 40 or 64 hexadecimal digits. '
+        "Fix: set HF_ENDPOINT to another hub."
+    )
+
+
+@pytest.mark.terraform
+def test_a_file_of_the_user_in_the_staging_folder_is_neither_sent_nor_deleted(
+    hub: Any, bucket: s3.Bucket, tmp_path: Path
+) -> None:
+    own = tmp_path / "someone--some-model" / COMMIT / "config.json"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(bytes(len(hub.files["config.json"])))
+    with pytest.raises(InputError) as error:
+        upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    assert str(error.value) == (
+        f"{own}: it is not the file of the hub that would be downloaded to this name. "
+        "Fix: move it away, or set --staging to another folder."
+    )
+    assert not any(own.read_bytes()) and "config.json" not in bucket.list_sizes()
+    own.write_bytes(hub.files["config.json"])
+    assert upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path).files == 4, "one of an earlier download"
+
+
 @pytest.mark.terraform
 def test_a_damaged_file_never_reaches_s3(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
     hub.damaged.add("model-00002-of-00002.safetensors")

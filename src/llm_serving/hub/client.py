@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from llm_serving import processes
 from llm_serving.hub import access_token, files
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 if TYPE_CHECKING:
     from llm_serving.aws.s3 import OnBytes
@@ -90,7 +90,21 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
             raise InputError(f"{name}: it lists the file {file.name!r}, outside its own directory. Fix: another model.")
-    return Snapshot(name, info.sha or revision, files)
+    return Snapshot(name, _check_commit(name, info.sha or ""), files)
+
+
+def _check_commit(name: str, commit: str) -> str:
+    """Return the commit, which becomes the name of a folder.
+
+    Raises:
+        InputError: it is no hash of git's.
+    """
+    if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        raise InputError(
+            f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is no hash of 40 or 64 "
+            "hexadecimal digits. Fix: set HF_ENDPOINT to another hub."
+        )
+    return commit
 
 
 def select_files(snapshot: Snapshot, *, all_files: bool = False) -> tuple[RepoFile, ...]:
@@ -260,10 +274,12 @@ def download(snapshot: Snapshot, file: RepoFile, folder: Path, on_bytes: OnBytes
 
     Raises:
         Unavailable: the hub is unreachable, or the hash does not match; the damaged file is deleted.
+        InputError: another file has its name.
     """
     path = folder / file.name
-    if path.is_file() and path.stat().st_size == file.size:
-        return path  # verified when it was downloaded
+    if path.exists():
+        _check_own(path, file)
+        return path
     part = path.with_name(path.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _download_rest(snapshot, file, part, on_bytes)
@@ -340,6 +356,19 @@ class _CountingFile:
 
     def truncate(self) -> int:
         return self._sink.truncate()
+
+
+def _check_own(path: Path, file: RepoFile) -> None:
+    """Check that a file is one of an earlier download, which alone may be uploaded and deleted.
+
+    Raises:
+        InputError: its content is not the hub's.
+    """
+    if not (path.is_file() and _is_intact(path, file)):
+        raise InputError(
+            f"{path}: it is not the file of the hub that would be downloaded to this name. "
+            "Fix: move it away, or set --staging to another folder."
+        )
 
 
 def _is_intact(path: Path, file: RepoFile) -> bool:
