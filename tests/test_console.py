@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
-from llm_serving import console
+from llm_serving import console, program
 from llm_serving.settings.errors import InputError, Unavailable
+
+
+def _build_table_of(text: str) -> Table:
+    table = Table()
+    table.add_column(text)
+    table.add_row(text)
+    return table
 
 
 def test_a_command_is_printed_so_that_a_shell_runs_the_same_again(tmp_path: Path) -> None:
@@ -119,3 +132,26 @@ def test_an_interrupted_command_gets_its_signal_and_time_to_end(
         console.run_together([command], on_poll=interrupt, grace_s=30, stop_signal=by, timeout_s=60)
     assert (tmp_path / "told").read_text() == by.name
     assert "Interrupted: running commands get up to 30 s to end" in capsys.readouterr().err
+
+
+ESCAPES = "\x1b[2K\x1b[1Ahidden\x1b]0;title\x07 \x9b2J \u202e"
+
+
+@pytest.mark.parametrize("make_renderable", [str, Text, _build_table_of, Panel])
+def test_a_terminal_gets_no_control_sequence_of_a_printed_text(
+    make_renderable: Callable[[str], RenderableType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    terminal = console._Console(force_terminal=True, color_system="truecolor", width=200)
+    terminal.print(make_renderable(f"a\tb {ESCAPES}"), style="red")
+    printed = capsys.readouterr().out
+    without_colors = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    assert without_colors != printed, "colors are of this program"
+    assert without_colors.replace("\n", "").isprintable()
+    assert "\\x1b[2K\\x1b[1Ahidden\\x1b]0;" in without_colors
+
+
+def test_an_error_has_its_lines_and_no_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.print_error(Unavailable("one\n\ttwo \x1b[2J\r")) == 3
+    assert program.print_error("three \x1b[2J", 4) == 4
+    assert capsys.readouterr().err == "one\n\ttwo \\x1b[2J\\r\nthree \\x1b[2J\n"

@@ -18,17 +18,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 from llm_serving import processes
-from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving.settings.errors import BlueprintError, Unavailable, escape_unprintable
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         raise
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render with text made safe; control sequences are rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(make_safe(segment.text), segment.style)
+
+
+def make_safe(text: str) -> str:
+    """Return a text for a terminal, whoever wrote it: what would move the cursor or hide other lines is spelled out."""
+    return escape_unprintable(text, keep="\n\t")
 
 
 out = _Console(highlight=False, soft_wrap=True)
@@ -280,5 +291,5 @@ def _read_from(log: Path, start: int) -> str:
 
 def print_error(error: BlueprintError) -> int:
     """Print an error without its traceback; return its exit code."""
-    print(error, file=sys.stderr)
+    print(make_safe(str(error)), file=sys.stderr)
     return error.exit_code

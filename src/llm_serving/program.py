@@ -39,7 +39,7 @@ def run(main: Callable[[], int | None]) -> int:
 
 def print_error(text: str, code: int) -> int:
     """Print a message on standard error, and return the exit code."""
-    print(text, file=sys.stderr)
+    print(console.make_safe(text), file=sys.stderr)
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import shlex
 import shutil
+import stat
 from pathlib import Path
 
 import psutil
@@ -188,6 +189,48 @@ def test_a_template_that_needs_too_much_is_ended(
         render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:1:1: it {reason}")
     assert psutil.Process().children() == children
+
+
+def test_a_long_reason_of_a_template_is_cut_before_it_leaves_the_sandbox(tmp_path: Path) -> None:
+    folder = _copy_with_template(tmp_path, "{% include 'A' * 10 ** 7 %}")
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    start = f"{folder / 'local.conf.j2'}:1:1: there is no template AAAA"
+    assert str(error.value).startswith(start) and len(str(error.value)) < 1000
+
+
+def test_a_link_that_leads_out_of_the_folders_of_templates_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("of another program")
+    folder = _copy_with_template(tmp_path, "a\n# {% include 'notes.txt' %}\n")
+    (folder / "notes.txt").symlink_to(tmp_path / "credentials")
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value).startswith(
+        f"{folder / 'local.conf.j2'}:2:1: {folder / 'notes.txt'} is a link to {tmp_path / 'credentials'}, outside the "
+        "folders of templates. Fix: "
+    )
+    assert "of another program" not in str(error.value)
+    (folder / "notes.txt").unlink()
+    (folder / "notes.txt").symlink_to(folder / "own.txt")
+    (folder / "own.txt").write_text("of the folder")
+    text = render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert text == "a\n# of the folder", "a link within the folder is followed"
+
+
+def test_only_the_user_can_read_what_is_rendered(tmp_path: Path) -> None:
+    file = render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), tmp_path / "out")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("hidden", [" ;\x1b[2K\x1b[1A", "\x9b2K", "\x00", "\u202e"])
+def test_a_line_that_a_terminal_would_hide_is_refused(tmp_path: Path, hidden: str) -> None:
+    folder = _copy_with_template(tmp_path, f"[program:helper]\ncommand = id\t{{{{ {ascii(hidden)} }}}}\n")
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value) == (
+        f"{folder / 'local.conf.j2'}:1:1: line 2 of the rendered file has characters that do not print: command = id"
+        f"\\t{ascii(hidden)[1:-1]}. Fix: remove them from the template, or from the value that it writes."
+    )
 
 
 def test_only_templates_that_are_not_of_this_repository_are_pointed_out(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Mistake:
     def __str__(self) -> str:
         subject = f"{self.field}: " if self.field else ""
         current = f"{self.value}: " if self.value else ""
-        return _escape_unprintable(
+        return escape_unprintable(
             f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Fix: {self.fix}."
         )
 
@@ -75,9 +75,18 @@ def quote_value(value: object) -> str:
     return str(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
 
 
-def _escape_unprintable(text: str) -> str:
-    """Return the text with what cannot be printed spelled out: paths, keys and values may hold anything."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+def escape_unprintable(text: str, keep: str = "") -> str:
+    """Return the text with what cannot be printed spelled out: paths, keys and values may hold anything.
+
+    Args:
+        keep: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape", "replace").decode()
+        for char in text
+    )
 
 
 class InputError(BlueprintError):

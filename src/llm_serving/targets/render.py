@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from llm_serving import paths
 from llm_serving.services.deployment import Deployment
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.errors import InputError, Mistake, escape_unprintable
 
 if TYPE_CHECKING:
     from llm_serving.targets.template_sandbox import Failure
@@ -83,7 +83,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
     from llm_serving.targets import template_sandbox
 
     jinja_env = template_sandbox.Environment(
-        loader=jinja2.FileSystemLoader([source.parent, paths.PATTERNS]),
+        loader=template_sandbox.Loader([source.parent, paths.PATTERNS]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -105,8 +105,22 @@ def render_text(deployment: Deployment, source: Path) -> str:
     except template_sandbox.LimitExceeded as error:
         raise _build_error(source, 1, str(error)) from None
     if isinstance(result, str):
+        _check_printable(result, source)
         return result
     raise _build_error(Path(result.path), result.line, result.reason, result.fix)
+
+
+def _check_printable(text: str, source: Path) -> None:
+    """Check that people see the whole of a text: a terminal hides what its escape sequences erase.
+
+    Raises:
+        InputError: a line has characters that do not print; shows it with them spelled out.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        escaped = escape_unprintable(line, keep="\t")
+        if escaped != line:
+            reason = f"line {number} of the rendered file has characters that do not print: {escaped[:200]}"
+            raise _build_error(source, 1, reason, "remove them from the template, or from the value that it writes")
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
@@ -127,6 +141,7 @@ def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = Fal
             f"Fix: make the change in {source}, or pass --force."
         )
     out.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)  # variables and commands may hold what other users of this machine should not read
     file.write_text(rendered, encoding="utf-8")
     (out / MANIFEST).write_text(json.dumps({file.name: _compute_digest(rendered)}) + "\n", encoding="utf-8")
     return file

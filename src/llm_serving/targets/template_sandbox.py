@@ -13,8 +13,10 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import psutil
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel
@@ -24,6 +26,9 @@ TIME_LIMIT_S = 10.0
 
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 """Longest rendered file; those of this repository have some kilobytes for each role."""
+
+REASON_LIMIT = 500
+"""Most characters of a failure's reason, which may be a text of the template's."""
 
 MEMORY_LIMIT_BYTES = 2**30
 """Most memory of a rendering, besides what the process has already."""
@@ -37,6 +42,17 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value) and not (
             isinstance(obj, BaseModel) and hasattr(BaseModel, attr)
         )
+
+
+class Loader(jinja2.FileSystemLoader):
+    """Loads templates of its folders; not by links that lead out of them, to what other programs of the user hold."""
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        source, path, is_current = super().get_source(environment, template)
+        content = Path(path).resolve()
+        if not any(content.is_relative_to(Path(root).resolve()) for root in self.searchpath):
+            raise jinja2.exceptions.SecurityError(f"{path} is a link to {content}, outside the folders of templates")
+        return source, path, is_current
 
 
 class LimitExceeded(Exception):
@@ -106,7 +122,8 @@ def _collect(generate: Callable[[], Iterable[str]], describe: Callable[[Exceptio
     except MemoryError:
         return "limit", f"it needs more than {MEMORY_LIMIT_BYTES // 2**20} MiB of memory"
     except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
-        return "failure", describe(error)
+        failure = describe(error)
+        return "failure", failure._replace(reason=failure.reason[:REASON_LIMIT])
 
 
 def _read(read_end: int) -> bytes:
