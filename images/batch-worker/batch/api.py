@@ -4,6 +4,9 @@ Clients of OpenAI work unchanged (https://platform.openai.com/docs/api-reference
 no field for is in `metadata`: `team`, `priority` and `deadline` (seconds) of a batch, and in calls of our own:
 `GET /workers` (latest reports of the workers), `GET /teams` (usage of each team), `POST /v1/batches/count`,
 `POST /v1/batches/ID/retry` and `POST /v1/batches/ID/resume`.
+
+With team keys each call needs one, as OpenAI's bearer token; what belongs to another team is then as if it were not
+there. Without them each client is an operator, who sees all teams.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import count, layout, program, reader
+from batch import count, guard, layout, program, reader, team_keys
 from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
-from batch.jobs import BadSubmission, Jobs
+from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
 from batch.layout import Job, Layout
 from batch.repeat import repeat
 from batch.resources import find_queues
-from batch.secrets import ApiKey
+from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
 from batch.store import Store, create_client
+from batch.team_keys import EVERY_TEAM, TeamKeys
 
 log = logging.getLogger("batch-api")
 
@@ -40,6 +44,18 @@ RECONCILE_INTERVAL_S, INBOX_INTERVAL_S = 5.0, 0.5
 
 MAX_FILE_BYTES = 50 * 2**30
 """Largest upload; larger files go to S3 themselves, and are submitted by their URI."""
+
+MAX_BODY_BYTES = 2**20
+"""Largest body that is no file."""
+
+MAX_METADATA, MAX_NAME, MAX_TEXT = 16, 64, 512
+"""Entries of `metadata`, characters of a name and of a text. Source: OpenAI API reference, Batch, metadata, 2026-11."""
+
+_MAX_PURPOSE_BYTES = 64
+_MAX_FILE_NAME = 255
+
+MAX_COUNTS = 2
+"""Inputs counted at a time: each takes some ten megabytes of memory."""
 
 MAX_DEADLINE_S = 365 * 86400.0
 """Longest deadline of a job: an execution runs for a year at most (AWS, Step Functions quotas, 2026-11)."""
@@ -51,7 +67,12 @@ PAGE = 100
 
 _BLOCK_BYTES = 2**20
 _S3_URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
+_BEARER = "Bearer "
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}(?:-(?:output|errors))?")
+
+HEALTH = "/health"
+TEAM = web.RequestKey("team", str)
+"""Key of a request for the team of the client, EVERY_TEAM for an operator."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,17 +80,32 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class BatchApi:
     """Handlers of the Batch API's routes."""
 
-    def __init__(self, settings: Settings, api_key: ApiKey, store: Store, jobs: Jobs, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        api_key: ApiKey,
+        store: Store,
+        jobs: Jobs,
+        inbox: Inbox,
+        keys: TeamKeys | None = None,
+    ) -> None:
         self._settings, self._store, self._jobs, self._inbox = settings, store, jobs, inbox
-        self._api_key = api_key
-        self._files = Files(store, Layout(settings.prefix))
+        self._api_key, self._keys = api_key, keys
+        self._layout = Layout(settings.prefix)
+        self._files = Files(store, self._layout)
+        self._counting = asyncio.Semaphore(MAX_COUNTS)
 
-    def build_app(self) -> web.Application:
-        """Build the server."""
-        app = web.Application(middlewares=[_report_errors], client_max_size=MAX_FILE_BYTES)
+    def build_app(self, *, is_local: bool = False) -> web.Application:
+        """Build the server.
+
+        Args:
+            is_local: whether it listens on this machine alone, where it answers no web page.
+        """
+        guards = [_refuse_pages] if is_local else []
+        app = web.Application(middlewares=[_report_errors, *guards, self._find_team], client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
-                web.get("/health", self.show_health),
+                web.get(HEALTH, self.show_health),
                 web.get("/workers", self.list_workers),
                 web.get("/teams", self.list_teams),
                 web.post("/v1/files", self.upload_file),
@@ -89,6 +125,19 @@ class BatchApi:
         app.cleanup_ctx.append(self._run_background)
         return app
 
+    @web.middleware
+    async def _find_team(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Find the team of the request's key; health checks need none."""
+        team: str | None = EVERY_TEAM
+        if self._keys and request.path != HEALTH:
+            header = request.headers.get("Authorization", "")
+            key = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
+            team = await asyncio.to_thread(self._keys.find_team, key) if key else None
+            if team is None or team not in (EVERY_TEAM, *self._settings.teams):
+                raise web.HTTPUnauthorized(text=_describe_bad_key(key))
+        request[TEAM] = team
+        return await handler(request)
+
     async def show_health(self, _: web.Request) -> web.Response:
         """Answer a health check."""
         return web.json_response({"status": "ok"})
@@ -97,10 +146,10 @@ class BatchApi:
         """List the latest reports of the workers."""
         return web.json_response({"data": await asyncio.to_thread(lambda: list(self._jobs.list_workers()))})
 
-    async def list_teams(self, _: web.Request) -> web.Response:
+    async def list_teams(self, request: web.Request) -> web.Response:
         """List the usage of each team."""
         teams = await asyncio.to_thread(self._jobs.list_teams)
-        return web.json_response({"data": [self._price(team) for team in teams]})
+        return web.json_response({"data": [self._price(team) for team in teams if _owns(request, team["team"])]})
 
     # Files
 
@@ -108,53 +157,38 @@ class BatchApi:
         """Store an uploaded file block by block; the same content is the same file."""
         if request.content_type != "multipart/form-data":
             raise BadSubmission("file", f"{request.content_type} is not multipart/form-data, as files are sent")
-        name, purpose, upload = "input.jsonl", "", None
-        try:
-            async for part in await request.multipart():
-                if not isinstance(part, BodyPartReader):
-                    continue
-                if part.name == "file":
-                    name = part.filename or name
-                    upload = await self._store_upload(part)
-                elif part.name == "purpose":
-                    purpose = (await part.text()).strip()
-        except (BadHttpMessage, ValueError) as error:
-            raise BadSubmission("file", f"the request is not multipart/form-data: {error}") from None
-        if upload is None:
-            raise BadSubmission("file", "the request has no part `file`")
-        if purpose != PURPOSE:
-            await asyncio.to_thread(upload.abort)
-            raise BadSubmission("purpose", f"{purpose or 'nothing'} is not `{PURPOSE}`")
-        entry = await asyncio.to_thread(upload.finish, name, self._jobs.now())
-        return web.json_response(_format_file(entry))
-
-    async def _store_upload(self, part: BodyPartReader) -> Upload:
         upload = self._files.start_upload()
         try:
-            while block := await part.read_chunk(_BLOCK_BYTES):
-                await asyncio.to_thread(upload.write, block)
+            name, purpose = await _read_form(request, upload)
+            if purpose != PURPOSE:
+                raise BadSubmission("purpose", f"{purpose or 'nothing'} is not `{PURPOSE}`")
+        except (BadHttpMessage, ValueError) as error:
+            await asyncio.to_thread(upload.abort)
+            raise BadSubmission("file", f"the request is not multipart/form-data: {error}") from None
         except BaseException:  # the client went away, or S3 did
             await asyncio.to_thread(upload.abort)
             raise
-        return upload
+        team = "" if request[TEAM] == EVERY_TEAM else request[TEAM]
+        entry = await asyncio.to_thread(upload.finish, name, self._jobs.now(), team)
+        return web.json_response(_format_file(entry))
 
     async def list_files(self, request: web.Request) -> web.Response:
         """List uploaded files, the newest first; with `order=asc` the oldest, with `purpose` only those."""
         entries = await asyncio.to_thread(self._files.list_files)
         purpose = request.query.get("purpose") or PURPOSE
-        entries = [entry for entry in entries if entry["purpose"] == purpose]
+        entries = [entry for entry in entries if entry["purpose"] == purpose and _owns(request, entry.get("team"))]
         if request.query.get("order") == "asc":
             entries.reverse()
         return web.json_response(_paginate([_format_file(entry) for entry in entries], request))
 
     async def show_file(self, request: web.Request) -> web.Response:
         """Describe a file: an uploaded one, or the results of a batch."""
-        entry = await asyncio.to_thread(self._find_file, request.match_info["id"])
+        entry = await asyncio.to_thread(self._find_file, request, request.match_info["id"])
         return web.json_response(_format_file(entry))
 
     async def download_file(self, request: web.Request) -> web.StreamResponse:
         """Send the content of a file, block by block."""
-        entry = await asyncio.to_thread(self._find_file, request.match_info["id"])
+        entry = await asyncio.to_thread(self._find_file, request, request.match_info["id"])
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = entry["bytes"]
         await response.prepare(request)
@@ -174,7 +208,7 @@ class BatchApi:
     async def delete_file(self, request: web.Request) -> web.Response:
         """Delete an uploaded file, unless a batch reads it; results belong to their batch."""
         file_id = request.match_info["id"]
-        entry = await asyncio.to_thread(self._find_file, file_id)
+        entry = await asyncio.to_thread(self._find_file, request, file_id)
         if entry["purpose"] != PURPOSE:
             raise BadSubmission("id", "the results of a batch are not deleted by themselves")
         if reader_id := await asyncio.to_thread(self._jobs.find_reader, file_id):
@@ -182,8 +216,8 @@ class BatchApi:
         await asyncio.to_thread(self._files.delete, file_id)
         return web.json_response({"id": file_id, "object": "file", "deleted": True})
 
-    def _find_file(self, file_id: str) -> dict[str, Any]:
-        """Find a file by its id."""
+    def _find_file(self, request: web.Request, file_id: str) -> dict[str, Any]:
+        """Find a file of the client's by its id."""
         if not _FILE_ID.fullmatch(file_id):
             raise _build_not_found("file", file_id)
         job_digest, _, kind = file_id.removeprefix("file-").partition("-")
@@ -191,7 +225,7 @@ class BatchApi:
             job = self._jobs.read(f"batch_{job_digest}")
             key = (job["output_key"] if kind == "output" else job["error_key"]) if job else ""
             head = self._store.read_head(key) if key else None
-            if job is None or head is None:
+            if job is None or head is None or not _owns(request, job["team"]):
                 raise _build_not_found("file", file_id)
             name = f"{job['id']}_{kind}.jsonl"
             created = int(job.get("completed_at") or job["created_at"])
@@ -200,7 +234,7 @@ class BatchApi:
                 "purpose": "batch_output",
             }  # fmt: skip
         entry = self._files.find(file_id)
-        if entry is None:
+        if entry is None or not _owns(request, entry.get("team")):
             raise _build_not_found("file", file_id)
         return entry
 
@@ -209,61 +243,83 @@ class BatchApi:
     async def create_batch(self, request: web.Request) -> web.Response:
         """Create a batch from a file, or from `input_uri`, an object in S3."""
         body = await _read_json(request)
-        metadata = body.get("metadata") or {}
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise BadSubmission("metadata", "texts by name")
+        metadata = _read_metadata(body)
         options: dict[str, Any] = {
-            "team": metadata.get("team") or next(iter(self._settings.teams)),
+            "team": self._choose_team(request, metadata.get("team", "")),
             "priority": metadata.get("priority", ""),
             "deadline_s": _parse_seconds(metadata.get("deadline"), body.get("completion_window")),
             "endpoint": str(body.get("endpoint") or ""),
             "model": metadata.get("model", ""),
             "bad_rows": metadata.get("bad_rows", ""),
             "again": metadata.get("again", ""),
-            "template": str(body.get("template") or ""),
+            "template": _read_text(body, "template", MAX_TEMPLATE_BYTES),
             "metadata": metadata,
         }
-        source = await asyncio.to_thread(self._find_input, body)
+        source = await asyncio.to_thread(self._find_input, request, body)
         job = await asyncio.to_thread(partial(self._jobs.submit, **source, **options))
         return await self._show(job)
 
-    def _find_input(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _choose_team(self, request: web.Request, named: str) -> str:
+        """Return the team of a batch: that of the key; an operator names one."""
+        if request[TEAM] == EVERY_TEAM:
+            return named or next(iter(self._settings.teams))
+        if named and named != request[TEAM]:
+            raise BadSubmission("metadata.team", f"{named} is not the team of this key, {request[TEAM]}")
+        return request[TEAM]
+
+    def _find_input(self, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
         """Return bucket, key and id of the input file of a batch."""
         if uri := body.get("input_uri"):
             location = _S3_URI.fullmatch(str(uri))
             if location is None:
                 raise BadSubmission("input_uri", f"{str(uri)[:200]} is not s3://BUCKET/KEY")
+            if not self._may_read(request, location[1], location[2]):
+                raise BadSubmission("input", f"there is no {uri}")
             return {"bucket": location[1], "key": location[2], "file_id": None}
         file_id = str(body.get("input_file_id") or "")
         if not file_id:
             raise BadSubmission("input_file_id", "it is missing: the id of an uploaded file")
-        return {"bucket": self._settings.bucket, "key": self._find_file(file_id)["key"], "file_id": file_id}
+        return {"bucket": self._settings.bucket, "key": self._find_file(request, file_id)["key"], "file_id": file_id}
+
+    def _may_read(self, request: web.Request, bucket: str, key: str) -> bool:
+        """Return whether an object may be the client's input: in the deployment's bucket, one of its own inbox."""
+        if request[TEAM] == EVERY_TEAM or bucket != self._settings.bucket:
+            return True
+        inbox = self._layout.build(f"{layout.INBOXES}{request[TEAM]}/")
+        # A server that normalizes paths would leave the inbox by `..`.
+        return key.startswith(inbox) and not {"", ".", ".."} & set(key.split("/"))
 
     async def count_input(self, request: web.Request) -> web.Response:
         """Estimate rows and tokens of an input before it is submitted; not part of OpenAI's API."""
         body = await _read_json(request)
-        source = await asyncio.to_thread(self._find_input, body)
+        source = await asyncio.to_thread(self._find_input, request, body)
+        async with self._counting:
+            return web.json_response(await self._count(source, body))
+
+    async def _count(self, source: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         bucket, key, store = source["bucket"], source["key"], Store(source["bucket"], self._store.client)
-        _, template = await asyncio.to_thread(self._jobs.read_input, bucket, key, str(body.get("template") or ""))
+        _, template = await asyncio.to_thread(
+            self._jobs.read_input, bucket, key, _read_text(body, "template", MAX_TEMPLATE_BYTES)
+        )
         try:
             sample = await asyncio.to_thread(count.read_sample, store, key, {**body, "template": template})
         except (reader.CorruptFile, reader.BadTemplate) as error:
             raise BadSubmission("input", str(error)) from None
         endpoint = Endpoint(self._settings.endpoint, self._api_key, _COUNT_TIMEOUT_S, ())
         try:
-            return web.json_response(await count.estimate(sample, endpoint, str(body.get("model") or "")))
+            return await count.estimate(sample, endpoint, str(body.get("model") or ""))
         finally:
             await endpoint.close()
 
     async def list_batches(self, request: web.Request) -> web.Response:
         """List batches, the newest first."""
         jobs = await asyncio.to_thread(self._jobs.list_jobs)
-        page = _paginate([self._format_batch(job) for job in jobs], request)
+        page = _paginate([self._format_batch(job) for job in jobs if _owns(request, job["team"])], request)
         return web.json_response(page)
 
     async def show_batch(self, request: web.Request) -> web.Response:
         """Show a batch, with the rows counted so far."""
-        return await self._show(await asyncio.to_thread(self._read_job, request.match_info["id"]))
+        return await self._show(await asyncio.to_thread(self._read_job, request))
 
     async def _show(self, job: Job) -> web.Response:
         return web.json_response(self._format_batch(await asyncio.to_thread(self._jobs.count, job)))
@@ -274,8 +330,8 @@ class BatchApi:
 
     async def retry_batch(self, request: web.Request) -> web.Response:
         """Create a batch from the failed rows of a batch; not part of OpenAI's API."""
-        job = await asyncio.to_thread(self._read_job, request.match_info["id"])
-        again = str((await _read_json(request)).get("again") or "")
+        job = await asyncio.to_thread(self._read_job, request)
+        again = _read_text(await _read_json(request), "again", MAX_TEXT)
         retry = await asyncio.to_thread(self._jobs.retry_errors, job, self._files.start_upload(), again)
         return await self._show(retry)
 
@@ -285,15 +341,15 @@ class BatchApi:
 
     async def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
         """Change the batch that the request names, and show it."""
-        job_id = request.match_info["id"]
-        job = await asyncio.to_thread(change, job_id)
-        if job is None:
-            raise _build_not_found("batch", job_id)
-        return await self._show(job)
+        job = await asyncio.to_thread(self._read_job, request)
+        changed = await asyncio.to_thread(change, job["id"])
+        return await self._show(changed or job)
 
-    def _read_job(self, job_id: str) -> Job:
+    def _read_job(self, request: web.Request) -> Job:
+        """Read the client's batch that the request names."""
+        job_id = request.match_info["id"]
         job = self._jobs.read(job_id)
-        if job is None:
+        if job is None or not _owns(request, job["team"]):
             raise _build_not_found("batch", job_id)
         return job
 
@@ -329,8 +385,15 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except BadSubmission as error:
         return _build_error(400, error.message, error.field, "invalid_request_error")
-    except web.HTTPNotFound as error:
-        return _build_error(404, error.text or "not found", None, "invalid_request_error")
+    except web.HTTPRequestEntityTooLarge:
+        text = f"a body that is no file has at most {MAX_BODY_BYTES} bytes"
+        return _build_error(413, text, None, "invalid_request_error")
+    except web.HTTPUnauthorized as error:
+        answer = _build_error(401, error.text or "", None, "invalid_request_error", "invalid_api_key")
+        answer.headers.extend({"WWW-Authenticate": "Bearer"})
+        return answer
+    except (web.HTTPForbidden, web.HTTPNotFound, web.HTTPUnsupportedMediaType) as error:
+        return _build_error(error.status, error.text or error.reason, None, "invalid_request_error")
     except (BotoCoreError, ClientError) as error:
         log.warning("%s %s: %s", request.method, request.path, error)
         return _build_error(503, f"storage: {error}", None, "server_error")
@@ -341,8 +404,28 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return _build_error(500, f"internal error: {type(error).__name__}", None, "server_error")
 
 
-def _build_error(status: int, message: str, param: str | None, kind: str) -> web.Response:
-    error = {"message": message, "type": kind, "param": param, "code": None}
+@web.middleware
+async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer programs of this machine alone."""
+    if guard.is_foreign(request):
+        text = "the Batch API answers programs of this machine alone, by a name of it and without another Origin"
+        raise web.HTTPForbidden(text=text)
+    return await handler(request)
+
+
+def _describe_bad_key(key: str) -> str:
+    if key:
+        return "the API key is of no team of this batch: it is wrong, or was removed"
+    return "there is no API key: send it as Authorization: Bearer KEY"
+
+
+def _owns(request: web.Request, team: str | None) -> bool:
+    """Return whether what belongs to a team is the client's to see."""
+    return request[TEAM] in (EVERY_TEAM, team)
+
+
+def _build_error(status: int, message: str, param: str | None, kind: str, code: str | None = None) -> web.Response:
+    error = {"message": message, "type": kind, "param": param, "code": code}
     return web.json_response({"error": error}, status=status)
 
 
@@ -351,13 +434,71 @@ def _build_not_found(noun: str, name: str) -> web.HTTPNotFound:
 
 
 async def _read_json(request: web.Request) -> dict[str, Any]:
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text=f"{request.content_type} is not application/json, as requests are sent")
     try:
         body = await request.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise BadSubmission("body", "the request is not a JSON object")
     return body
+
+
+def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
+    """Read `metadata`, within OpenAI's limits."""
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise BadSubmission("metadata", "texts by name")
+    if len(metadata) > MAX_METADATA:
+        raise BadSubmission("metadata", f"{len(metadata)} entries, and {MAX_METADATA} is the maximum")
+    for name, value in metadata.items():
+        if len(name) > MAX_NAME:
+            raise BadSubmission("metadata", f"the name {name[:MAX_NAME]}... has more than {MAX_NAME} characters")
+        if len(value) > MAX_TEXT:
+            raise BadSubmission(f"metadata.{name}", f"it has more than {MAX_TEXT} characters")
+    return metadata
+
+
+def _read_text(body: dict[str, Any], name: str, maximum: int) -> str:
+    """Read a text of a request; empty where there is none."""
+    text = str(body.get(name) or "")
+    if len(text) > maximum:
+        raise BadSubmission(name, f"it has more than {maximum} characters")
+    return text
+
+
+async def _read_form(request: web.Request, upload: Upload) -> tuple[str, str]:
+    """Write the file of a form to an upload, block by block; returns its name and the form's purpose."""
+    name, purpose = "", ""
+    async for part in await request.multipart():
+        if not isinstance(part, BodyPartReader):
+            continue
+        if part.name == "file" and name:
+            raise BadSubmission("file", "the request has more than one")
+        if part.name == "file":
+            name = (part.filename or "input.jsonl")[:_MAX_FILE_NAME]
+            await _write_part(part, upload)
+        elif part.name == "purpose":
+            purpose = await _read_purpose(part)
+    if not name:
+        raise BadSubmission("file", "the request has no part `file`")
+    return name, purpose
+
+
+async def _write_part(part: BodyPartReader, upload: Upload) -> None:
+    while block := await part.read_chunk(_BLOCK_BYTES):
+        await asyncio.to_thread(upload.write, block)
+        if upload.bytes > MAX_FILE_BYTES:
+            raise BadSubmission("file", f"it has more than {MAX_FILE_BYTES} bytes: put it into S3, for `input_uri`")
+
+
+async def _read_purpose(part: BodyPartReader) -> str:
+    """Read at most what a purpose may have; the rest is skipped."""
+    text = b""
+    while len(text) <= _MAX_PURPOSE_BYTES and (block := await part.read_chunk()):
+        text += block
+    return text[:_MAX_PURPOSE_BYTES].decode(errors="replace").strip()
 
 
 def _parse_seconds(seconds: str | None, window: Any) -> float:
@@ -419,7 +560,10 @@ def _format_batch(job: Job) -> dict[str, Any]:
 def _paginate(entries: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
     """Return a page of a list, after the last entry that the client has."""
     after = request.query.get("after")
-    limit = min(PAGE, int(request.query.get("limit") or 20)) if (request.query.get("limit") or "20").isdigit() else 20
+    text = request.query.get("limit") or "20"
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise BadSubmission("limit", f"{text[:20]} is not a number from 1 to {PAGE}")
+    limit = min(PAGE, int(text))
     ids = [entry["id"] for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0
     page = entries[start : start + limit]
@@ -436,9 +580,10 @@ def open_api(settings: Settings) -> BatchApi:
     """Open the deployment; the embedded AWS gets its queues and state machine first.
 
     Raises:
-        Unreadable: a secret that it logs in with cannot be read.
+        BadKeys: the team keys cannot be used.
+        Unreadable: a secret that it logs in with, or with the team keys, cannot be read.
     """
-    api_key = ApiKey(settings)
+    api_key, keys = ApiKey(settings), _open_keys(settings)
     sqs, stepfunctions = create_client("sqs"), create_client("stepfunctions")
     store = Store(settings.bucket)
     if file := os.environ.get("BATCH_STATE_MACHINE_FILE"):
@@ -453,15 +598,24 @@ def open_api(settings: Settings) -> BatchApi:
     if queues is None:
         raise RuntimeError(f"the queues of {settings.name} are not there")
     jobs = Jobs(store, settings, stepfunctions, state_machine, queues)
-    return BatchApi(settings, api_key, store, jobs, Inbox(sqs, settings, jobs))
+    return BatchApi(settings, api_key, store, jobs, Inbox(sqs, settings, jobs), keys)
+
+
+def _open_keys(settings: Settings) -> TeamKeys | None:
+    """Open the team keys; None where the API asks for none."""
+    if settings.team_keys is None:
+        return None
+    if file := settings.team_keys.file:
+        return TeamKeys(partial(team_keys.read_file, Path(file)))
+    return TeamKeys(Secret(settings.team_keys.secret).read)
 
 
 def main() -> int:
     """Serve until SIGTERM; returns the exit code."""
 
     def open_server(settings: Settings) -> Callable[[], object]:
-        app = open_api(settings).build_app()
         host, port = os.environ.get("BATCH_API_HOST", "127.0.0.1"), int(os.environ["BATCH_API_PORT"])
+        app = open_api(settings).build_app(is_local=guard.is_loopback(host))
         return partial(web.run_app, app, host=host, port=port, print=None, access_log=None)
 
     return program.run("batch-api", open_server)

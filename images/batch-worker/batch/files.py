@@ -45,7 +45,7 @@ class Files:
 
 
 class Upload:
-    """A file while it is written, block by block; the same content becomes the same file."""
+    """A file while it is written, block by block; the same content of a team becomes the same file."""
 
     def __init__(self, store: Store, keys: Layout) -> None:
         self._store, self._keys = store, keys
@@ -60,15 +60,22 @@ class Upload:
         self.bytes += len(block)
         self._writer.write(block)
 
-    def finish(self, name: str, now: float) -> dict[str, Any]:
-        """Give the file its id; an existing object with the same content is kept."""
+    def finish(self, name: str, now: float, team: str = "") -> dict[str, Any]:
+        """Give the file its id; an existing object of the team with the same content is kept.
+
+        Args:
+            team: that owns it; empty for operators alone.
+        """
         self._writer.close()
-        file_id = layout.build_file_id(self._digest.hexdigest())
+        file_id = layout.build_file_id(self._digest.hexdigest(), team)
         key = self._keys.build(layout.FILE, file_id)
         if self._store.read_head(key) is None:
             with self._store.open_writer(key) as writer:
                 writer.append_object(self._temporary, self.bytes)
-        entry = {"id": file_id, "filename": name, "bytes": self.bytes, "created_at": int(now), "purpose": PURPOSE}
+        entry = {
+            "id": file_id, "filename": name, "bytes": self.bytes, "created_at": int(now), "purpose": PURPOSE,
+            "team": team,
+        }  # fmt: skip
         self._store.write_json(f"{key}.json", entry)
         self._store.delete(self._temporary)
         return entry

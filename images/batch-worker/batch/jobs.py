@@ -26,6 +26,9 @@ RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
 """Maximum number of executions of a job, again after each resume: after so many lost ones something else is wrong."""
 
+MAX_TEMPLATE_BYTES = 64 * 2**10
+"""Largest template of a Parquet file's rows: each read of job.json reads it too."""
+
 _READERS = 8
 
 
@@ -159,12 +162,16 @@ class Jobs:
         One that is no JSON is returned as it is: the job fails with the reason.
         """
         store, template_key = Store(bucket, self._store.client), key.rpartition("/")[0] + layout.TEMPLATE_FILE
-        if not key.endswith(".parquet") or store.read_head(template_key) is None:
+        head = store.read_head(template_key) if key.endswith(".parquet") else None
+        if head is None:
             return ""
+        if head["bytes"] > MAX_TEMPLATE_BYTES:
+            text = f"s3://{bucket}/{template_key} has {head['bytes']} bytes, and {MAX_TEMPLATE_BYTES} is the maximum"
+            raise BadSubmission("template", text)
         text = store.read(template_key).decode(errors="replace")
         try:
             return json.dumps(json.loads(text))
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
 
     def read(self, job_id: str) -> Job | None:
@@ -286,7 +293,7 @@ class Jobs:
         except BaseException:
             upload.abort()
             raise
-        entry = upload.finish(f"{job['id']}_retry.jsonl", self.now())
+        entry = upload.finish(f"{job['id']}_retry.jsonl", self.now(), job["team"])
         return self.submit(
             self._keys.build(layout.FILE, entry["id"]),
             team=job["team"],

@@ -232,9 +232,10 @@ def build_job_id(team: str, key: str, etag: str, options: Mapping[str, str]) -> 
     return f"batch_{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:24]}"
 
 
-def build_file_id(content_digest: str) -> str:
-    """Build the id of an uploaded file from the SHA-256 of its content in hex."""
-    return f"file-{content_digest[:24]}"
+def build_file_id(content_digest: str, team: str = "") -> str:
+    """Build the id of a file from the SHA-256 of its content in hex, and the team that owns it."""
+    digest = hashlib.sha256(f"{team} {content_digest}".encode()).hexdigest() if team else content_digest
+    return f"file-{digest[:24]}"
 
 
 def build_job(

@@ -48,6 +48,10 @@ SCHEMA = pa.schema(
 """Columns of results; the stack `batch` creates its table from the same file."""
 
 
+_MAX_DEPTH = 64
+"""Levels of a template: it is filled in by calls within calls."""
+
+
 class Template:
     """A row with the names of columns."""
 
@@ -56,11 +60,11 @@ class Template:
             raise BadTemplate("the input is a Parquet file, and the job has no template: --template FILE")
         try:
             self._row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadTemplate(f"the template is not JSON: {error}") from None
         if not isinstance(self._row, dict) or "body" not in self._row:
             raise BadTemplate("the template is no row: it has no body")
-        self.columns = sorted(set(_find_names(self._row)))
+        self.columns = sorted(set(_find_names(self._row, _MAX_DEPTH)))
         if not self.columns:
             raise BadTemplate("the template names no column, such as {title}")
 
@@ -71,11 +75,13 @@ class Template:
         return json.dumps(row, ensure_ascii=False, default=str).encode()
 
 
-def _find_names(node: Any) -> Iterator[str]:
+def _find_names(node: Any, depth: int) -> Iterator[str]:
+    if not depth:
+        raise BadTemplate(f"the template is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(node, str):
         yield from (match[1] for match in _NAME.finditer(node) if match[1])
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _find_names(child)
+        yield from _find_names(child, depth - 1)
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from batch import memory, settings
 from batch.secrets import Unreadable
 from batch.settings import BadSettings, Settings
+from batch.team_keys import BadKeys
 
 BAD_SETTINGS, NO_SECRET = 2, 3
 """Exit codes."""
@@ -21,7 +22,7 @@ def run(name: str, open_program: Callable[[Settings], Callable[[], object]]) -> 
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         work = open_program(settings.read())
-    except (BadSettings, Unreadable) as error:
+    except (BadSettings, BadKeys, Unreadable) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_SETTINGS if isinstance(error, BadSettings) else NO_SECRET
     work()

@@ -60,6 +60,17 @@ class KeySecret:
 
 
 @dataclass(frozen=True)
+class KeysSource:
+    """Where the keys of teams are: one of the two."""
+
+    secret: str = ""
+    """Name or ARN of a secret of AWS Secrets Manager."""
+
+    file: str = ""
+    """File of this machine."""
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """The cache that gets the answers besides S3."""
 
@@ -130,6 +141,9 @@ class Settings:
 
     api_key: KeySecret | None
     """None if the variable BLUEPRINT_API_KEY has it, or if there is none."""
+
+    team_keys: KeysSource | None
+    """None where the Batch API asks for no key; workers have none."""
 
     metrics_urls: tuple[str, ...]
     """Pages with the engines' metrics."""
@@ -206,7 +220,7 @@ def _build(document: dict[str, Any], env: Mapping[str, str]) -> Settings:
         "plain_api_key": env.get("BLUEPRINT_API_KEY", ""),
         "is_emulated": bool(env.get("AWS_ENDPOINT_URL")),
     }
-    cache, api_key = document.pop("cache"), document.pop("api_key")
+    cache, api_key, team_keys = document.pop("cache"), document.pop("api_key"), document.pop("team_keys")
     login: dict[str, Any] = {
         name: env.get(f"BATCH_CACHE_{name.upper()}", "") for name in ("username", "password", "ca_file")
     }
@@ -218,6 +232,7 @@ def _build(document: dict[str, Any], env: Mapping[str, str]) -> Settings:
         priorities=tuple(document.pop("priorities")),
         cache=cache and CacheSettings(**cache, **login),
         api_key=api_key and KeySecret(**api_key),
+        team_keys=team_keys and KeysSource(**team_keys),
         **document,
         **own,
     )

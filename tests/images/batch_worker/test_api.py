@@ -340,7 +340,9 @@ def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_
     assert not list(tmp_path.glob("*full*")) and not list(tmp_path.glob(".*"))
 
 
-def ask_api(settings: Any, use: Callable[[TestClient[Any, Any]], Awaitable[None]], **parts: Any) -> None:
+def ask_api(
+    settings: Any, use: Callable[[TestClient[Any, Any]], Awaitable[None]], *, is_local: bool = False, **parts: Any
+) -> None:
     """Serve an API whose parts are as the test says, and use it."""
     jobs = SimpleNamespace(reconcile=list, **parts.pop("jobs", {}))
     inbox = SimpleNamespace(take=parts.pop("take", list))
@@ -348,7 +350,7 @@ def ask_api(settings: Any, use: Callable[[TestClient[Any, Any]], Awaitable[None]
     api = BatchApi(settings, ApiKey(settings), store, jobs, inbox)  # type: ignore[arg-type]
 
     async def run() -> None:
-        async with TestClient(TestServer(api.build_app())) as client:
+        async with TestClient(TestServer(api.build_app(is_local=is_local))) as client:
             await use(client)
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import urllib.error
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.validation.load import api_key
 
 FINAL_STATES = ("completed", "failed", "expired", "cancelled")
 
@@ -23,13 +25,26 @@ OnProgress = Callable[[int, int], None]
 """Called with the transferred and the total bytes."""
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Leave a redirect as it is: another host would get the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class BatchClient:
     """The Batch API at a base URL, without /v1."""
 
     def __init__(self, url: str) -> None:
+        """Take the team's key from BLUEPRINT_API_KEY, if it is set.
+
+        Raises:
+            InputError: it would leave this machine without TLS.
+        """
         self._url = url.rstrip("/")
         # No proxy, even if the environment has one: the API is on this machine.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        self._opener.addheaders = list(api_key.build_headers(self._url).items())
 
     def upload(self, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> str:
         """Upload a file, block by block; returns its id.
@@ -169,8 +184,10 @@ class BatchClient:
             return self._opener.open(request, timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             reason, field = _read_refusal(error)
-            if error.code >= 500:
+            if error.code >= 500 or error.code < 400:
                 raise Unavailable(f"the Batch API at {self._url}: {reason}") from None
+            if error.code == http.HTTPStatus.UNAUTHORIZED:
+                raise InputError(f"{reason}. Fix: set {api_key.VARIABLE} to a key of the team.") from None
             fix = f"change {field}" if field and field != "id" else "choose one of blueprint batch list"
             raise InputError(f"{f'{field}: ' if field else ''}{reason}. Fix: {fix}.") from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
