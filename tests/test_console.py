@@ -139,7 +139,9 @@ ESCAPES = "\x1b[2K\x1b[1Ahidden\x1b]0;title\x07 \x9b2J \u202e"
 
 @pytest.mark.parametrize("make_renderable", [str, Text, _build_table_of, Panel])
 def test_a_terminal_gets_no_control_sequence_of_a_printed_text(
-    make_renderable: Callable[[str], RenderableType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_renderable: Callable[[str], RenderableType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     terminal = console._Console(force_terminal=True, color_system="truecolor", width=200)

@@ -71,6 +71,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a, us-west-2b, us-west-2c]
 orchestrator: both
+add_ons: {observability: on, schedulers: on, operators: on}
 pools:
   general: {types: g6e.12xlarge, size: 0..4}
   on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}

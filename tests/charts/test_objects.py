@@ -454,22 +454,26 @@ def test_exact_types_zones_labels_and_the_accelerators_taint(render_chart: Rende
 
 
 @each_preset
-def test_ready_means_that_the_model_answered(render_chart: Render, preset: Preset, name: str) -> None:
+def test_ready_means_that_the_model_answered_once_and_that_the_engine_lives(
+    render_chart: Render, preset: Preset, name: str
+) -> None:
     for pod in list_pods(render_chart(preset(name))):
         container = pod["spec"]["containers"][0]
         if container["name"] == "router":
             # It knows an engine that has answered.
             assert container["readinessProbe"]["httpGet"]["path"] == "/readiness"
         elif pod["metadata"]["labels"]["inference/listens"] == "true":
-            for probe in ("startup", "readiness"):
-                assert container[f"{probe}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/probe.py"]
-            assert "httpGet" in container["livenessProbe"]
+            assert container["startupProbe"]["exec"]["command"][:2] == ["python3", "/etc/inference/probe.py"]
+            for probe in ("readiness", "liveness"):
+                # A completion would wait behind users' requests, and all replicas would leave at once.
+                assert container[f"{probe}Probe"]["httpGet"]["path"] == "/health"
         else:
             assert not [key for key in container if key.endswith("Probe")]
 
 
 def test_a_probe_requests_the_served_model_by_default(render_chart: Render) -> None:
-    role = build_engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}})
+    readiness = {"path": "/v1/completions", "body": {"prompt": "ready?", "max_tokens": 1}}
+    role = build_engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}, "readiness": readiness})
     container = list_pods(render_chart(build_values(role)))[1]["spec"]["containers"][0]
     assert container["name"] == "engine"
     bodies = [container[f"{probe}Probe"]["exec"]["command"][3] for probe in ("startup", "readiness")]

@@ -17,6 +17,9 @@ LABELS = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_i
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus")
 @pytest.mark.parametrize(
+    ("least", "samples"), [(0, [{"labels": "{}", "value": 0}]), (1, [])], ids=["to-zero", "to-one"]
+)
+@pytest.mark.parametrize(
     ("metric", "name", "value", "expected"),
     [
         ("kv-usage", "vllm:kv_cache_usage_perc", "0.1", 0.2),
@@ -24,11 +27,24 @@ LABELS = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_i
     ],
 )
 def test_two_replicas_of_eight_ranks_count_as_two_caches_and_all_their_requests(
-    render_chart: Render, tmp_path: Path, metric: str, name: str, value: str, expected: float
+    render_chart: Render,
+    tmp_path: Path,
+    metric: str,
+    name: str,
+    value: str,
+    expected: float,
+    least: int,
+    samples: list[dict[str, object]],
 ) -> None:
-    scaling = {"min": 1, "max": 4, "metric": metric, "threshold": 0.8}
-    manifests = render_chart(build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True}))
-    query = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"][0]["metadata"]["query"]
+    """Without metrics of the role there is no load only where it may have no replica; else the query is empty."""
+    scaling = {"min": least, "max": 4, "metric": metric, "threshold": 0.8}
+    values = build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True})
+    values["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
+    manifests = render_chart(values)
+    trigger = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"][0]["metadata"]
+    query = trigger["query"]
+    # KEDA takes an empty answer as 0 otherwise, and scales in at the peak.
+    assert trigger.get("ignoreNullValues") == ("false" if least else None)
     series = [
         {"series": f'{name}{{{LABELS},pod="mine-worker-{pod}",engine="{rank}"}}', "values": f"{value}x9"}
         for pod in range(2)
@@ -36,7 +52,7 @@ def test_two_replicas_of_eight_ranks_count_as_two_caches_and_all_their_requests(
     ]
     others = {"series": f'{name}{{namespace="serving",pod="other",engine="0"}}', "values": f"{value}x9"}
     check = {"expr": query, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": expected}]}
-    none = {**check, "exp_samples": [{"labels": "{}", "value": 0}]}
+    none = {**check, "exp_samples": samples}
     tests = [
         {"interval": "1m", "input_series": [*series, others], "promql_expr_test": [check]},
         {"interval": "1m", "input_series": [others], "promql_expr_test": [none]},

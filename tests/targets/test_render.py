@@ -224,7 +224,7 @@ def test_only_the_user_can_read_what_is_rendered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hidden", [" ;\x1b[2K\x1b[1A", "\x9b2K", "\x00", "\u202e"])
 def test_a_line_that_a_terminal_would_hide_is_refused(tmp_path: Path, hidden: str) -> None:
-    folder = _copy_with_template(tmp_path, f"[program:helper]\ncommand = id\t{{{{ {ascii(hidden)} }}}}\n")
+    folder = _copy_with_template(tmp_path, f"[program:helper]\ncommand = id\t{{{{ {hidden!a} }}}}\n")
     with pytest.raises(InputError) as error:
         render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
     assert str(error.value) == (

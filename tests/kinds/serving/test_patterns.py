@@ -20,6 +20,7 @@ FLEET = """\
 name: demo
 region: us-west-2
 zones: [us-west-2a]
+add_ons: {observability: on, schedulers: on, operators: on}
 pools:
   general: {types: g6e.12xlarge, size: 0..8, efa: on}
 """

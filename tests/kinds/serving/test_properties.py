@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from llm_serving import paths
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm
 from llm_serving.fleet.loading import load_fleet as read_fleet
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.kinds.serving import placement, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
@@ -87,7 +87,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 @cache
 def _load_fleet(file: Path) -> Document[Fleet]:
-    return read_fleet(file)
+    fleet = read_fleet(file)
+    add_ons = AddOns(observability=True, schedulers=True, operators=True)
+    return replace(fleet, value=fleet.value.model_copy(update={"add_ons": add_ons}))
 
 
 def _resolve(case: Case, folder: Path) -> tuple[Document[Blueprint], ServingDeployment]:

@@ -195,6 +195,9 @@ class ServingDeployment(Deployment):
     request_timeout_s: int = 1800
     """Longest request, up to its last token: the router cuts it off then, and nothing before the router may earlier."""
 
+    is_monitored: bool = False
+    """Whether the fleet's Prometheus scrapes it, where it runs on EKS."""
+
     load_balancer: ResolvedLoadBalancer | None = None
     """What has TLS before the routers; None where clients call them."""
 

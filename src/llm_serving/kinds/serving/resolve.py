@@ -91,6 +91,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         services=(*engine_services, router_service),
         url=_build_url(context, router_service.port),
         request_timeout_s=processes.compute_request_timeout_s(settings),
+        is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
         disruption=settings.disruption,
         traffic=settings.traffic,

@@ -19,6 +19,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a, us-west-2b, us-west-2c]
 orchestrator: both
+add_ons: {observability: on, schedulers: on, operators: on}
 pools:
   general: {types: g6e.12xlarge, size: 0..4}
   on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
@@ -438,6 +439,51 @@ def test_probes_ask_the_api_that_the_traffic_uses(tmp_path: Path, api: str, path
         assert process.probe.body["model"] == SMALL and process.probe.body[key]
 
 
+ADD_ONS = "add_ons: {observability: on, schedulers: on, operators: on}\n"
+
+WITHOUT_ADD_ONS = {
+    "scaled, nothing installed": (
+        "",
+        format_aggregated("tiny", pool="general", replicas="1..4"),
+        'blueprint.yaml:4:37: roles.worker.replicas: "1..4": KEDA scales it by Prometheus\' metrics, which the fleet '
+        "installs with operators and observability. Fix: set add_ons: {operators: on, observability: on} in the fleet "
+        "and apply it, or replicas: 4.",
+    ),
+    "scaled, without Prometheus": (
+        "add_ons: {operators: on}\n",
+        format_aggregated("tiny", pool="general", replicas="0..4"),
+        'blueprint.yaml:4:37: roles.worker.replicas: "0..4": KEDA scales it by Prometheus\' metrics, which the fleet '
+        "installs with operators and observability. Fix: set add_ons: {observability: on} in the fleet and apply it, "
+        "or replicas: 4.",
+    ),
+    "several nodes": (
+        "add_ons: {observability: on, operators: on}\n",
+        format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on"),
+        "blueprint.yaml:4:38: roles.worker.accelerators: 16: LeaderWorkerSet joins 2 nodes, and the fleet "
+        "installs it with schedulers. Fix: set add_ons: {schedulers: on} in the fleet and apply it, or accelerators: 8.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_ADD_ONS)
+def test_what_a_cluster_does_not_know_without_an_add_on_is_refused_at_its_line(tmp_path: Path, case: str) -> None:
+    add_ons, text, message = WITHOUT_ADD_ONS[case]
+    fleet = FLEET.replace(ADD_ONS, add_ons)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path / "mine", text, fleet, "eks")
+    assert str(error.value).replace(f"{tmp_path}/mine/", "") == message
+    assert resolving.resolve_files(tmp_path / "mine", text, FLEET, "eks"), "with the add-ons"
+
+
+def test_a_deployment_is_monitored_where_the_fleet_has_prometheus_whether_it_scales_or_not(tmp_path: Path) -> None:
+    text = format_aggregated("tiny", pool="general", replicas=2)
+    for add_ons, is_monitored in ((ADD_ONS, True), ("", False)):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        fleet = FLEET.replace(ADD_ONS, add_ons)
+        assert resolving.resolve_files(tmp_path / "mine", text, fleet, "eks").is_monitored is is_monitored
+
+
 @pytest.mark.parametrize(("target", "pool"), [("eks", "general"), ("ecs", "on-ecs"), ("local", "general")])
 def test_what_asks_for_health_and_metrics_all_the_time_is_in_no_log(tmp_path: Path, target: str, pool: str) -> None:
     [worker] = resolve_blueprint(tmp_path, format_aggregated("tiny", pool=pool), target).workers
@@ -484,14 +530,14 @@ def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
             "eks",
             "general",
             "eks: {al2023: v20251016}",
-            'fleet.yaml:12:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
+            'fleet.yaml:13:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
             "vllm needs. Fix: set al2023: v20251023 or later.",
         ),
         (
             "ecs",
             "on-ecs",
             "ecs: {al2023: 2023.0.20250923}",
-            'fleet.yaml:12:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
+            'fleet.yaml:13:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
             "image of vllm needs. Fix: set al2023: 2023.0.20251015 or later.",
         ),
     ],

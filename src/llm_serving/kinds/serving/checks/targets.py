@@ -43,6 +43,8 @@ def check(
         yield from _check_buckets(settings, fleet, environment, placed_roles)
     if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
+    if conventions.is_kubernetes:
+        yield from _check_add_ons(fleet, placed_roles)
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     if conventions.max_replicas:
@@ -51,6 +53,29 @@ def check(
         yield from _check_waiting_replicas(fleet, conventions, placed_roles)
     if conventions.runs_tasks:
         yield from _check_task_interfaces(conventions.title, placed_roles)
+
+
+def _check_add_ons(fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles whose objects are of kinds that the cluster does not know without an add-on of the fleet."""
+    for key_path, role, role_placement in placed_roles:
+        replicas = format_bounds(role.replicas)
+        if role.replicas.min != role.replicas.max:
+            missing = [name for name in ("operators", "observability") if not getattr(fleet.add_ons, name)]
+            reason = "KEDA scales it by Prometheus' metrics, which the fleet installs with operators and observability"
+            fix = f"set {_format_add_ons(missing)} in the fleet and apply it, or replicas: {role.replicas.max}"
+            if missing:
+                yield Conflict((*key_path, "replicas"), reason, fix, replicas)
+        if role_placement.nodes > 1 and not fleet.add_ons.schedulers:
+            reason = f"LeaderWorkerSet joins {role_placement.nodes} nodes, and the fleet installs it with schedulers"
+            fix = (
+                f"set {_format_add_ons(['schedulers'])} in the fleet and apply it, or accelerators: "
+                f"{count_accelerators(role_placement.instance)}"
+            )
+            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+
+
+def _format_add_ons(names: Sequence[str]) -> str:
+    return f"add_ons: {{{', '.join(f'{name}: on' for name in names)}}}"
 
 
 def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environment) -> Iterator[Conflict]:
