@@ -128,13 +128,14 @@ class BatchApi:
     @web.middleware
     async def _find_team(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Find the team of the request's key; health checks need none."""
-        team: str | None = EVERY_TEAM
+        team = EVERY_TEAM
         if self._keys and request.path != HEALTH:
             header = request.headers.get("Authorization", "")
             key = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
-            team = await asyncio.to_thread(self._keys.find_team, key) if key else None
-            if team is None or team not in (EVERY_TEAM, *self._settings.teams):
+            owner = await asyncio.to_thread(self._keys.find_team, key) if key else None
+            if owner is None or owner not in (EVERY_TEAM, *self._settings.teams):
                 raise web.HTTPUnauthorized(text=_describe_bad_key(key))
+            team = owner
         request[TEAM] = team
         return await handler(request)
 

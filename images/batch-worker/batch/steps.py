@@ -5,6 +5,7 @@ A step's message names the job; what it decides is in S3, and its answer to the 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import json
@@ -63,16 +64,16 @@ class Steps:
             Permanent: the job cannot continue.
         """
         job_id = str(message["job"])
-        if task != "fail":
-            self._begin(job_id, task, message)
-        if task == "scan":
-            return self.scan(job_id, int(message["chunk"]))
         if task == "fail":
             return self.fail(job_id, message.get("error"))
-        return {"plan": self.plan, "check": self.check, "merge": self.merge}[task](job_id)
+        with self._count_attempt(job_id, task, message):
+            if task == "scan":
+                return self.scan(job_id, int(message["chunk"]))
+            return {"plan": self.plan, "check": self.check, "merge": self.merge}[task](job_id)
 
-    def _begin(self, job_id: str, task: str, message: dict[str, Any]) -> None:
-        """Count an attempt before its work, which may end the worker.
+    @contextlib.contextmanager
+    def _count_attempt(self, job_id: str, task: str, message: dict[str, Any]) -> Iterator[None]:
+        """Count an attempt before its work, which may end the worker; one that comes to its end does not count.
 
         Raises:
             Permanent: the step ended too many workers.
@@ -83,6 +84,12 @@ class Steps:
         if attempts > MAX_ATTEMPTS:
             raise Permanent("too_many_attempts", f"{task} ended {MAX_ATTEMPTS} workers in a row")
         self._store.write_json(key, attempts)
+        try:
+            yield
+        except Exception:
+            self._store.write_json(key, 0)
+            raise
+        self._store.write_json(key, 0)
 
     def plan(self, job_id: str) -> dict[str, Any]:
         """Split the input into ranges, or unpack it into chunks; writes chunks.json, once for a job."""

@@ -25,13 +25,6 @@ OnProgress = Callable[[int, int], None]
 """Called with the transferred and the total bytes."""
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Leave a redirect as it is: another host would get the key."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class BatchClient:
     """The Batch API at a base URL, without /v1."""
 
@@ -43,7 +36,7 @@ class BatchClient:
         """
         self._url = url.rstrip("/")
         # No proxy, even if the environment has one: the API is on this machine.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), api_key.NoRedirects)
         self._opener.addheaders = list(api_key.build_headers(self._url).items())
 
     def upload(self, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> str:

@@ -13,12 +13,12 @@ VARIABLE = "BLUEPRINT_API_KEY"
 """A name of its own: other programs' keys, such as OPENAI_API_KEY, are not for this server."""
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
         """Follow none: urllib would send the key along, to any host and without TLS."""
 
 
-OPENER = urllib.request.build_opener(_NoRedirects)
+OPENER = urllib.request.build_opener(NoRedirects)
 """For requests with a key; a redirect is an `HTTPError` with its status."""
 
 
