@@ -615,8 +615,9 @@ def main() -> int:
     """Serve until SIGTERM; returns the exit code."""
 
     def open_server(settings: Settings) -> Callable[[], object]:
+        api = open_api(settings)
         host, port = os.environ.get("BATCH_API_HOST", "127.0.0.1"), int(os.environ["BATCH_API_PORT"])
-        app = open_api(settings).build_app(is_local=guard.is_loopback(host))
+        app = api.build_app(is_local=guard.is_loopback(host))
         return partial(web.run_app, app, host=host, port=port, print=None, access_log=None)
 
     return program.run("batch-api", open_server)

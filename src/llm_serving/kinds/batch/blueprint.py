@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
-from llm_serving.kinds.batch.secrets import ApiKey, Secret
+from llm_serving.kinds.batch.secrets import ApiKey, Secret, TeamKeys
 from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
@@ -304,6 +304,14 @@ class BatchSlo(BaseSlo):
     """Maximum time from the submission of a job of `priority: high` to its first result while jobs of all teams run."""
 
 
+class Api(Settings):
+    """The Batch API."""
+
+    keys: TeamKeys | None = None
+    """Keys of teams. With them a call without a key is refused, and a team sees its own files and batches alone. Every
+    client is every team without them."""
+
+
 class Blueprint(BaseBlueprint):
     """A user's copy of a pattern that runs batches."""
 
@@ -320,6 +328,9 @@ class Blueprint(BaseBlueprint):
         default_factory=lambda: {"default": Team()}
     )
     """Teams that submit jobs, by name."""
+
+    api: Api = Api()
+    """The Batch API."""
 
     workers: Workers = Workers()
     """The processes that send rows."""

@@ -75,7 +75,11 @@ def build_container(
         "image": own_image.IMAGES["batch-worker"].format_image(environment.registry),
         "resources": Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
         "stop": Stop(stop_s=STOP_S),
-        "secrets": secrets.list_read(settings.endpoint.api_key, cache.login if cache else None),
+        "secrets": secrets.list_read(
+            settings.endpoint.api_key,
+            cache.login if cache else None,
+            settings.api.keys.stored if settings.api.keys and not is_worker else None,
+        ),
         "calls": _list_calls(settings, answering, is_worker=is_worker),
     }
     if is_worker:
@@ -123,6 +127,9 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     yield from _find_unreachable(settings, environment)
     yield from _find_unfit_pool(settings, fleet, environment)
     yield from _find_foreign_secrets(settings, environment)
+    if settings.api.keys and not settings.api.keys.secret:
+        reason = f"on {environment.conventions.title} keys come from a secret"
+        yield Conflict(("api", "keys"), reason, "set secret: NAME beside file", settings.api.keys.file)
 
 
 def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
@@ -143,6 +150,7 @@ def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Sec
     written = (
         (("endpoint", "api_key"), settings.endpoint.api_key),
         (("results", "cache", "login"), cache and cache.login),
+        (("api", "keys"), settings.api.keys and settings.api.keys.stored),
     )
     return [(key_path, secret) for key_path, secret in written if secret]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, 
 from llm_serving.settings.errors import CheckFailed, InputError, quote_value
 from llm_serving.settings.units import Duration, format_bytes
 from llm_serving.targets import registry
+from llm_serving.validation.load import api_key
 
 app = typer.Typer(help="Submit files of rows to a batch deployment.", no_args_is_help=True)
 
@@ -86,6 +89,16 @@ def submit(
             return
         job = client.create(**source, metadata=written)
     _print_submitted(job, folder, target, as_json)
+
+
+@app.command()
+def key(team: Annotated[str, typer.Argument(metavar="TEAM", help='The team; "*" for an operator of all.')]) -> None:
+    """Make a key of the Batch API: the key for the team, shown once, and its hash for `api.keys`."""
+    text = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    console.err.print(f"{api_key.VARIABLE} of {team}, and its entry in the document of keys:", markup=False)
+    print(text)
+    print(json.dumps({team: [f"sha256:{digest}"]}))
 
 
 @app.command(name="list")

@@ -72,7 +72,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     )
     port = environment.ports.get(API, cloud.API_PORT)
     own_services = own_serving.services if own_serving else ()
-    workers, api = _build_workers(settings, environment, document), _build_api(environment, document, port, stack)
+    workers, api = (
+        _build_workers(settings, environment, document),
+        _build_api(environment, {**document, "team_keys": _locate_keys(blueprint, environment)}, port, stack),
+    )
     if stack:
         build = functools.partial(
             cloud.build_container, settings=settings, fleet=fleet.value, environment=environment, answering=answering
@@ -106,6 +109,16 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, found)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
+
+
+def _locate_keys(blueprint: Document[Blueprint], environment: Environment) -> JsonValue:
+    """Return where the Batch API finds the keys of teams; None where it asks for none."""
+    keys = blueprint.value.api.keys
+    if keys is None:
+        return None
+    if not environment.conventions.is_local:
+        return {"secret": keys.secret or "", "file": ""}
+    return {"secret": "", "file": str(blueprint.path.parent.absolute() / keys.file)} if keys.file else None
 
 
 def _build_workers(settings: Blueprint, environment: Environment, document: dict[str, JsonValue]) -> list[Service]:
@@ -170,6 +183,8 @@ def _list_notes(
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and environment.conventions.is_local:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
+    if settings.api.keys is None and not environment.conventions.is_local:
+        yield "The Batch API asks for no key: whoever reaches it sees and cancels the jobs of every team. See api.keys."
     named = cloud.list_secrets(settings)
     if named and environment.conventions.is_local:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)

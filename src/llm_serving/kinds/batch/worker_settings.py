@@ -143,7 +143,7 @@ def build(
         "is_shared": answering.is_shared,
         "has_priority": answering.has_priority,
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
-        "team_keys": None,
+        "team_keys": None,  # of the Batch API alone
         "metrics_urls": list(answering.metrics_urls),
         "metrics": {metric: list(_list_names(metric, answering.engine)) for metric in LOAD_METRICS},
         "objectives": [
