@@ -21,6 +21,10 @@ FILE = "deployment.json"
 METRICS_PATH = "/metrics"
 
 
+class DeploymentCircle(InputError):
+    """Deployments that each name the next, the last one the first: none of them can be resolved."""
+
+
 def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environment) -> FoundDeployment | None:
     """Find a deployment of the fleet on the target of `environment`; None where it does not run on this machine.
 
@@ -28,6 +32,9 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
 
     Args:
         siblings: folder with the folder of its blueprint, which has its name.
+
+    Raises:
+        DeploymentCircle: its blueprint leads back to one that is being resolved.
     """
     conventions = environment.conventions
     if conventions.is_local:
@@ -62,7 +69,10 @@ def _resolve(name: str, folder: Path, fleet: Document[Fleet], environment: Envir
         blueprint = inputs.read_blueprint(folder)
         if resolve_name(blueprint) != name:
             return None
-        deployment: Deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
+        asked = environment.model_copy(update={"askers": (*environment.askers, name)})
+        deployment: Deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, asked)
+    except DeploymentCircle:
+        raise
     except InputError:
         return None
     return deployment

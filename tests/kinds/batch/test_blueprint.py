@@ -252,6 +252,33 @@ def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str,
     assert str(refusal.value) == f"{tmp_path}/{message}"
 
 
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+@pytest.mark.parametrize(
+    ("named", "at", "circle"),
+    [
+        ({"mine": "mine"}, "mine", "mine -> mine"),
+        ({"other": "mine", "mine": "other"}, "mine", "other -> mine -> other"),
+        ({"other": "third", "third": "other", "mine": "other"}, "third", "other -> third -> other"),
+    ],
+    ids=["itself", "each other", "beside the circle"],
+)
+def test_batches_that_name_each_other_are_refused_with_their_circle(
+    tmp_path: Path, target: str, named: dict[str, str], at: str, circle: str
+) -> None:
+    texts = {
+        name: MINIMAL.replace("url: http://127.0.0.1:8000", f"deployment: {other}") for name, other in named.items()
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "blueprint.yaml").write_text(text)
+    with pytest.raises(InputError) as refusal:
+        resolve_on(target, tmp_path / "mine", texts["mine"])
+    assert str(refusal.value) == (
+        f'{tmp_path}/{at}/blueprint.yaml:3:24: endpoint.deployment: "{named[at]}": '
+        f"the deployments name each other in a circle: {circle}. Fix: name a serving deployment."
+    )
+
+
 @pytest.mark.parametrize(
     ("target", "pool", "message"),
     [

@@ -240,11 +240,16 @@ def _find_named(
     """Find the deployment that the endpoint names; None if it names none.
 
     Raises:
-        InputError: it does not run.
+        InputError: it does not run, or names its way back to this one.
     """
     name = blueprint.value.endpoint.deployment
     if name is None:
         return None
+    if name in environment.askers:
+        circle = (*environment.askers[environment.askers.index(name) :], name)
+        reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"
+        mistake = blueprint.build_mistake(("endpoint", "deployment"), name, reason, "name a serving deployment")
+        raise deployments.DeploymentCircle([mistake])
     found = deployments.find(name, blueprint.path.resolve().parent.parent, fleet, environment)
     if found is None or found.kind not in ("", DEFAULT_KIND):
         reason = "no serving deployment of this name is up here"
