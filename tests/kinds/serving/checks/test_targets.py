@@ -692,3 +692,15 @@ def test_the_engine_streams_with_as_many_clients_of_s3_as_its_instance_fills(tmp
         role = resolve_blueprint(tmp_path, format_aggregated(**worker)).workers[0]
         config = json.loads(get_flag(role.command, "--model-loader-extra-config"))
         assert config["concurrency"] == clients
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "BASH_ENV", "NODE_OPTIONS"])
+def test_variables_that_load_code_are_refused_on_this_machine_alone(tmp_path: Path, name: str) -> None:
+    text = "name: mine\n" + format_aggregated(pool="general", extra=f"environment: {{{name}: env1/lib}}\n")
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, text, FLEET, "local")
+    assert str(error.value).partition(": ")[2] == (
+        f'environment.{name}: "env1/lib": on this machine it makes every program of the engine load code. '
+        f"Fix: remove {name}."
+    )
+    assert resolving.resolve_files(tmp_path, text, FLEET, "eks"), "there it is the container's"

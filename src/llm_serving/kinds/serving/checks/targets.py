@@ -19,6 +19,8 @@ from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
 
+_LOADS_CODE = re.compile("LD_.*|DYLD_.*|PYTHON.*|BASH_ENV|ENV|NODE_OPTIONS")
+
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
 
@@ -36,6 +38,7 @@ def check(
     yield from _check_kv_events(settings, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
     if conventions.is_local:
+        yield from _check_variables(settings, placed_roles)
         yield from _check_one_machine(placed_roles)
         yield from _check_cores(environment, placed_roles)
     if conventions.orchestrator:
@@ -160,6 +163,16 @@ def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
             f"and {last.role} in {', '.join(last.zones)}"
         )
         yield Conflict((*key_path, "pool"), reason, f"use a pool in {first.zones[0]}, or kv_transfer: host", role.pool)
+
+
+def _check_variables(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield variables by which a blueprint of somebody else would run its code as the user."""
+    written = [(("environment",), settings.environment)]
+    written += [((*key_path, "environment"), role.environment) for key_path, role, _ in placed_roles]
+    for key_path, variables in written:
+        for name in filter(_LOADS_CODE.fullmatch, variables):
+            reason = "on this machine it makes every program of the engine load code"
+            yield Conflict((*key_path, name), reason, f"remove {name}", variables[name])
 
 
 def _check_one_machine(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
