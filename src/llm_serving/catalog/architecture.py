@@ -20,6 +20,9 @@ from llm_serving.settings.errors import InputError, quote_value
 GGUF = "gguf"
 """The row of families.yaml for models that are no kind of transformers'."""
 
+MAX_LAYERS = 1000
+"""Most layers of a model, several times those of any in the catalog: each is looked at by itself."""
+
 EXPERTS = "experts"
 """Name of the group that holds the routed experts."""
 
@@ -279,8 +282,19 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
         ) from None
     except KeyError as error:
         raise ModelError(f"{source}: {error.args[0]}: it is missing, and memory follows from it") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"{source}: a number in it is of another kind: {error}") from None
+
+
+def check_layers(count: int) -> int:
+    """Return a number of layers.
+
+    Raises:
+        ValueError: no model has so many.
+    """
+    if count > MAX_LAYERS:
+        raise ValueError(f"{count} layers, more than {MAX_LAYERS}")
+    return count
 
 
 def assume(config: Mapping[str, Any]) -> Architecture:
@@ -289,7 +303,8 @@ def assume(config: Mapping[str, Any]) -> Architecture:
     Models of several parts keep the decoder's numbers in `text_config`. A number that is missing is 1, and the context
     is then without a bound.
     """
-    decoder = config.get("text_config") or config
+    text_config = config.get("text_config")
+    decoder = text_config if isinstance(text_config, dict) else config
 
     def read(key: str, default: int = 1) -> int:
         value = decoder.get(key)
@@ -358,7 +373,7 @@ class _Reader:
         experts = int(_find(config, "n_routed_experts", "num_experts", "num_local_experts") or 0)
         intermediate = int(config["intermediate_size"])
         numbers |= {
-            "layers": int(config["num_hidden_layers"]),
+            "layers": check_layers(int(config["num_hidden_layers"])),
             "hidden": hidden,
             "intermediate": intermediate,
             "heads": heads,

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog import families
-from llm_serving.catalog.architecture import GGUF, Architecture, ModelError
+from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, check_layers
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import quote_value
 
@@ -34,6 +34,9 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 
 _MAX_TEXT, _MAX_COUNT = 2**24, 2**28
 """Longest text, and most entries of anything: a damaged file must not take all memory."""
+
+_MAX_DIMENSIONS, _MAX_TENSORS, _MAX_TEXTS = 8, 100_000, 2**21
+"""Most of a tensor, of a file, and of names and tokens in a header; ggml has 4 dimensions."""
 
 MAX_HEADER_BYTES = 64_000_000
 """Largest header; a vocabulary of 262,144 tokens with its merges takes 12 MB."""
@@ -191,10 +194,12 @@ def parse(stream: BinaryIO, source: str) -> Header:
         ModelError: it is no GGUF file, or has something that is not known here.
     """
     try:
-        return _Parser(stream).parse()
+        header = _Parser(stream).parse()
+        header.get_number("pooling_type", 0)  # which `task` reads
+        return header
     except EOFError:
         raise ModelError(f"{source}: it is cut short within its header", "copy or download it again") from None
-    except (ValueError, KeyError, OverflowError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, struct.error) as error:
         raise ModelError(f"{source}: it is no GGUF file that can be read: {error}", "name a GGUF file") from None
 
 
@@ -208,7 +213,7 @@ class _Parser:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._position = 0
+        self._position = self._texts = 0
 
     def parse(self) -> Header:
         if self._read(4) != _MAGIC:
@@ -220,6 +225,8 @@ class _Parser:
         values: dict[str, Any] = {}
         for _ in range(value_count):
             self._read_pair(values)
+        if tensor_count > _MAX_TENSORS:
+            raise ValueError(f"{tensor_count} tensors")
         tensors = tuple(self._read_tensor() for _ in range(tensor_count))
         alignment = int(values.get("general.alignment", _ALIGNMENT))
         data_start = -(-self._position // alignment) * alignment
@@ -232,6 +239,8 @@ class _Parser:
         )
 
     def _read(self, count: int) -> bytes:
+        if self._position + count > MAX_HEADER_BYTES:
+            raise ValueError(f"a header of more than {MAX_HEADER_BYTES} bytes")
         content = self._stream.read(count)
         self._position += len(content)
         if len(content) < count:
@@ -251,6 +260,9 @@ class _Parser:
         length = self._read_count()
         if length > _MAX_TEXT:
             raise ValueError(f"a text of {length} bytes")
+        self._texts += 1
+        if self._texts > _MAX_TEXTS:
+            raise ValueError(f"more than {_MAX_TEXTS} texts")
         return self._read(length).decode("utf-8", errors="replace")
 
     def _read_pair(self, values: dict[str, Any]) -> None:
@@ -283,7 +295,10 @@ class _Parser:
 
     def _read_tensor(self) -> Tensor:
         name = self._read_text()
-        shape = tuple(self._read_count() for _ in range(self._read_scalar("<I")))
+        dimensions = self._read_scalar("<I")
+        if dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"{name} has {dimensions} dimensions")
+        shape = tuple(self._read_count() for _ in range(dimensions))
         number, offset = self._read_scalar("<I"), self._read_scalar("<Q")
         if number not in TYPES:
             raise ValueError(f"{name} has a type of number {number}")
@@ -306,7 +321,7 @@ def build_architecture(header: Header, source: str) -> Architecture:
         vocabulary = header.values.get("tokenizer.ggml.tokens.length") or header.get_number("vocab_size")
         numbers = {
             "labels": 0,
-            "layers": header.get_number("block_count"),
+            "layers": check_layers(header.get_number("block_count")),
             "hidden": hidden,
             "intermediate": header.get_number("feed_forward_length", 0),
             "heads": heads,
@@ -326,5 +341,5 @@ def build_architecture(header: Header, source: str) -> Architecture:
             dtype="float16",
             tensors=families.build_shapes(families.load()[GGUF].tensors, numbers | norms),
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"{source}: {error}: it is missing, and memory follows from it") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from llm_serving.catalog import architecture, families, gguf, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable, quote_value
 
@@ -251,7 +251,7 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
     if gguf_files and not path.exists():
         return _read_gguf(folder, gguf_files)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = untrusted_json.read(path, infinite=True)
     except FileNotFoundError:
         raise ModelError(f"{folder}: it holds no config.json", "name the folder of a model") from None
     except (OSError, ValueError) as error:
@@ -307,7 +307,7 @@ def _compute_file_bytes(path: Path) -> int | None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return untrusted_json.read(path, infinite=True)
     except (OSError, ValueError):
         return {}
 
@@ -316,14 +316,14 @@ def read_index_bytes(index: Any) -> int:
     """Return the bytes of all weights, by the index of a checkpoint in several files; 0 where it does not say."""
     try:
         return int(index["metadata"]["total_size"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 
 def merge_quantization(config: Mapping[str, Any], quantization: Any) -> Mapping[str, Any]:
     """Return a config.json with NVIDIA's hf_quant_config.json, where it says nothing of quantization itself."""
     settings = quantization.get("quantization") if isinstance(quantization, dict) else None
-    if config.get("quantization_config") or not settings:
+    if config.get("quantization_config") or not isinstance(settings, dict):
         return config
     return {**config, "quantization_config": {"quant_method": "modelopt", **settings}}
 

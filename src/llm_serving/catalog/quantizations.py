@@ -17,6 +17,9 @@ Quantization = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int8"]
 _SPARED_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """Keys of `quantization_config` that name what stays as it is, one for each tool that makes checkpoints."""
 
+_MAX_PATTERN, _MAX_REPEATS = 500, 3
+"""Longest pattern, and most of its repeats and of its groups: the time grows with the name's length to that power."""
+
 _PREFIXES = ("model.layers", "language_model.model.layers", "model.language_model.layers")
 """What stands before a layer's number, in models of one part and of several."""
 
@@ -192,11 +195,7 @@ class SparedModules:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         rules = [str(rule) for key in _SPARED_KEYS for rule in (settings or {}).get(key) or ()]
         self._names = {rule for rule in rules if not rule.startswith("re:") and "*" not in rule}
-        self._patterns = [
-            re.compile(rule.removeprefix("re:") if rule.startswith("re:") else fnmatch.translate(rule))
-            for rule in rules
-            if rule not in self._names
-        ]
+        self._patterns = [_compile(rule) for rule in rules if rule not in self._names]
 
     def count(self, module: str, layers: Iterable[int]) -> int:
         """Return of these layers, those that keep the module."""
@@ -208,6 +207,33 @@ class SparedModules:
         if any(pattern.match(name) for pattern in self._patterns):
             return True
         return bool(self._names) and not self._names.isdisjoint(_list_parts(name))
+
+
+def _compile(rule: str) -> re.Pattern[str]:
+    """Return the pattern of a rule, which anybody may have written.
+
+    Raises:
+        UnknownSchemeError: it is no pattern, or one that Python's engine may never finish.
+    """
+    if not rule.startswith("re:"):
+        return re.compile(fnmatch.translate(rule))
+    pattern = rule.removeprefix("re:")
+    try:
+        if not _is_fast(pattern):
+            raise ValueError
+        return re.compile(pattern)
+    except (re.error, ValueError, ArithmeticError, RecursionError):
+        raise UnknownSchemeError(f"quantization_config: {quote_value(rule[:100])}") from None
+
+
+def _is_fast(pattern: str) -> bool:
+    """Return whether no group repeats, and few characters and groups can match in several ways."""
+    return (
+        len(pattern) <= _MAX_PATTERN
+        and not re.search(r"\)[*+{]", pattern)
+        and len(re.findall(r"[*+{]|(?<!\()\?", pattern)) <= _MAX_REPEATS
+        and pattern.count("(") <= _MAX_REPEATS
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,9 +6,10 @@ Source: github.com/huggingface/safetensors, README.md, "Format".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container
 from typing import Any
+
+from llm_serving.settings import untrusted_json
 
 SUFFIX = ".safetensors"
 
@@ -31,7 +32,7 @@ def compute_file_bytes(read: Callable[[int, int], bytes], size: int) -> int | No
     if not 0 < length <= min(_MAX_HEADER_BYTES, size):
         return None
     try:
-        header = json.loads(read(_LENGTH_BYTES, length))
+        header = untrusted_json.parse(read(_LENGTH_BYTES, length))
         ends = [int(entry["data_offsets"][1]) for key, entry in header.items() if key != "__metadata__"]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import http.client
 import io
-import json
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from llm_serving import processes
 from llm_serving.hub import access_token, files
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any
         response = get_session().get(url, headers=_build_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
         hf_raise_for_status(response)
     try:
-        payload = json.loads(response.content)
+        payload = untrusted_json.parse(response.content, infinite=True)
     except ValueError:
         raise InputError(f"{name}: its {file} is not JSON. Fix: another model.") from None
     if not isinstance(payload, dict):

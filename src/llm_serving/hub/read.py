@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from llm_serving.aws import s3
 from llm_serving.catalog import gguf, models
 from llm_serving.catalog.records import ModelRecord, RecordedFile
 from llm_serving.hub import client
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError
 
 ReadJson = Callable[[str], Mapping[str, Any]]
@@ -91,7 +91,7 @@ def read_s3_json(bucket: s3.Bucket, name: str) -> Mapping[str, Any]:
         InputError: it is not JSON.
     """
     try:
-        content = json.loads(bucket.read(name, 0, MAX_JSON_BYTES))
+        content = untrusted_json.parse(bucket.read(name, 0, MAX_JSON_BYTES), infinite=True)
     except ValueError:
         raise InputError(f"{bucket.location}{name}: it is not JSON. Fix: copy the model again.") from None
     return content if isinstance(content, dict) else {}

@@ -169,3 +169,35 @@ def test_similarity_is_that_of_a_real_embedding_model(tmp_path: Path) -> None:
     alike, other, same = (sample.score or 0.0 for sample in samples)
     assert other < 0.3 < 0.6 < alike < same
     assert same == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ("[" * 100_000, "{}"),
+        ("9" * 5000, "{}"),
+        ("{}", '{"$ref": "#/$defs/missing"}'),
+        ("{}", '{"$ref": "#"}'),
+    ],
+)
+def test_an_answer_that_cannot_be_held_against_its_schema_scores_0(tmp_path: Path, text: str, schema: str) -> None:
+    samples = [_build_sample(text, schema)]
+    scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)
+    assert samples[0].score == 0
+
+
+def test_a_schema_that_names_a_url_fetches_nothing(tmp_path: Path) -> None:
+    asked = []
+
+    class Schema(QuietHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.respond(200, b"{}")
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Schema) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        schema = json.dumps({"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"})
+        samples = [_build_sample("{}", schema)]
+        scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)
+        server.shutdown()
+    assert (samples[0].score, asked) == (0, [])

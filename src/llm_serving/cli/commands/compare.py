@@ -15,6 +15,7 @@ from llm_serving.options.arguments import AsJson
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
 from llm_serving.services.runs import SWEEP_FILE
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.tables import comparison_table
 from llm_serving.validation.load import driver_result
@@ -135,7 +136,7 @@ def read_run(folder: Path) -> ValidationRun:
         point = next(iter(sorted((folder / sweep.POINTS).glob("*"))), folder / sweep.POINTS)
         raise InputError(f"RUN: {folder}: it is a sweep. Fix: use one of its loads, such as {point}.")
     try:
-        report = json.loads((folder / run_folder.REPORT_FILE).read_text(encoding="utf-8"))
+        report = untrusted_json.read(folder / run_folder.REPORT_FILE, infinite=True)
         samples = _read_samples(folder / driver_result.SAMPLES_FILE)
     except OSError as error:
         reason = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"

@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 
 from llm_serving.services.traffic import Traffic
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake
 
 _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
@@ -84,7 +85,7 @@ class _RowError(Exception):
 
 
 def _parse_row(line: str, traffic: Traffic) -> DataRow:
-    data = json.loads(line)
+    data = untrusted_json.parse(line)
     if not isinstance(data, dict):
         raise _RowError("", "it is not a JSON object")
     expected = _parse_expected(data.get("expected"), traffic)
@@ -133,8 +134,8 @@ def _parse_expected(value: Any, traffic: Traffic) -> str | None:
         )
     try:
         jsonschema.validators.validator_for(value).check_schema(value)
-    except jsonschema.SchemaError as error:
-        reason = f"it is not a JSON Schema: {error.message}"
+    except (jsonschema.SchemaError, TypeError, AttributeError) as error:
+        reason = f"it is not a JSON Schema: {getattr(error, 'message', error)}"
         raise _RowError("expected", reason, '"expected": {"type": "object"}') from None
     return json.dumps(value)
 
@@ -152,7 +153,7 @@ def _check_output_tokens(value: Any, most: int) -> None:
 
 def _read_sharegpt(path: Path, text: str) -> list[DataRow]:
     try:
-        conversations = json.loads(text)
+        conversations = untrusted_json.parse(text)
     except json.JSONDecodeError as error:
         reason = f"it is not JSON: {error.msg}"
         raise InputError(

@@ -16,12 +16,12 @@ from __future__ import annotations
 import csv
 import datetime
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 
@@ -145,7 +145,7 @@ def _read_mooncake(lines: Iterator[str]) -> Iterator[TraceRow]:
         if not line.strip():
             continue
         try:
-            data: dict[str, Any] = json.loads(line)
+            data: dict[str, Any] = untrusted_json.parse(line)
             blocks = tuple(int(block) for block in data.get("hash_ids", ()))
             row = _build_row(float(data["timestamp"]) / 1000, data["input_length"], data["output_length"], blocks)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):

@@ -20,11 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import jsonschema
+import referencing
 
 from llm_serving import console, paths
 from llm_serving.services.traffic import Judge, Traffic
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.load import api_key
@@ -95,10 +98,15 @@ def _contains(text: str, expected: str) -> bool:
 
 def _fits_schema(text: str, expected: str) -> bool:
     try:
-        jsonschema.validate(json.loads(text), json.loads(expected))
-    except (ValueError, jsonschema.ValidationError):
+        build_validator(json.loads(expected)).validate(untrusted_json.parse(text))
+    except (ValueError, jsonschema.ValidationError, RecursionError, referencing.exceptions.Unresolvable):
         return False
     return True
+
+
+def build_validator(schema: Any) -> jsonschema.protocols.Validator:
+    """Return what validates by a schema; a reference to a URL is not followed."""
+    return jsonschema.validators.validator_for(schema)(schema, registry=referencing.Registry())
 
 
 _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
@@ -180,7 +188,7 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with api_key.OPENER.open(request, timeout=JUDGE_LIMIT_S) as response:
-            reply = str(json.load(response)["choices"][0]["message"]["content"])
+            reply = str(untrusted_json.parse(response.read())["choices"][0]["message"]["content"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise Unavailable(
             f"the judge at {judge.url} did not answer: {error}. "
