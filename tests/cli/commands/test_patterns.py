@@ -123,13 +123,19 @@ def test_preset_12x1_1x4_fits_b300_and_p5en_lacks_memory_for_it(
         )
 
 
+SCHEDULERS = "add_ons: {schedulers: on}\n"
+SCALING = "add_ons: {operators: on, observability: on}\n"
+
+
 @pytest.mark.parametrize(("preset", "split"), [("two-machines", (8, 2, 1)), ("wide-experts", (1, 1, 16))])
 def test_a_preset_of_two_machines_uses_both_of_the_pool_in_its_comment(
     run_cli: Command, preset: str, split: tuple[int, int, int]
 ) -> None:
     run_cli("new", "mine", "--from", "distributed", "--preset", preset)
     pool = "p5en: {types: p5en.48xlarge, zones: us-west-2a, size: 2, efa: on}"
-    Path("fleet.yaml").write_text(f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n")
+    Path("fleet.yaml").write_text(
+        f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n{SCHEDULERS}"
+    )
     code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 nodes, pool p5en" in out
@@ -140,6 +146,8 @@ def test_a_preset_of_two_machines_uses_both_of_the_pool_in_its_comment(
 
 def test_the_preset_of_a_long_context_fits_the_default_fleet(run_cli: Command) -> None:
     run_cli("new", "mine", "--from", "aggregated", "--preset", "long-context")
+    with Path("fleet.yaml").open("a") as fleet:
+        fleet.write(SCALING)
     code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "openai/gpt-oss-20b on vllm, context 100000, 13.8 GB of weights" in out
