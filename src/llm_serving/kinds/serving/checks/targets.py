@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, interfaces
@@ -167,8 +167,10 @@ def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
 
 def _check_variables(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield variables by which a blueprint of somebody else would run its code as the user."""
-    written = [(("environment",), settings.environment)]
-    written += [((*key_path, "environment"), role.environment) for key_path, role, _ in placed_roles]
+    written: list[tuple[tuple[str, ...], Mapping[str, str]]] = [
+        (("environment",), settings.environment),
+        *(((*key_path, "environment"), role.environment) for key_path, role, _ in placed_roles),
+    ]
     for key_path, variables in written:
         for name in filter(_LOADS_CODE.fullmatch, variables):
             reason = "on this machine it makes every program of the engine load code"
