@@ -85,28 +85,21 @@ class KubeApi:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Manifest]:
         """List objects; those of all namespaces where there is none."""
-        selectors = {"label_selector": labels or None, "field_selector": fields or None}
-        response = self._request(f"list {kind.kind}s", "get", kind, namespace=namespace, **selectors)
+        response = self._list(kind, namespace, _build_selectors(labels, fields))
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in response["items"]]
 
     def find(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest | None:
         """Return an object, or None if there is none of the name."""
-        try:
+        with _ignore_missing():
             return self._request(f"get {kind.kind} {name}", "get", kind, name=name, namespace=namespace)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return None
 
     def has_kind(self, kind: Kind) -> bool:
         """Return whether the cluster has objects of the kind."""
-        try:
+        with _ignore_missing():
             self._resolve(kind)
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object, and return it as the API server keeps it."""
@@ -127,11 +120,8 @@ class KubeApi:
     def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
         """Have an object and what it owns go, the latter first; do nothing if there is none."""
         action, body = f"delete {kind.kind} {name}", {"propagationPolicy": "Foreground"}
-        try:
+        with _ignore_missing():
             self._request(action, "delete", kind, name=name, namespace=namespace, body=body)
-        except ApiError as error:
-            if error.status != 404:
-                raise
 
     def delete_all(self, kind: Kind, *, fields: str = "", timeout_s: float) -> None:
         """Delete the objects of a kind in all namespaces, and wait until they are gone.
@@ -139,10 +129,7 @@ class KubeApi:
         Raises:
             ApiError: some were not gone in time; the message names one.
         """
-        objects = self.list_objects(kind, fields=fields)
-        self.delete_objects(
-            [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in objects], timeout_s
-        )
+        self.delete_objects(self.list_objects(kind, fields=fields), timeout_s)
 
     def delete_objects(self, objects: Iterable[Manifest], timeout_s: float) -> None:
         """Delete objects, and wait until they are gone; do nothing about those that are not there.
@@ -151,18 +138,19 @@ class KubeApi:
             ApiError: some were not gone in time; the message names one.
         """
         deadline = time.monotonic() + timeout_s
-        known = [item for item in objects if self.has_kind(_get_kind(item))]
-        for item in known:
+        deletable = [item for item in objects if self.has_kind(_get_kind(item))]
+        for item in deletable:
             self.delete(_get_kind(item), item["metadata"]["name"], item["metadata"].get("namespace"))
-        for item in known:
+        for item in deletable:
             self._wait_until_gone(item, deadline)
 
     def _wait_until_gone(self, item: Manifest, deadline: float) -> None:
         kind, name, namespace = _get_kind(item), item["metadata"]["name"], item["metadata"].get("namespace")
-        while found := self.find(kind, name, namespace):
+        while manifest := self.find(kind, name, namespace):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                holders = [entry for entry in found["metadata"].get("finalizers", ()) if entry != "foregroundDeletion"]
+                finalizers = manifest["metadata"].get("finalizers", ())
+                holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
                 waits_for = ", ".join(holders) or "what it owns"
                 raise ApiError(f"{_describe(item)} was not deleted in time; it waits for {waits_for}")
             self.wait_for_change(kind, namespace, fields=f"metadata.name={name}", limit_s=min(left_s, _POLL_S))
@@ -171,8 +159,8 @@ class KubeApi:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit_s: float
     ) -> None:
         """Wait until an object changes, appears or goes, or `limit_s` seconds (rounded up) are over."""
-        selectors = {"label_selector": labels or None, "field_selector": fields or None}
-        listed = self._request(f"list {kind.kind}s", "get", kind, namespace=namespace, **selectors)
+        selectors = _build_selectors(labels, fields)
+        listed = self._list(kind, namespace, selectors)
         with _translate_errors(f"watch {kind.kind}s"):
             response = self._dynamic.get(
                 self._resolve(kind),
@@ -225,7 +213,7 @@ class KubeApi:
 
         def connect() -> socket.socket:
             pod, pod_port = self._choose_backend(service, namespace, port)
-            return self.open_connection(pod, namespace, pod_port)
+            return self._open_connection(pod, namespace, pod_port)
 
         with _Forwarder(connect) as server:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -236,7 +224,7 @@ class KubeApi:
                 server.shutdown()
                 thread.join()
 
-    def open_connection(self, pod: str, namespace: str, port: int) -> socket.socket:
+    def _open_connection(self, pod: str, namespace: str, port: int) -> socket.socket:
         """Return a socket that leads to a port of a pod."""
         from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.stream import portforward
@@ -251,20 +239,23 @@ class KubeApi:
 
     def _choose_backend(self, service: str, namespace: str, port: int) -> tuple[str, int]:
         """Return the name of a service's first ready pod, and the pod's port behind the service's."""
-        found = self.find(SERVICE, service, namespace)
-        if found is None:
+        manifest = self.find(SERVICE, service, namespace)
+        if manifest is None:
             raise ApiError(f"there is no Service {service} in namespace {namespace}", 404)
-        labels = ",".join(f"{key}={value}" for key, value in found["spec"]["selector"].items())
+        labels = ",".join(f"{key}={value}" for key, value in manifest["spec"]["selector"].items())
         ready = [pod for pod in self.list_objects(POD, namespace, labels=labels) if is_ready(pod)]
         if not ready:
             raise ApiError(f"Service {service} in namespace {namespace} has no ready pod")
-        [target] = [entry["targetPort"] for entry in found["spec"]["ports"] if entry["port"] == port]
+        [target] = [entry["targetPort"] for entry in manifest["spec"]["ports"] if entry["port"] == port]
         ports = {
             entry.get("name"): entry["containerPort"]
             for container in ready[0]["spec"]["containers"]
             for entry in container.get("ports", ())
         }
         return ready[0]["metadata"]["name"], ports.get(target, target)
+
+    def _list(self, kind: Kind, namespace: str | None, selectors: dict[str, str | None]) -> Manifest:
+        return self._request(f"list {kind.kind}s", "get", kind, namespace=namespace, **selectors)
 
     def _request(self, action: str, method: str, kind: Kind, **arguments: Any) -> Manifest:
         with _translate_errors(action):
@@ -332,6 +323,10 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
+def _build_selectors(labels: str, fields: str) -> dict[str, str | None]:
+    return {"label_selector": labels or None, "field_selector": fields or None}
+
+
 def _get_kind(manifest: Manifest) -> Kind:
     return Kind(manifest["apiVersion"], manifest["kind"])
 
@@ -347,6 +342,16 @@ def _open_client(kubeconfig: Path) -> Any:
     settings = client.Configuration()
     settings.retries = False
     return config.new_client_from_config(str(kubeconfig), persist_config=False, client_configuration=settings)
+
+
+@contextlib.contextmanager
+def _ignore_missing() -> Iterator[None]:
+    """Go on after the block where the cluster has no such object, or no such kind."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
 
 
 @contextlib.contextmanager
