@@ -10,7 +10,6 @@ A text that consists of one column becomes the column's value, with its type. `{
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import io
 import json
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batch import rows
-from batch.reader import BadTemplate, CorruptFile, ReadRange
+from batch.reader import BadTemplate, ReadRange, Source
 
 BATCH_ROWS = 1024
 """Number of rows that are read at a time."""
@@ -33,6 +32,8 @@ _BUFFER_BYTES = 2**20
 
 GROUP_ROWS, FILE_ROWS = 4096, 262_144
 """Rows per row group and per file that is written."""
+
+_DAMAGE = "the file cannot be read as Parquet"
 
 _NAME = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
@@ -101,15 +102,11 @@ def _format(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-class _RangeFile(io.RawIOBase):
+class _RangeFile(Source):
     """A seekable file over an object."""
 
     def __init__(self, read: ReadRange, size: int) -> None:
         self._read, self._size, self._position = read, size, 0
-        self.failure: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -124,11 +121,8 @@ class _RangeFile(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         end = self._size if size is None or size < 0 else min(self._size, self._position + size)
-        try:
+        with self.keep_failure():
             content = b"".join(self._read(self._position, end)) if end > self._position else b""
-        except Exception as error:
-            self.failure = error
-            raise
         self._position += len(content)
         return content
 
@@ -136,7 +130,7 @@ class _RangeFile(io.RawIOBase):
 class OpenFile(NamedTuple):
     """A Parquet file, and what its bytes come from."""
 
-    source: _RangeFile
+    source: Source
     file: pq.ParquetFile
 
 
@@ -147,7 +141,7 @@ def open_file(read: ReadRange, size: int) -> OpenFile:
         CorruptFile: it is not a Parquet file, or damaged.
     """
     source = _RangeFile(read, size)
-    with _report_damage(source):
+    with source.report_damage(_DAMAGE):
         return OpenFile(source, pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False))
 
 
@@ -169,24 +163,15 @@ def read_rows(opened: OpenFile, template: Template, groups: Iterable[int] | None
     batches = file.iter_batches(
         BATCH_ROWS, row_groups=None if groups is None else list(groups), columns=template.columns, use_threads=False
     )
-    while (batch := _read_next(opened.source, batches)) is not None:
-        with _report_damage(opened.source):
-            records = batch.to_pylist()
+    while (records := _read_records(opened.source, batches)) is not None:
         yield from (template.render(record) + b"\n" for record in records)
 
 
-def _read_next(source: _RangeFile, batches: Iterator[Any]) -> Any:
-    with _report_damage(source):
-        return next(batches, None)
-
-
-@contextlib.contextmanager
-def _report_damage(source: _RangeFile) -> Iterator[None]:
-    """Raise damage as such: Arrow tells much of it as OSError, as a failed read is."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise source.failure or CorruptFile(f"the file cannot be read as Parquet: {error}"[:300]) from None
+def _read_records(source: Source, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
+    """Read the next records; None at the end."""
+    with source.report_damage(_DAMAGE):
+        batch = next(batches, None)
+        return None if batch is None else batch.to_pylist()
 
 
 def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -85,17 +86,13 @@ def unpack(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
     Raises:
         CorruptFile: it is damaged or truncated, or unpacks to a thousand times its size.
     """
-    source, unpacked = _Source(blocks), 0
-    try:
+    source, unpacked = _Blocks(blocks), 0
+    with source.report_damage(f"the file cannot be unpacked as {compression}"):
         for block in _gunzip(source) if compression == GZIP else _unzstd(source):
             unpacked += len(block)
             if unpacked > FREE_BYTES + MAX_RATIO * source.count:
                 raise CorruptFile(f"the file unpacks to more than {MAX_RATIO:,} times its size")
             yield block
-    except (zlib.error, pa.ArrowException, EOFError) as error:
-        raise source.failure or CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
-    except OSError as error:  # of Arrow, or of what is read
-        raise source.failure or CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
 
 
 def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int]) -> Iterator[Iterator[bytes]]:
@@ -126,31 +123,54 @@ def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int])
         index += 1
 
 
-class _Source(io.RawIOBase):
-    """Blocks as a file, which counts its bytes and keeps the error of reading them apart from damage."""
+class Source(io.RawIOBase):
+    """A file for Arrow, which tells damage from a failed read: Arrow raises OSError for much of both."""
 
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        self._blocks, self._rest = iter(blocks), b""
-        self.count = 0
-        self.failure: Exception | None = None
+    _failure: Exception | None = None
 
     def readable(self) -> bool:
         return True
 
+    @contextlib.contextmanager
+    def keep_failure(self) -> Iterator[None]:
+        """Remember why a read failed."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = error
+            raise
+
+    @contextlib.contextmanager
+    def report_damage(self, message: str) -> Iterator[None]:
+        """Raise why a read failed if one did, and anything else as damage.
+
+        Raises:
+            CorruptFile: the file is damaged.
+        """
+        try:
+            yield
+        except (zlib.error, pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
+            raise self._failure or CorruptFile(f"{message}: {error}"[:300]) from None
+
+
+class _Blocks(Source):
+    """Blocks as a file, which counts its bytes."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks, self._rest = iter(blocks), b""
+        self.count = 0
+
     def read(self, size: int | None = -1) -> bytes:
         """Return at most `size` bytes; a block where it is negative, and nothing at the end."""
-        try:
+        with self.keep_failure():
             self._rest = self._rest or next(self._blocks, b"")
-        except Exception as error:
-            self.failure = error
-            raise
         end = len(self._rest) if size is None or size < 0 else size
         piece, self._rest = self._rest[:end], self._rest[end:]
         self.count += len(piece)
         return piece
 
 
-def _gunzip(source: _Source) -> Iterator[bytes]:
+def _gunzip(source: _Blocks) -> Iterator[bytes]:
     unpacker: Any = None
     while block := source.read():
         while block:
@@ -168,7 +188,7 @@ def _gunzip(source: _Source) -> Iterator[bytes]:
         raise EOFError("it ends too early")
 
 
-def _unzstd(source: _Source) -> Iterator[bytes]:
+def _unzstd(source: _Blocks) -> Iterator[bytes]:
     # Arrow's reads as much output as is asked for, whatever its input grows to, and knows a truncated frame.
     with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd") as stream:
         while block := stream.read(_UNPACKED_BYTES):

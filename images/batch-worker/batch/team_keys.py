@@ -55,11 +55,11 @@ class TeamKeys:
     def find_team(self, key: str) -> str | None:
         """Find the team of a key, EVERY_TEAM for an operator's; None if the key is nobody's. May block."""
         self._reread()
-        digest, found = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest(), None
+        digest, owner = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest(), None
         for known, team in self._teams.items():  # all of them: the time says nothing about the keys
             if hmac.compare_digest(known, digest):
-                found = team
-        return found
+                owner = team
+        return owner
 
     def _reread(self) -> None:
         """Read the document again if it is time; one that cannot be read leaves the keys as they are."""
@@ -87,9 +87,9 @@ def parse(text: str) -> Mapping[str, str]:
         raise BadKeys(f"team keys: the document is no JSON object. Fix: write {_EXAMPLE}.")
     teams: dict[str, str] = {}
     for team, hashes in document.items():
-        for entry in hashes if isinstance(hashes, list) else [hashes]:
+        for entry in hashes if isinstance(hashes, list) else [None]:
             match = _HASH.fullmatch(entry) if isinstance(entry, str) else None
-            if match is None or not isinstance(hashes, list):
+            if match is None:
                 raise BadKeys(f"team keys: {team}: it has no list of hashes. Fix: write {_EXAMPLE}.")
             if teams.setdefault(match[1], team) != team:
                 raise BadKeys(f"team keys: {team}: {teams[match[1]]} has the same key. Fix: give each its own.")
