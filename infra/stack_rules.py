@@ -108,18 +108,9 @@ def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
 def check_empty_structs(stack: Stack) -> Violations:
     """List that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
     reason = "CDKTF writes a dict with snake_case keys as an empty struct. Fix: the struct's class, or camelCase keys"
-    return (f"{path.lstrip('.')}: empty: {reason}." for path in _find_empty_structs(stack, ""))
-
-
-def _find_empty_structs(node: Any, path: str) -> Violations:
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _find_empty_structs(value, f"{path}.{key}")
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            if isinstance(value, Mapping) and all(field is None for field in value.values()):
-                yield f"{path}[{index}]"
-            yield from _find_empty_structs(value, f"{path}[{index}]")
+    for path, node in _list_values(stack):
+        if path.endswith("]") and isinstance(node, Mapping) and all(value is None for value in node.values()):
+            yield f"{path}: empty: {reason}."
 
 
 _QUOTED_REFERENCE = re.compile(r'"((?:data\.)?aws_\w+\.[\w-]+\.\w[\w.\[\]]*)"')
@@ -129,20 +120,20 @@ _QUOTED_REFERENCE = re.compile(r'"((?:data\.)?aws_\w+\.[\w-]+\.\w[\w.\[\]]*)"')
 def check_quoted_references(stack: Stack) -> Violations:
     """List references that Terraform reads as text, because they stand in quotes inside an expression."""
     reason = "Terraform takes it for text. Fix: write ${...} in the quotes, as format_reference does"
-    for path, text in _list_texts(stack, ""):
-        for reference in _QUOTED_REFERENCE.findall(text):
-            yield f"{path.lstrip('.')}: {reference}: {reason}."
+    for path, text in _list_values(stack):
+        for reference in _QUOTED_REFERENCE.findall(text) if isinstance(text, str) else ():
+            yield f"{path}: {reference}: {reason}."
 
 
-def _list_texts(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, str):
-        yield path, node
-    elif isinstance(node, Mapping):
+def _list_values(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a value and all within it, each with its path, such as `resource.aws_lb.one.subnets[0]`."""
+    yield path, node
+    if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _list_texts(value, f"{path}.{key}")
+            yield from _list_values(value, f"{path}.{key}" if path else key)
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from _list_texts(value, f"{path}[{index}]")
+            yield from _list_values(value, f"{path}[{index}]")
 
 
 def check_wildcards(stack: Stack) -> Violations:
