@@ -6,7 +6,7 @@ import botocore.loaders
 import pytest
 
 from llm_serving.aws.preflight import zones
-from llm_serving.catalog.registry import find_domain
+from llm_serving.catalog.registry import find_domain, format_endpoint_service
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import BlueprintError
@@ -23,18 +23,23 @@ REGIONS = [
 def is_refused(region: str) -> bool:
     fleet = {"name": "demo", "region": region, "zones": [f"{region}a"], "orchestrator": "ecs"}
     try:
-        read = Fleet.model_validate({**fleet, "pools": {"general": {"types": "g6e.2xlarge", "size": "0..8"}}})
+        settings = Fleet.model_validate({**fleet, "pools": {"general": {"types": "g6e.2xlarge", "size": "0..8"}}})
     except (BlueprintError, ValueError):
         return True
-    return any(conflict.key_path == ("region",) for conflicts in read.find_conflicts() for conflict in conflicts)
+    return any(conflict.key_path == ("region",) for conflicts in settings.find_conflicts() for conflict in conflicts)
 
 
 @pytest.mark.parametrize(("region", "outputs"), REGIONS, ids=[region for region, _ in REGIONS])
 def test_a_region_has_the_domain_and_the_partition_of_botocore_or_is_refused(
     region: str, outputs: dict[str, str]
 ) -> None:
-    known = (find_domain(region), names.find_partition(region)) == (outputs["dnsSuffix"], outputs["name"])
-    assert known is not is_refused(region)
+    is_known = (find_domain(region), names.find_partition(region)) == (outputs["dnsSuffix"], outputs["name"])
+    assert is_known is not is_refused(region)
+
+
+def test_an_endpoint_service_has_the_domain_backwards() -> None:
+    assert format_endpoint_service("ecr.api", "us-gov-west-1") == "com.amazonaws.us-gov-west-1.ecr.api"
+    assert format_endpoint_service("ecr.api", "cn-north-1") == "cn.com.amazonaws.cn-north-1.ecr.api"
 
 
 def test_zones_without_a_service_are_of_regions_that_exist() -> None:

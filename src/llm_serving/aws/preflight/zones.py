@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog.registry import format_endpoint_service
 from llm_serving.fleet import endpoints
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, NewNetwork
@@ -80,11 +81,10 @@ def _check_endpoints(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     services = endpoints.list_own(fleet) if isinstance(fleet.network, NewNetwork) else []
     if not services:
         return []
-    prefix = f"{'cn.' * fleet.region.startswith('cn-')}com.amazonaws.{fleet.region}."
-    names = [f"{prefix}{endpoint.service}" for endpoint in services]
-    details = aws.client("ec2").describe_vpc_endpoint_services(ServiceNames=names)["ServiceDetails"]
+    names = {format_endpoint_service(endpoint.service, fleet.region): endpoint.service for endpoint in services}
+    details = aws.client("ec2").describe_vpc_endpoint_services(ServiceNames=list(names))["ServiceDetails"]
     missing = [
-        f"{row['ServiceName'].removeprefix(prefix)} in {zone}"
+        f"{names[row['ServiceName']]} in {zone}"
         for row in details
         for zone in fleet.zones
         if zone not in row["AvailabilityZones"]
