@@ -97,6 +97,18 @@ class BatchRun:
         processes.wait_until(has_queues, "the queues", START_LIMIT_S)
         return Jobs(Store(BUCKET, self.s3), batch_settings, self.stepfunctions, STATE_MACHINE, queues[-1])
 
+    def wait_for_api(self) -> str:
+        """Wait until the Batch API answers; returns its base URL, without /v1."""
+        url = f"http://127.0.0.1:{self.env['BATCH_API_PORT']}"
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=30) as response:
+                return bool(response.status == 200)
+            return False
+
+        processes.wait_until(answers, "the Batch API", START_LIMIT_S)
+        return url
+
     def abort_execution(self, job: Mapping[str, Any]) -> None:
         """Abort the execution of a job."""
         from botocore.exceptions import ClientError

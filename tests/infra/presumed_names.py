@@ -15,9 +15,8 @@ Name = tuple[str, str]
 _IMAGE = re.compile(r"\.dkr\.ecr\.[\w.-]+/([\w./-]+)[:@]")
 _CLUSTER = re.compile(r":cluster/([\w-]+)")
 
-_DATA = {
+_BOTH = {
     "aws_kms_alias": "key alias",
-    "aws_service_discovery_dns_namespace": "namespace",
     "aws_service_discovery_http_namespace": "namespace",
     "aws_ecs_cluster": "cluster",
     "aws_eks_cluster": "cluster",
@@ -26,18 +25,13 @@ _DATA = {
     "aws_vpc": "vpc",
     "aws_subnet": "subnet",
 }
+
+_DATA = {**_BOTH, "aws_service_discovery_dns_namespace": "namespace"}
 """Kind by type of a data source."""
 
 _RESOURCES = {
-    "aws_kms_alias": "key alias",
+    **_BOTH,
     "aws_service_discovery_private_dns_namespace": "namespace",
-    "aws_service_discovery_http_namespace": "namespace",
-    "aws_ecs_cluster": "cluster",
-    "aws_eks_cluster": "cluster",
-    "aws_s3_bucket": "bucket",
-    "aws_sqs_queue": "queue",
-    "aws_vpc": "vpc",
-    "aws_subnet": "subnet",
     "aws_ecr_repository": "repository",
     "aws_ecr_pull_through_cache_rule": "repository",
     "aws_cloudwatch_log_group": "log group",
@@ -66,8 +60,8 @@ def list_presumed(stack: Stack) -> Iterator[Name]:
             yield "cluster", association["cluster_name"]
 
 
-def list_made(stack: Stack) -> Iterator[Name]:
-    """Yield what a stack makes, by the name that others know it by."""
+def list_created(stack: Stack) -> Iterator[Name]:
+    """Yield what a stack creates, by the name that others know it by."""
     resources = stack.get("resource", {})
     for resource_type, kind in _RESOURCES.items():
         for settings in resources.get(resource_type, {}).values():
@@ -81,14 +75,14 @@ def list_made(stack: Stack) -> Iterator[Name]:
 
 
 def find_missing(stacks: Mapping[str, Stack]) -> list[str]:
-    """Return what a stack presumes and none of them makes."""
-    made = {name for stack in stacks.values() for name in list_made(stack)}
-    prefixes = {name for kind, name in made if kind == "repository"}
+    """Return what a stack presumes and none of them creates."""
+    created = {name for stack in stacks.values() for name in list_created(stack)}
+    prefixes = {name for kind, name in created if kind == "repository"}
     return [
         f'{owner}: {kind} "{name}"'
         for owner, stack in stacks.items()
         for kind, name in sorted(set(list_presumed(stack)))
-        if (kind, name) not in made
+        if (kind, name) not in created
         and not name.startswith("${")  # a reference, which Terraform itself checks
         and not (kind == "repository" and any(name.startswith(f"{prefix}/") for prefix in prefixes))
     ]

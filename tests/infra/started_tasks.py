@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pytest
+
 from llm_serving.catalog import account_needs
 
 FARGATE = {"FARGATE": "L-3032A538", "FARGATE_SPOT": "L-36FBB829"}
@@ -24,7 +26,17 @@ STARTS_NOTHING = {
 }
 
 
-def find_uncounted(stack: Mapping[str, Any], kind: str) -> Iterator[str]:
+def assert_counted(stacks: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+    """Check a kind's stacks, and that what has no row and no quota would be found."""
+    assert [item for stack in stacks.values() for item in _find_uncounted(stack, kind)] == []
+    assert list(_find_uncounted({"resource": {"aws_db_instance": {}}}, kind)) == ["aws_db_instance"]
+    service = {"aws_ecs_service": {"other": {"launch_type": "FARGATE"}}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FARGATE, "FARGATE", "L-00000000")
+        assert list(_find_uncounted({"resource": service}, kind)) == ["L-00000000"]
+
+
+def _find_uncounted(stack: Mapping[str, Any], kind: str) -> Iterator[str]:
     """Yield types of resources without a row, and codes of quotas that the kind's account.yaml does not have."""
     resources = stack.get("resource", {})
     yield from resources.keys() - STARTED.keys() - STARTS_NOTHING - {"aws_ecs_service"}

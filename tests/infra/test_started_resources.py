@@ -93,11 +93,11 @@ def test_the_clusters_own_nodes_count(synth_folder: Path, shape: str) -> None:
 
 def test_every_call_that_starts_tasks_has_a_quota() -> None:
     calls = "|".join(("run_task", "run_instances", "start_task", "create_fleet", "request_spot_fleet"))
-    found = {
+    started_types = {
         match
         for file in (ROOT / "src").rglob("*.py")
         for match in re.findall(rf"\.({calls})\(", file.read_text(encoding="utf-8"))
     }
-    assert found == set(CALLS)
+    assert started_types == set(CALLS)
     codes = {row.quota.code for needs in account_needs.load_all().values() for row in needs.quotas}
     assert set(CALLS.values()) <= codes

@@ -27,7 +27,7 @@ from botocore.exceptions import ReadTimeoutError
 
 from llm_serving import processes
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError
 from tests import batch_kills
 from tests.batch_kills import BUCKET, BatchRun
 
@@ -45,18 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
 
 @pytest.fixture(scope="module")
 def url(run: BatchRun) -> str:
-    """The Batch API's base URL, without /v1; it answers."""
-    base = f"http://127.0.0.1:{run.env['BATCH_API_PORT']}"
-
-    def answers() -> bool:
-        try:
-            list(BatchClient(base).list_batches())
-        except Unavailable:
-            return False
-        return True
-
-    processes.wait_until(answers, "the Batch API", 60)
-    return base
+    return run.wait_for_api()
 
 
 @pytest.fixture(scope="module")

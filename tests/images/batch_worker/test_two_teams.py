@@ -36,16 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
 
 @pytest.fixture(scope="module")
 def url(run: BatchRun) -> str:
-    base = f"http://127.0.0.1:{run.env['BATCH_API_PORT']}"
-
-    def answers() -> bool:
-        try:
-            return bool(send(base, "GET", "/health")[0] == 200)
-        except OSError:
-            return False
-
-    processes.wait_until(answers, "the Batch API", 60)
-    return base
+    return run.wait_for_api()
 
 
 def send(
@@ -152,10 +143,10 @@ def test_each_operation_is_its_own_teams_and_as_if_absent_for_the_other(run: Bat
     for (client, owner), statuses in table.items():
         for name, status in statuses.items():
             may = client in ("*", owner)
-            wanted = 401 if "key" in client else 400 if name in REFUSED_ANYWAY else 200
+            expected_status = 401 if "key" in client else 400 if name in REFUSED_ANYWAY else 200
             if not may and "key" not in client:
-                wanted = 400 if "inbox" in name else 404
-            assert status == wanted, (client, owner, name, status)
+                expected_status = 400 if "inbox" in name else 404
+            assert status == expected_status, (client, owner, name, status)
 
 
 def print_table(table: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
@@ -176,8 +167,8 @@ def test_lists_have_the_own_teams_entries_alone(run: BatchRun, url: str) -> None
         assert [row["team"] for row in send(url, "GET", "/teams", KEYS[team])[1]["data"]] == [team]
         after = send(url, "GET", f"/v1/batches?after={owned[other]['batch']}", KEYS[team])[1]
         assert {entry["team"] for entry in after["data"]} == {team}
-    seen = [entry.id for entry in connect(url, "*").batches.list(limit=100)]
-    assert {ids["batch"] for ids in owned.values()} <= set(seen)
+    listed_ids = [entry.id for entry in connect(url, "*").batches.list(limit=100)]
+    assert {ids["batch"] for ids in owned.values()} <= set(listed_ids)
     teams = send(url, "GET", "/teams", KEYS["*"])[1]["data"]
     assert [row["team"] for row in teams] == ["default", "search", "ads"]
 
@@ -202,8 +193,8 @@ def test_the_team_of_a_batch_is_that_of_its_key_and_never_what_metadata_says(url
     assert refused.value.param == "metadata.team"
     assert client.batches.create(**options, metadata={"team": "ads"}).model_dump()["team"] == "ads"
     assert client.batches.create(**options, metadata={"again": "unnamed"}).model_dump()["team"] == "ads"
-    named = connect(url, "*").batches.create(**options, metadata={"team": "search"})
-    assert named.model_dump()["team"] == "search"
+    team_batch = connect(url, "*").batches.create(**options, metadata={"team": "search"})
+    assert team_batch.model_dump()["team"] == "search"
 
 
 @pytest.mark.parametrize(
@@ -223,11 +214,11 @@ def test_a_uri_of_the_bucket_outside_the_teams_inbox_is_as_if_absent(url: str, k
 
 
 def test_a_call_without_a_valid_key_gets_401_in_openais_form(url: str) -> None:
-    told = {
+    messages = {
         "": "there is no API key: send it as Authorization: Bearer KEY",
         "key-of-nobody": "the API key is of no team of this batch: it is wrong, or was removed",
     }
-    for key, message in told.items():
+    for key, message in messages.items():
         for method, path in (("GET", "/v1/batches"), ("GET", "/workers"), ("GET", "/teams"), ("POST", "/v1/none")):
             status, answer = send(url, method, path, key)
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
@@ -241,10 +232,12 @@ def test_the_command_lines_client_sends_the_key_of_its_variable(url: str, monkey
     monkeypatch.setenv("BLUEPRINT_API_KEY", KEYS["ads"])
     assert [row["team"] for row in BatchClient(url).list_teams()] == ["ads"]
     monkeypatch.delenv("BLUEPRINT_API_KEY")
-    told = "there is no API key: send it as Authorization: Bearer KEY. Fix: set BLUEPRINT_API_KEY to a key of the team."
+    expected_message = (
+        "there is no API key: send it as Authorization: Bearer KEY. Fix: set BLUEPRINT_API_KEY to a key of the team."
+    )
     with pytest.raises(InputError) as refused:
         BatchClient(url).list_teams()
-    assert str(refused.value) == told
+    assert str(refused.value) == expected_message
     monkeypatch.setenv("BLUEPRINT_API_KEY", KEYS["ads"])
     with pytest.raises(InputError, match="without TLS everybody on the way could read the key"):
         BatchClient("http://batch.example.com:8080")

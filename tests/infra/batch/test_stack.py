@@ -26,7 +26,6 @@ from tests.infra import started_tasks
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES
 from tests.infra.deployments import ACCOUNT
-from tests.infra.started_tasks import find_uncounted
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -541,9 +540,4 @@ def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(stacks: Stac
 
 
 def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:
-    assert [item for stack in stacks.values() for item in find_uncounted(stack, "batch")] == []
-    service = {"aws_ecs_service": {"other": {"launch_type": "FARGATE"}}}
-    assert list(find_uncounted({"resource": {"aws_db_instance": {}}}, "batch")) == ["aws_db_instance"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(started_tasks, "FARGATE", {"FARGATE": "L-00000000"})
-        assert list(find_uncounted({"resource": service}, "batch")) == ["L-00000000"]
+    started_tasks.assert_counted(stacks, "batch")

@@ -19,7 +19,6 @@ from llm_serving.fleet import loading
 from llm_serving.targets import probe
 from tests.infra import aws_calls, started_tasks
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL
-from tests.infra.started_tasks import find_uncounted
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -482,9 +481,4 @@ def test_an_alarm_uses_no_more_metrics_than_cloudwatch_allows(stacks: Stacks) ->
 
 
 def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:
-    assert [item for stack in stacks.values() for item in find_uncounted(stack, "serving")] == []
-    service = {"aws_ecs_service": {"other": {"launch_type": "FARGATE"}}}
-    assert list(find_uncounted({"resource": {"aws_db_instance": {}}}, "serving")) == ["aws_db_instance"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(started_tasks, "FARGATE", {"FARGATE": "L-00000000"})
-        assert list(find_uncounted({"resource": service}, "serving")) == ["L-00000000"]
+    started_tasks.assert_counted(stacks, "serving")
