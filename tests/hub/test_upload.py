@@ -285,17 +285,17 @@ def test_a_commit_that_is_no_hash_names_no_folder(hub: Any, commit: str) -> None
 def test_a_file_of_the_user_in_the_staging_folder_is_neither_sent_nor_deleted(
     hub: Any, bucket: s3.Bucket, tmp_path: Path
 ) -> None:
-    own = tmp_path / "someone--some-model" / COMMIT / "config.json"
-    own.parent.mkdir(parents=True)
-    own.write_bytes(bytes(len(hub.files["config.json"])))
+    other_file = tmp_path / "someone--some-model" / COMMIT / "config.json"
+    other_file.parent.mkdir(parents=True)
+    other_file.write_bytes(bytes(len(hub.files["config.json"])))
     with pytest.raises(InputError) as error:
         upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     assert str(error.value) == (
-        f"{own}: it is not the file of the hub that would be downloaded to this name. "
+        f"{other_file}: it is not the file of the hub that would be downloaded to this name. "
         "Fix: move it away, or set --staging to another folder."
     )
-    assert not any(own.read_bytes()) and "config.json" not in bucket.list_sizes()
-    own.write_bytes(hub.files["config.json"])
+    assert not any(other_file.read_bytes()) and "config.json" not in bucket.list_sizes()
+    other_file.write_bytes(hub.files["config.json"])
     assert upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path).files == 4, "one of an earlier download"
 
 

@@ -93,7 +93,7 @@ def test_a_replica_over_several_nodes_connects_over_the_tasks_own_interface(libr
 
 def test_a_network_test_connects_over_the_tasks_own_interface(library: Path) -> None:
     words = join_nodes.build_command(["10.66.0.12"], 8, Path("key"))
-    passed = dict(word.split("=", 1) for word in words if word.startswith("NCCL_"))
-    assert _find_bootstrap(library, passed) == REACHABLE
+    variables = dict(word.split("=", 1) for word in words if word.startswith("NCCL_"))
+    assert _find_bootstrap(library, variables) == REACHABLE
     for name in ("btl_tcp_if_exclude", "oob_tcp_if_exclude"):
         assert words[words.index(name) + 1] == "lo,docker0,ecs-eth0"

@@ -102,14 +102,17 @@ def build_command(addresses: list[str], gpus: int, key: Path) -> list[str]:
     ssh = f"ssh -q -p {SSH_PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     hosts = ",".join(f"{address}:{gpus}" for address in ["localhost", *addresses])
     unreachable = "lo,docker0,ecs-eth0"
-    passed = ("PATH", "LD_LIBRARY_PATH", "FI_PROVIDER=efa", "NCCL_DEBUG=INFO", "NCCL_SOCKET_IFNAME=^docker,lo,veth,ecs")
+    variables = (
+        *("PATH", "LD_LIBRARY_PATH", "FI_PROVIDER=efa", "NCCL_DEBUG=INFO"),
+        "NCCL_SOCKET_IFNAME=^docker,lo,veth,ecs",
+    )
     return [
         f"{OPEN_MPI}/bin/mpirun",
         *("--prefix", OPEN_MPI, "--allow-run-as-root", "--tag-output", "--bind-to", "none"),
         *("--host", hosts, "-np", str(gpus * (len(addresses) + 1)), "-N", str(gpus)),
         *("--mca", "plm_rsh_agent", ssh, "--mca", "pml", "^cm,ucx", "--mca", "btl", "tcp,self"),
         *("--mca", "btl_tcp_if_exclude", unreachable, "--mca", "oob_tcp_if_exclude", unreachable),
-        *(word for name in passed for word in ("-x", name)),
+        *(word for name in variables for word in ("-x", name)),
         PROGRAM,
         *SIZES,
     ]

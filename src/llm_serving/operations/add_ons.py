@@ -98,8 +98,8 @@ def _require_helm_version() -> None:
         raise Unavailable(f"helm does not run: {error}. Fix: install it ({TOOLS['helm']}).") from None
     major = re.match(r"v(\d+)\.", version)
     if not major or int(major[1]) not in HELM_MAJORS:
-        known = " and ".join(map(str, HELM_MAJORS))
-        raise Unavailable(f'helm: "{version}": versions {known} are supported. Fix: install one ({TOOLS["helm"]}).')
+        supported = " and ".join(map(str, HELM_MAJORS))
+        raise Unavailable(f'helm: "{version}": versions {supported} are supported. Fix: install one ({TOOLS["helm"]}).')
 
 
 def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_file: Path) -> list[Command]:

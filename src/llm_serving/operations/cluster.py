@@ -118,9 +118,9 @@ def reach(aws: AwsSession, fleet: Fleet, data: Path) -> Iterator[None]:
         return
     add_ons.require_tools(tunnel.TOOLS)
     with console.step(f"Open a tunnel to the cluster {fleet.name} through {route.instance}"):
-        opened = contextlib.ExitStack()
-        opened.enter_context(tunnel.forward(route, aws, data))
-    with opened:
+        open_tunnel = contextlib.ExitStack()
+        open_tunnel.enter_context(tunnel.forward(route, aws, data))
+    with open_tunnel:
         yield
 
 

@@ -69,8 +69,8 @@ def _resolve(name: str, folder: Path, fleet: Document[Fleet], environment: Envir
         blueprint = inputs.read_blueprint(folder)
         if resolve_name(blueprint) != name:
             return None
-        asked = environment.model_copy(update={"askers": (*environment.askers, name)})
-        deployment: Deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, asked)
+        nested = environment.model_copy(update={"dependents": (*environment.dependents, name)})
+        deployment: Deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, nested)
     except DeploymentCircle:
         raise
     except InputError:

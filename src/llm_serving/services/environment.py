@@ -146,8 +146,8 @@ class Environment(ResolvedData):
     router_host: str = LOOPBACK
     """The loopback address that a router listens on, behind its front."""
 
-    askers: tuple[str, ...] = ()
-    """Deployments whose answer is being resolved, each named by the one before it; the last asks now."""
+    dependents: tuple[str, ...] = ()
+    """Deployments that are being resolved: each depends on the next, and the last on what is resolved now."""
 
     module_folder: str = ""
     """Folder of the modules of images/ that an engine loads; empty where its image has them."""

@@ -72,8 +72,8 @@ def test_a_body_that_is_no_object_of_json_is_refused(batch_settings: Any, text: 
 def test_json_is_taken_as_json_alone(batch_settings: Any, path: str, content_type: str) -> None:
     """Which a page of another site cannot send without asking first."""
     status, answer = ask(batch_settings, "POST", path, data=b"{}", headers={"Content-Type": content_type})
-    told = f"{content_type} is not application/json, as requests are sent"
-    assert (status, answer["error"]["message"]) == (415, told)
+    message = f"{content_type} is not application/json, as requests are sent"
+    assert (status, answer["error"]["message"]) == (415, message)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_an_upload_that_is_refused_leaves_nothing(
 
 
 def test_few_inputs_are_counted_at_a_time(batch_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most = [0], [0]
+    counting, most_counting = [0], [0]
 
     async def estimate(*_: Any) -> dict[str, Any]:
-        running[0] += 1
-        most[0] = max(most[0], running[0])
+        counting[0] += 1
+        most_counting[0] = max(most_counting[0], counting[0])
         await asyncio.sleep(0.02)
-        running[0] -= 1
+        counting[0] -= 1
         return {}
 
     monkeypatch.setattr(count, "read_sample", lambda *_: None)
@@ -156,7 +156,7 @@ def test_few_inputs_are_counted_at_a_time(batch_settings: Any, monkeypatch: pyte
         assert await asyncio.gather(*(ask_once() for _ in range(10))) == [200] * 10
 
     ask_api(batch_settings, use, jobs={"read_input": lambda *_: ({}, "")}, client=None)
-    assert most == [api.MAX_COUNTS]
+    assert most_counting == [api.MAX_COUNTS]
 
 
 FOREIGN = [
@@ -184,8 +184,8 @@ def test_on_this_machine_no_web_page_is_answered(
     batch_settings: Any, method: str, path: str, headers: dict[str, str]
 ) -> None:
     status, answer = ask(batch_settings, method, path, headers=headers, is_local=True)
-    told = "the Batch API answers programs of this machine alone, by a name of it and without another Origin"
-    assert (status, answer["error"]["message"]) == (403, told)
+    message = "the Batch API answers programs of this machine alone, by a name of it and without another Origin"
+    assert (status, answer["error"]["message"]) == (403, message)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Host": "localhost:1"}, {"Host": "[::1]"}, {"Sec-Fetch-Site": "none"}])
@@ -200,8 +200,8 @@ def test_behind_the_names_of_a_network_each_host_is_answered(batch_settings: Any
 def test_a_template_beside_a_file_that_is_too_large_is_refused(store: Store, jobs: Any) -> None:
     store.write("large/rows.parquet", b"x")
     store.write("large/template.json", b" " * (MAX_TEMPLATE_BYTES + 1))
-    told = f"s3://{BUCKET}/large/template.json has 65537 bytes, and 65536 is the maximum"
-    with pytest.raises(api.BadSubmission, match=told):
+    message = f"s3://{BUCKET}/large/template.json has 65537 bytes, and 65536 is the maximum"
+    with pytest.raises(api.BadSubmission, match=message):
         jobs.submit("large/rows.parquet", team="default")
 
 

@@ -53,15 +53,15 @@ def read_in_child(folder: Path, content: bytes) -> tuple[str, int]:
     (folder / "bomb").write_bytes(content)
     command = [sys.executable, "-c", _RUN, str(folder / "bomb")]
     run = subprocess.run(command, cwd=IMAGE, capture_output=True, text=True, check=True, timeout=120)
-    said, peak = run.stdout.rsplit("\n", 2)[0:2]
-    return said, int(peak)
+    message, peak = run.stdout.rsplit("\n", 2)[0:2]
+    return message, int(peak)
 
 
 def test_a_small_zstd_frame_of_much_is_refused_in_flat_memory(tmp_path: Path) -> None:
     content = build_zstd_bomb(4096)
     assert len(content) < 17_000
-    said, peak = read_in_child(tmp_path, content)
-    assert said == "the file unpacks to more than 1,000 times its size"
+    message, peak = read_in_child(tmp_path, content)
+    assert message == "the file unpacks to more than 1,000 times its size"
     assert peak < PEAK_MIB
 
 

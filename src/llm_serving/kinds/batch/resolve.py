@@ -245,8 +245,8 @@ def _find_named(
     name = blueprint.value.endpoint.deployment
     if name is None:
         return None
-    if name in environment.askers:
-        circle = (*environment.askers[environment.askers.index(name) :], name)
+    if name in environment.dependents:
+        circle = (*environment.dependents[environment.dependents.index(name) :], name)
         reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"
         mistake = blueprint.build_mistake(("endpoint", "deployment"), name, reason, "name a serving deployment")
         raise deployments.DeploymentCircle([mistake])
