@@ -107,7 +107,9 @@ def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def check_empty_structs(stack: Stack) -> Violations:
     """List that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
-    reason = "CDKTF writes a dict with snake_case keys as an empty struct. Fix: the struct's class, or camelCase keys"
+    reason = (
+        "CDKTF writes a dict with snake_case keys as an empty struct. Fix: use the struct's class, or camelCase keys"
+    )
     for path, node in _list_values(stack):
         if path.endswith("]") and isinstance(node, Mapping) and all(value is None for value in node.values()):
             yield f"{path}: empty: {reason}."
@@ -146,10 +148,10 @@ def check_wildcards(stack: Stack) -> Violations:
         delegation = address.startswith("aws_kms_key.") and str(principal).endswith(":root'}")
         actions = _ensure_list(statement["Action"])
         if any(action == "*" or action.endswith(":*") for action in actions) and not delegation:
-            reason = "a wildcard allows every action of a service. Fix: the actions that its program calls"
+            reason = "a wildcard allows every action of a service. Fix: list the actions that its program calls"
             yield f"{address}: Action {actions}: {reason}."
         if principal in ("*", {"AWS": "*"}):
-            yield f"{address}: Principal {principal}: it allows every AWS account. Fix: the caller alone."
+            yield f"{address}: Principal {principal}: it allows every AWS account. Fix: name the caller alone."
 
 
 def check_broad_statements(stack: Stack) -> Violations:
@@ -162,7 +164,7 @@ def check_broad_statements(stack: Stack) -> Violations:
                 if not action.startswith(ACTIONS_WITHOUT_RESOURCE)
             )
             if broad_actions:
-                yield f"{address}: Resource * for {broad_actions}: each takes a resource. Fix: its ARN."
+                yield f"{address}: Resource * for {broad_actions}: each takes a resource. Fix: name its ARN."
 
 
 def check_open_ingress(stack: Stack) -> Violations:
@@ -174,7 +176,7 @@ def check_open_ingress(stack: Stack) -> Violations:
             continue
         sources = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
         if "0.0.0.0/0" in sources or "::/0" in sources:
-            yield f"{address}: open to any address: the internet could reach it. Fix: a security group as source."
+            yield f"{address}: open to any address: the internet could reach it. Fix: use a security group as source."
 
 
 def check_launch_templates(stack: Stack) -> Violations:
@@ -204,7 +206,7 @@ def check_efa_zones(stack: Stack) -> Violations:
             if _has_efa(template_settings)
         )
         if efa and len(set(subnets)) != 1:
-            yield f"{address}: {len(set(subnets))} zones: EFA works within one zone. Fix: one subnet."
+            yield f"{address}: {len(set(subnets))} zones: EFA works within one zone. Fix: keep one subnet."
 
 
 def check_efa_rules(stack: Stack) -> Violations:
@@ -220,7 +222,7 @@ def check_efa_rules(stack: Stack) -> Violations:
             if any(
                 self_referencing_groups.isdisjoint(interface.get("security_groups", [])) for interface in efa_interfaces
             ):
-                reason = "EFA needs all traffic within one security group. Fix: a rule -1 that references the group"
+                reason = "EFA needs all traffic within one security group. Fix: add a rule -1 that references the group"
                 yield f"{address}: an EFA interface without {phrase} its own group: {reason}."
 
 
@@ -249,11 +251,11 @@ def check_subnet_ranges(stack: Stack) -> Violations:
     subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
     for (first, subnet), (second, other_subnet) in combinations(subnets.items(), 2):
         if subnet.overlaps(other_subnet):
-            yield f"{first}: {subnet}: it overlaps {second}, {other_subnet}. Fix: a range of its own."
+            yield f"{first}: {subnet}: it overlaps {second}, {other_subnet}. Fix: use a range of its own."
     for _, vpc in list_resources(stack, "aws_vpc"):
         for address, subnet in subnets.items():
             if not subnet.subnet_of(IPv4Network(vpc["cidr_block"])):
-                yield f"{address}: {subnet}: it is outside the VPC. Fix: a range within {vpc['cidr_block']}."
+                yield f"{address}: {subnet}: it is outside the VPC. Fix: use a range within {vpc['cidr_block']}."
 
 
 def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:

@@ -224,7 +224,7 @@ def _add_postconditions(subnet: aws.data_aws_subnet.DataAwsSubnet, zone: str, su
                 },
                 {
                     "condition": format_expression("!self.map_public_ip_on_launch"),
-                    "error_message": f"{subnet_id} gives public addresses. Fix: a private subnet.",
+                    "error_message": f"{subnet_id} gives public addresses. Fix: use a private subnet.",
                 },
             ]
         },

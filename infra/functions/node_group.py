@@ -76,7 +76,9 @@ def _find_start(block_id: str) -> datetime.datetime | None:
         start: datetime.datetime = block["StartDate"]
         return start
     if state != "active":
-        raise BlockEnded(f"The Capacity Block {block_id} is {state}. Fix: another block's id, in `buy` of the pool")
+        raise BlockEnded(
+            f"The Capacity Block {block_id} is {state}. Fix: write another block's id, in `buy` of the pool"
+        )
     if end and end - datetime.datetime.now(datetime.UTC) <= END_MARGIN:
         raise BlockEnded(f"The Capacity Block {block_id} ends at {end}, and its last 40 minutes start no node")
     return None

@@ -63,7 +63,7 @@ def test_all_files_are_selected_on_request(hub: Any) -> None:
 
 def test_a_repository_without_safetensors_is_refused_with_its_formats(hub: Any) -> None:
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    with pytest.raises(InputError, match=r"has no safetensors, only \.bin\. Fix: another model, or --all-files"):
+    with pytest.raises(InputError, match=r"has no safetensors, only \.bin\. Fix: choose another model, or --all-files"):
         hubs.select_files(hubs.fetch_snapshot(hub.id))
 
 
@@ -212,7 +212,7 @@ def test_a_secret_without_a_region_is_refused(hub: Any, monkeypatch: pytest.Monk
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN_SECRET", "hub-token-elsewhere")
-    with pytest.raises(InputError, match=r"its region is not known\. Fix: its ARN, or set AWS_REGION"):
+    with pytest.raises(InputError, match=r"its region is not known\. Fix: write its ARN, or set AWS_REGION"):
         hubs.fetch_snapshot(hub.id)
 
 

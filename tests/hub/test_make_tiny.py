@@ -248,4 +248,4 @@ def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
     make_tiny.make_adapter(tmp_path / "tone")
     with pytest.raises(InputError) as error:
         make_tiny.make_adapter(tmp_path / "tone")
-    assert str(error.value) == f"{tmp_path}/tone: it exists already. Fix: a new folder."
+    assert str(error.value) == f"{tmp_path}/tone: it exists already. Fix: name a new folder."

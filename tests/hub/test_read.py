@@ -71,7 +71,7 @@ def test_a_gated_model_says_where_its_licence_is_accepted(hub: Any, status: int)
     [
         (401, "no such model, or it is private|refuses the token"),
         (403, r"refuses the token \(HTTP 403\)"),
-        (404, r"has no such model, or it is private\. Fix: an existing id, or set HF_TOKEN"),
+        (404, r"has no such model, or it is private\. Fix: use an existing id, or set HF_TOKEN"),
         (429, r"returned HTTP 429\. Fix: try again in some minutes; set HF_TOKEN"),
         (500, r"returned HTTP 500\. Fix: try again later"),
     ],

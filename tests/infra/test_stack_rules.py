@@ -155,7 +155,7 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     drop_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
     open_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
     leave_efa_group: f"{TEMPLATE}: an EFA interface without ingress from its own group: ",
-    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: 2 zones: EFA works within one zone. Fix: one subnet.",
+    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: 2 zones: EFA works within one zone. Fix: keep one subnet.",
     allow_any_action: "aws_iam_role_policy.instance-role-policy: Action ['logs:*']: ",
     allow_any_resource: "aws_iam_role_policy.instance-role-policy: Resource * for ['iam:PassRole']: ",
     allow_anybody: "aws_iam_role.instance-role: Principal {'AWS': '*'}: it allows every AWS account. ",
@@ -220,7 +220,7 @@ def test_an_efa_node_group_in_a_second_zone_is_reported(synth_folder: Path, stac
     stack = copy.deepcopy(stacks["p5-efa", "eks"])
     filter_by_type(stack, "aws_eks_node_group")["h100-p5-48xlarge-b-cb"]["subnet_ids"].append("subnet-1")
     assert list(stack_rules.find_violations(load_fleet(synth_folder, "p5-efa"), {"eks": stack})) == [
-        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb: 2 zones: EFA works within one zone. Fix: one subnet."
+        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb: 2 zones: EFA works within one zone. Fix: keep one subnet."
     ]
 
 

@@ -31,14 +31,20 @@ def _read(name: str) -> str:
     arn = name.split(":")
     region = arn[3] if len(arn) > 3 else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:
-        raise InputError(f"{SECRET}: {quote_value(name)}: its region is not known. Fix: its ARN, or set AWS_REGION.")
+        raise InputError(
+            f"{SECRET}: {quote_value(name)}: its region is not known. Fix: write its ARN, or set AWS_REGION."
+        )
     try:
         with session.translate_errors():
             answer = AwsSession.from_environment(region).client("secretsmanager").get_secret_value(SecretId=name)
     except Unavailable as error:
-        fix = "" if "Fix: " in str(error) else " Fix: a secret that exists, and secretsmanager:GetSecretValue on it."
+        fix = (
+            ""
+            if "Fix: " in str(error)
+            else " Fix: name a secret that exists, and allow secretsmanager:GetSecretValue on it."
+        )
         raise Unavailable(f"{SECRET}: {quote_value(name)} in {region}: {str(error).rstrip('.')}.{fix}") from None
     text = str(answer.get("SecretString", "")).strip()
     if not text:
-        raise InputError(f"{SECRET}: {quote_value(name)}: it holds no text. Fix: a secret whose text is the token.")
+        raise InputError(f"{SECRET}: {quote_value(name)}: it holds no text. Fix: use a secret whose text is the token.")
     return text

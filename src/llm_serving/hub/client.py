@@ -89,7 +89,9 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     )
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
-            raise InputError(f"{name}: it lists the file {file.name!r}, outside its own directory. Fix: another model.")
+            raise InputError(
+                f"{name}: it lists the file {file.name!r}, outside its own directory. Fix: choose another model."
+            )
     return Snapshot(name, _check_commit(name, info.sha or ""), files)
 
 
@@ -134,12 +136,12 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
         re.search(rf"[-._]{re.escape(quantization)}-\d{{5}}-of-\d{{5}}\.gguf$", name, re.IGNORECASE) for name in files
     ):
         raise InputError(
-            f"{snapshot.id}: {quantization} is split into parts, and llama.cpp is given one file. Fix: another "
+            f"{snapshot.id}: {quantization} is split into parts, and llama.cpp is given one file. Fix: choose another "
             "quantization, or a folder with the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes."
         )
     if not files:
         raise InputError(
-            f"{snapshot.id}: it has no GGUF file. Fix: a repository that has, usually ORGANIZATION/MODEL-GGUF."
+            f"{snapshot.id}: it has no GGUF file. Fix: choose a repository that has, usually ORGANIZATION/MODEL-GGUF."
         )
     types = _list_quantizations(files)
     raise InputError(
@@ -175,7 +177,7 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
                 f"{source}: it has no safetensors{alternatives}. Fix: {files}, one file "
                 "for llama.cpp, or another model."
             )
-        raise InputError(f"{source}: it has no safetensors{alternatives}. Fix: another model, or --all-files.")
+        raise InputError(f"{source}: it has no safetensors{alternatives}. Fix: choose another model, or --all-files.")
     return serving_names - _find_second_checkpoint(serving_names)
 
 
@@ -207,9 +209,9 @@ def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any
     try:
         payload = untrusted_json.parse(response.content, infinite=True)
     except ValueError:
-        raise InputError(f"{name}: its {file} is not JSON. Fix: another model.") from None
+        raise InputError(f"{name}: its {file} is not JSON. Fix: choose another model.") from None
     if not isinstance(payload, dict):
-        raise InputError(f"{name}: its {file} is not a mapping of keys to values. Fix: another model.")
+        raise InputError(f"{name}: its {file} is not a mapping of keys to values. Fix: choose another model.")
     return payload
 
 
@@ -261,8 +263,8 @@ class _RangedFile(io.RawIOBase):
                 if response.status_code == http.client.PARTIAL_CONTENT:
                     return bytes(response.read())
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} sends {file} whole alone, and its header is at its start. Fix: a hub that "
-            "sends ranges, or `blueprint model copy`."
+            f"{name}: {resolve_endpoint()} sends {file} whole alone, and its header is at its start. Fix: use a hub "
+            "that sends ranges, or `blueprint model copy`."
         )
 
 
@@ -404,7 +406,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         raise _build_absence_error(name) from None
     except errors.RemoteEntryNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no {file or 'such file'} of it. Fix: a model in safetensors."
+            f"{name}: {resolve_endpoint()} has no {file or 'such file'} of it. Fix: choose a model in safetensors."
         ) from None
     except errors.OfflineModeIsEnabled:
         raise Unavailable(f"{name}: HF_HUB_OFFLINE disables the hub. Fix: unset it.") from None
@@ -429,7 +431,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
 
 def _build_absence_error(name: str) -> InputError:
     reason = f"{resolve_endpoint()} has no such model, or it is private"
-    return InputError(f"{name}: {reason}. Fix: an existing id, or set HF_TOKEN.")
+    return InputError(f"{name}: {reason}. Fix: use an existing id, or set HF_TOKEN.")
 
 
 def _raise_http_error(name: str, error: Any) -> NoReturn:

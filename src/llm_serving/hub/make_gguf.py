@@ -48,7 +48,7 @@ def make(
     if (folder / FILE).is_file() and marker.is_file() and marker.read_text() == recipe:
         return folder
     if folder.exists() and any(folder.iterdir()) and not marker.is_file():
-        raise InputError(f"{folder}: it exists with other content. Fix: a new folder.")
+        raise InputError(f"{folder}: it exists with other content. Fix: name a new folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as staging:

@@ -84,7 +84,7 @@ def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Pat
     if _is_complete(size, folder):
         return folder
     if folder.exists() and not _is_ours(folder):
-        raise InputError(f"{folder}: it exists with other content. Fix: a new folder.")
+        raise InputError(f"{folder}: it exists with other content. Fix: name a new folder.")
     required_bytes = models.find(size).weight_bytes + 2_000_000  # tokenizer, headers and JSON files
     files.check_disk_space(folder, required_bytes, purpose=f"the model {size}", fix="use a folder on another disk")
     # Next to the folder, on the same file system, so that the rename is atomic.
@@ -120,7 +120,7 @@ def make_adapter(folder: Path) -> Path:
     """
     folder = folder.expanduser().absolute()
     if folder.exists():
-        raise InputError(f"{folder}: it exists already. Fix: a new folder.")
+        raise InputError(f"{folder}: it exists already. Fix: name a new folder.")
     seed = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16)
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:

@@ -76,7 +76,7 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
     if models.CONFIG_FILE not in sizes or not any(name.endswith(".safetensors") for name in sizes):
         missing = "no safetensors" if models.CONFIG_FILE in sizes else f"no {models.CONFIG_FILE}"
         raise InputError(
-            f"{uri}: {missing} is there. Fix: the prefix of a model's folder, with config.json; "
+            f"{uri}: {missing} is there. Fix: name the prefix of a model's folder, with config.json; "
             f"a GGUF file is named {gguf.FILE}."
         )
     snapshot = client.Snapshot(uri, "", tuple(client.RepoFile(name, size, None, "") for name, size in sizes.items()))

@@ -158,7 +158,7 @@ def find_gguf(folder: Path) -> Path:
     files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
     if len(files) > 1:
         names = ", ".join(path.name for path in files[:4])
-        raise InputError(f"{folder}: it holds {len(files)} GGUF files, {names}. Fix: a folder with one of them.")
+        raise InputError(f"{folder}: it holds {len(files)} GGUF files, {names}. Fix: use a folder with one of them.")
     gguf.check_known(gguf.read_file(files[0]), str(files[0]))
     return files[0]
 
@@ -276,7 +276,7 @@ def resolve_source_name(source: str) -> str:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise InputError(
             f"{source}: it is neither a folder nor an id on the hub. "
-            "Fix: a folder, ORGANIZATION/MODEL, or ORGANIZATION/MODEL-GGUF:QUANTIZATION."
+            "Fix: name a folder, ORGANIZATION/MODEL, or ORGANIZATION/MODEL-GGUF:QUANTIZATION."
         )
     return source
 

@@ -178,4 +178,4 @@ def require_kind(target: Target, kind: str) -> None:
         InputError: with the kind's reason.
     """
     if reason := kinds.get(kind).find_refusal(target.conventions):
-        raise InputError(f"kind: {kind}: {reason}. Fix: another --target.")
+        raise InputError(f"kind: {kind}: {reason}. Fix: choose another --target.")

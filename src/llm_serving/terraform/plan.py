@@ -100,7 +100,7 @@ def parse_plan(text: str) -> Plan:
     if version.partition(".")[0] != FORMAT_MAJOR or payload.get("errored"):
         raise Unavailable(
             f"`show -json` wrote format {version or 'unknown'}, and format {FORMAT_MAJOR} of a complete plan is needed"
-            ". Fix: a Terraform or OpenTofu of a version that is supported."
+            ". Fix: install a Terraform or OpenTofu of a version that is supported."
         )
     return Plan(
         {change.address: change for change in _parse_resources(payload)},

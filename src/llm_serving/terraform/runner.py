@@ -100,7 +100,7 @@ def _find_program() -> str:
     if program := os.environ.get(BINARY_VARIABLE):
         if not shutil.which(program):
             raise InputError(
-                f"{BINARY_VARIABLE}: {program}: this machine has no such program. Fix: its path, or unset it."
+                f"{BINARY_VARIABLE}: {program}: this machine has no such program. Fix: write its path, or unset it."
             )
         return program
     for name in ("terraform", "tofu"):
@@ -140,7 +140,7 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
     if configured and not _has_provider(Path(configured).expanduser(), registry, version, platform):
         raise InputError(
             f"{MIRROR_VARIABLE}: {configured}: it has no {registry}/hashicorp/aws {version} for {platform}. "
-            "Fix: the folder of a mirror that `terraform providers mirror` made, or unset it."
+            "Fix: name the folder of a mirror that `terraform providers mirror` made, or unset it."
         )
     if user_config and not configured and "provider_installation" in user_config.read_text(errors="replace"):
         return {}, f"as {user_config} says"

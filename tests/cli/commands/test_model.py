@@ -216,7 +216,7 @@ def test_a_model_in_s3_without_record_is_read_from_its_config_and_sizes(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     uri = str(bucket.location)
     assert _run_cli("fit", uri) == 2
-    assert f"{uri}: no config.json is there. Fix: the prefix of a model's folder" in capsys.readouterr().err
+    assert f"{uri}: no config.json is there. Fix: name the prefix of a model's folder" in capsys.readouterr().err
     (folder / "config.json").write_text(json.dumps(dict(models.read_config("tiny"))))
     upload.upload(folder, uri)
     assert not [name for name in bucket.list_sizes() if name.startswith(".")]

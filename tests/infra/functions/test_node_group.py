@@ -122,7 +122,7 @@ def test_an_active_block_starts_its_machines_at_once(eks: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ({"State": "expired"}, "cr-1 is expired. Fix: another block's id"),
+        ({"State": "expired"}, "cr-1 is expired. Fix: write another block's id"),
         ({"State": "active", "EndDate": NOW + HOUR / 2}, "its last 40 minutes start no node"),
     ],
 )

@@ -36,7 +36,9 @@ def test_a_snake_case_dict_that_cdktf_drops_is_reported(tmp_path: Path) -> None:
     aws.security_group.SecurityGroup(stack, "group", ingress=[{"from_port": 1}])
     app.synth()
     synthesized = json.loads((tmp_path / "stacks/wrong/cdk.tf.json").read_text())
-    reason = "CDKTF writes a dict with snake_case keys as an empty struct. Fix: the struct's class, or camelCase keys."
+    reason = (
+        "CDKTF writes a dict with snake_case keys as an empty struct. Fix: use the struct's class, or camelCase keys."
+    )
     assert list(stack_rules.check_empty_structs(synthesized)) == [
         f"resource.aws_launch_template.machines.network_interfaces[0]: empty: {reason}",
         f"resource.aws_security_group.group.ingress[0]: empty: {reason}",

@@ -178,7 +178,7 @@ def test_a_release_of_another_chart_is_not_touched(working_folder: Path, monkeyp
         with pytest.raises(CheckFailed) as refusal:
             operation(plan)
         assert str(refusal.value) == (
-            "mine: a release of the chart inference has this name. Nothing was changed. Fix: another `name` in "
+            "mine: a release of the chart inference has this name. Nothing was changed. Fix: choose another `name` in "
             "mine/blueprint.yaml"
         )
 

@@ -289,7 +289,9 @@ def busy_port() -> Iterator[int]:
 def test_a_port_in_use_is_refused_before_anything_starts(working_folder: Path, busy_port: int) -> None:
     with pytest.raises(Unavailable) as error:
         planning.plan(Path("mine"), Path("fleet.yaml"), port=busy_port, target="local")
-    assert str(error.value) == f"port {busy_port} is in use. Fix: another --port, or leave it out for a free one."
+    assert (
+        str(error.value) == f"port {busy_port} is in use. Fix: choose another --port, or leave it out for a free one."
+    )
     assert not (working_folder / ".blueprint").exists()
 
 
@@ -321,7 +323,7 @@ def test_ports_that_another_deployment_claims_are_not_chosen(
     monkeypatch.setattr(processes, "claim", lambda port: port not in first.values() and original_claim(port))
     second = make_plan().directory.load_ports()
     assert not {*first.values()} & {*second.values()}
-    with pytest.raises(Unavailable, match=r"is in use\. Fix: another --port"):
+    with pytest.raises(Unavailable, match=r"is in use\. Fix: choose another --port"):
         planning.plan(Path("mine"), Path("fleet.yaml"), port=first["router"], target="local")
 
 

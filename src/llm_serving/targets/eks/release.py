@@ -437,7 +437,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
         raise CheckFailed(
             f"{name}: a release of the chart {', '.join(sorted(others))} has this name. Nothing was changed. "
-            f"Fix: another `name` in {plan.blueprint.path}"
+            f"Fix: choose another `name` in {plan.blueprint.path}"
         )
     return revisions
 

@@ -35,7 +35,7 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
             raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: each deployment once.")
         weights[name] = int(weight)
     if not any(weights.values()):
-        raise InputError("SHARE: all weights are 0. Fix: a weight above 0, such as mine=100.")
+        raise InputError("SHARE: all weights are 0. Fix: write a weight above 0, such as mine=100.")
     return weights
 
 

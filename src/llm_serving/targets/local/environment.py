@@ -127,7 +127,7 @@ def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, p
     }
     if port is not None and chosen_ports.get(ROUTER) != port:
         if not processes.claim(port):
-            raise Unavailable(f"port {port} is in use. Fix: another --port, or leave it out for a free one.")
+            raise Unavailable(f"port {port} is in use. Fix: choose another --port, or leave it out for a free one.")
         chosen_ports[ROUTER] = port
     missing_names = [name for name in names if name not in chosen_ports]
     free = processes.claim_free_ports(len(missing_names))
