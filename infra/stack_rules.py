@@ -243,7 +243,7 @@ def check_provider_counts(stack: Stack) -> Violations:
 
 
 def _describe_strategy(address: str, count: int) -> str:
-    return f"{address}: {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: fewer providers."
+    return f"{address}: {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: use fewer providers."
 
 
 def check_subnet_ranges(stack: Stack) -> Violations:

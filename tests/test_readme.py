@@ -20,7 +20,11 @@ FIRST, SECOND, COPY, PATTERNS, AWS = BLOCKS
 
 
 def _run(
-    script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] | None = None, accepted: Container[int] = (0,)
+    script: str,
+    cwd: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    accepted: Container[int] = (0,),
 ) -> str:
     result = subprocess.run(
         ["bash", "-e", "-c", script],

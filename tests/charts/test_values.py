@@ -198,7 +198,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 5}),
-            "roles.worker.autoscaling.min: 5: above max, 4. Fix: 4 or less",
+            "roles.worker.autoscaling.min: 5: above max, 4. Fix: use 4 or less",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),

@@ -231,7 +231,7 @@ def test_every_commands_help_fits_80_columns(
 
 def test_an_unknown_target_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["check", "blueprints/aggregated", "--target", "mars"]) == 2
-    assert capsys.readouterr().err == '--target: "mars": there is no such target. Fix: ecs or eks or local.\n'
+    assert capsys.readouterr().err == '--target: "mars": there is no such target. Fix: use ecs or eks or local.\n'
 
 
 def test_a_command_imports_its_modules_at_the_top() -> None:

@@ -112,75 +112,75 @@ RESERVATION_REASON = "a reservation holds instances of one"
                 "fleet.yaml:1:1: pools: required field is missing. Fix: pools: {general: ...}.",
             ],
         ),
-        (VALID + "orchestrater: ecs\n", ["fleet.yaml:8:1: orchestrater: unknown key. Fix: orchestrator:."]),
+        (VALID + "orchestrater: ecs\n", ["fleet.yaml:8:1: orchestrater: unknown key. Fix: write orchestrator:."]),
         (
             add_pool("types: g6e.2xlarge\nsize: 1\ncount: 2"),
-            ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
+            ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: use one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
         ),
         (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key, first on line 1. Fix: remove one."]),
         (
             add_pool("size: 1"),
             ["fleet.yaml:8:3: pools.other.types: required field is missing. Fix: types: [g6e.2xlarge]."],
         ),
-        (VALID.partition("pools")[0] + "pools: {}\n", ['fleet.yaml:4:8: pools: {}: it is empty. Fix: at least one.']),
-        (VALID + "network:\n", ["fleet.yaml:8:9: network: the key has no value. Fix: a value, or leave it out."]),
+        (VALID.partition("pools")[0] + "pools: {}\n", ['fleet.yaml:4:8: pools: {}: it is empty. Fix: name at least one.']),
+        (VALID + "network:\n", ["fleet.yaml:8:9: network: the key has no value. Fix: write a value, or leave it out."]),
         # a value has the wrong form
         (
             VALID.replace("demo", "Demo_1"),
             [
                 'fleet.yaml:1:7: name: "Demo_1": it is not a name of 2 to 32 characters: a-z, 0-9 and -, '
-                "a letter first. Fix: a name of 2 to 32 characters such as general."
+                "a letter first. Fix: use a name of 2 to 32 characters such as general."
             ],
         ),
         (
             VALID.replace("region: us-west-2", "region: uswest2"),
-            ['fleet.yaml:2:9: region: "uswest2": it is not an AWS region. Fix: an AWS region such as us-west-2.'],
+            ['fleet.yaml:2:9: region: "uswest2": it is not an AWS region. Fix: use an AWS region such as us-west-2.'],
         ),
         (
             VALID.replace("[us-west-2a, us-west-2b]", "[us-west-2a, usw2-az2]"),
             [
                 'fleet.yaml:3:21: zones[1]: "usw2-az2": it is not an Availability Zone. '
-                "Fix: an Availability Zone such as us-west-2a."
+                "Fix: use an Availability Zone such as us-west-2a."
             ],
         ),
-        (VALID.replace("[us-west-2a, us-west-2b]", "3"), ['fleet.yaml:3:8: zones: 3: it is not an Availability Zone. Fix: an Availability Zone such as us-west-2a.']),
-        (VALID + "orchestrator: k8s\n", [f"fleet.yaml:8:15: orchestrator: \"k8s\": {CHOICE} Fix: eks; the choices are 'eks', 'ecs' or 'both'."]),
-        (VALID + "spend_limit: 100\n", ['fleet.yaml:8:14: spend_limit: 100: it has no unit. Fix: an amount of money an hour such as 500 USD/h.']),
-        (VALID + "spend_limit: 0 USD/h\n", ['fleet.yaml:8:14: spend_limit: "0 USD/h": it is not above 0 and up to 10000000USD/h. Fix: an amount of money an hour such as 500 USD/h.']),
-        (VALID + "state: s3\n", ["fleet.yaml:8:8: state: \"s3\": it is not a backend for Terraform's state: local or s3://BUCKET/PREFIX. Fix: a backend for Terraform's state such as s3://my-terraform-state/fleets."]),
-        (VALID + "network: 10.0.0.0/16\n", ['fleet.yaml:8:10: network: "10.0.0.0/16": it is a text. Fix: a mapping of keys to values.']),
-        (VALID + "network: {cidr: 10.0.0.0}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0": it is not an IPv4 network. Fix: an IPv4 network such as 10.0.0.0/16.']),
-        (VALID + "network: {cidr: 10.0.0.1/16}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.1/16": it is not an IPv4 network: 10.0.0.1/16 has host bits set. Fix: a range such as 10.0.0.0/16.']),
-        (VALID + "network: {cidr: 10.0.0.0/24}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0/24": a VPC for a fleet takes /16 to /20. Fix: a range such as 10.0.0.0/16.']),
-        (VALID + "network: {cidr: 8.0.0.0/16}\n", ['fleet.yaml:8:17: network.cidr: "8.0.0.0/16": it is not a private range. Fix: a range such as 10.0.0.0/16.']),
-        (VALID + "network: {flow_logs: 30s}\n", ['fleet.yaml:8:22: network.flow_logs: "30s": it is not a number of days. Fix: a number of days such as 30d.']),
+        (VALID.replace("[us-west-2a, us-west-2b]", "3"), ['fleet.yaml:3:8: zones: 3: it is not an Availability Zone. Fix: use an Availability Zone such as us-west-2a.']),
+        (VALID + "orchestrator: k8s\n", [f"fleet.yaml:8:15: orchestrator: \"k8s\": {CHOICE} Fix: use eks; the choices are 'eks', 'ecs' or 'both'."]),
+        (VALID + "spend_limit: 100\n", ['fleet.yaml:8:14: spend_limit: 100: it has no unit. Fix: use an amount of money an hour such as 500 USD/h.']),
+        (VALID + "spend_limit: 0 USD/h\n", ['fleet.yaml:8:14: spend_limit: "0 USD/h": it is not above 0 and up to 10000000USD/h. Fix: use an amount of money an hour such as 500 USD/h.']),
+        (VALID + "state: s3\n", ["fleet.yaml:8:8: state: \"s3\": it is not a backend for Terraform's state: local or s3://BUCKET/PREFIX. Fix: use a backend for Terraform's state such as s3://my-terraform-state/fleets."]),
+        (VALID + "network: 10.0.0.0/16\n", ['fleet.yaml:8:10: network: "10.0.0.0/16": it is a text. Fix: use a mapping of keys to values.']),
+        (VALID + "network: {cidr: 10.0.0.0}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0": it is not an IPv4 network. Fix: use an IPv4 network such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 10.0.0.1/16}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.1/16": it is not an IPv4 network: 10.0.0.1/16 has host bits set. Fix: use a range such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 10.0.0.0/24}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0/24": a VPC for a fleet takes /16 to /20. Fix: use a range such as 10.0.0.0/16.']),
+        (VALID + "network: {cidr: 8.0.0.0/16}\n", ['fleet.yaml:8:17: network.cidr: "8.0.0.0/16": it is not a private range. Fix: use a range such as 10.0.0.0/16.']),
+        (VALID + "network: {flow_logs: 30s}\n", ['fleet.yaml:8:22: network.flow_logs: "30s": it is not a number of days. Fix: use a number of days such as 30d.']),
         # the branch of a union that was meant
         (
             VALID + "network:\n  vpc: vpc-1\n  nat: true\n",
             [
                 "fleet.yaml:8:1: network.private_subnets: required field is missing. Fix: private_subnets: [subnet-0123456789abcdef0].",
-                "fleet.yaml:9:8: network.vpc: \"vpc-1\": it is not a VPC's id: vpc- and 8 or 17 of 0-9a-f. Fix: a VPC's id such as vpc-0123456789abcdef0.",
-                "fleet.yaml:10:3: network.nat: unknown key. Fix: one of private_subnets.",
+                "fleet.yaml:9:8: network.vpc: \"vpc-1\": it is not a VPC's id: vpc- and 8 or 17 of 0-9a-f. Fix: use a VPC's id such as vpc-0123456789abcdef0.",
+                "fleet.yaml:10:3: network.nat: unknown key. Fix: use one of private_subnets.",
             ],
         ),
-        (VALID + "network: {nta: true}\n", ["fleet.yaml:8:11: network.nta: unknown key. Fix: nat:."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: [spot, ondemand]"), [f"fleet.yaml:11:17: pools.other.buy[1]: \"ondemand\": {CHOICE} Fix: on-demand; the choices are 'on-demand' or 'spot'."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity-block: cr-1}"), ["fleet.yaml:11:27: pools.other.buy.capacity-block: \"cr-1\": it is not a reservation's id: cr- and 17 of 0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity_block: cr-0123456789abcdef0}"), ["fleet.yaml:11:11: pools.other.buy.capacity_block: unknown key. Fix: capacity-block:."]),
+        (VALID + "network: {nta: true}\n", ["fleet.yaml:8:11: network.nta: unknown key. Fix: write nat:."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: [spot, ondemand]"), [f"fleet.yaml:11:17: pools.other.buy[1]: \"ondemand\": {CHOICE} Fix: use on-demand; the choices are 'on-demand' or 'spot'."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity-block: cr-1}"), ["fleet.yaml:11:27: pools.other.buy.capacity-block: \"cr-1\": it is not a reservation's id: cr- and 17 of 0-9a-f. Fix: use a reservation's id such as cr-0123456789abcdef0."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity_block: cr-0123456789abcdef0}"), ["fleet.yaml:11:11: pools.other.buy.capacity_block: unknown key. Fix: write capacity-block:."]),
         (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: {}"), ["fleet.yaml:11:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: INSTANCES}."]),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: 2"), [f"fleet.yaml:11:10: pools.other.buy: 2: {CHOICE} Fix: one of 'on-demand' or 'spot'."]),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nbuy: 2"), [f"fleet.yaml:11:10: pools.other.buy: 2: {CHOICE} Fix: use one of 'on-demand' or 'spot'."]),
         # a pool
-        (add_pool("types: []\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: []: it is empty. Fix: at least one.']),
-        (add_pool("types: G6E\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: "G6E": it is not an EC2 instance type. Fix: an EC2 instance type such as g6e.2xlarge.']),
-        (add_pool("types: g6e.2xlarge\nsize: 8..0"), ['fleet.yaml:10:11: pools.other.size: "8..0": the least, 8, is more than the most, 0. Fix: 0..8.']),
-        (add_pool("types: g6e.2xlarge\nsize: -1"), ['fleet.yaml:10:11: pools.other.size: -1: it is not within 0..100000. Fix: a number of machines such as 4, or a range such as 0..40.']),
-        (add_pool("types: g6e.2xlarge\nsize: some"), ['fleet.yaml:10:11: pools.other.size: "some": it is neither a number of machines nor a range. Fix: a number of machines such as 4, or a range such as 0..40.']),
-        (add_pool("types: g6e.2xlarge\nsize: 1\nefa: yes"), ['fleet.yaml:11:10: pools.other.efa: "yes": it is neither true nor false. Fix: true or false (on and off mean the same).']),
-        (VALID.replace("general:", "General:"), ["fleet.yaml:5:3: pools.General: it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general."]),
+        (add_pool("types: []\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: []: it is empty. Fix: name at least one.']),
+        (add_pool("types: G6E\nsize: 1"), ['fleet.yaml:9:12: pools.other.types: "G6E": it is not an EC2 instance type. Fix: use an EC2 instance type such as g6e.2xlarge.']),
+        (add_pool("types: g6e.2xlarge\nsize: 8..0"), ['fleet.yaml:10:11: pools.other.size: "8..0": the least, 8, is more than the most, 0. Fix: write 0..8.']),
+        (add_pool("types: g6e.2xlarge\nsize: -1"), ['fleet.yaml:10:11: pools.other.size: -1: it is not within 0..100000. Fix: use a number of machines such as 4, or a range such as 0..40.']),
+        (add_pool("types: g6e.2xlarge\nsize: some"), ['fleet.yaml:10:11: pools.other.size: "some": it is neither a number of machines nor a range. Fix: use a number of machines such as 4, or a range such as 0..40.']),
+        (add_pool("types: g6e.2xlarge\nsize: 1\nefa: yes"), ['fleet.yaml:11:10: pools.other.efa: "yes": it is neither true nor false. Fix: use true or false (on and off mean the same).']),
+        (VALID.replace("general:", "General:"), ["fleet.yaml:5:3: pools.General: it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: use a name of 2 to 32 characters such as general."]),
         # tags
-        (VALID + "tags: {year: 2026}\n", ["fleet.yaml:8:14: tags.year: 2026: it is not text. Fix: it in quotes: '2026'."]),
-        (VALID + "tags: {aws:x: y}\n", ["fleet.yaml:8:8: tags.aws:x: it is not a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-. Fix: a tag's key of up to 128 characters such as team."]),
-        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: \"x;y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Fix: a tag's value of up to 256 characters such as serving."]),
+        (VALID + "tags: {year: 2026}\n", ["fleet.yaml:8:14: tags.year: 2026: it is not text. Fix: write it in quotes: '2026'."]),
+        (VALID + "tags: {aws:x: y}\n", ["fleet.yaml:8:8: tags.aws:x: it is not a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-. Fix: use a tag's key of up to 128 characters such as team."]),
+        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: \"x;y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Fix: use a tag's value of up to 256 characters such as serving."]),
         # contradictions, each at its own field
         (VALID.replace("us-west-2b]", "us-west-2a]"), ['fleet.yaml:3:21: zones[1]: "us-west-2a": it is listed twice. Fix: remove the duplicate.']),
         # alarms that would reach nobody
@@ -194,7 +194,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         ),
         (
             VALID + "orchestrator: ecs\nalarms_to: on-call@example.com\n",
-            ["fleet.yaml:9:12: alarms_to: \"on-call@example.com\": it is not a standard SNS topic's ARN. Fix: a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
+            ["fleet.yaml:9:12: alarms_to: \"on-call@example.com\": it is not a standard SNS topic's ARN. Fix: use a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
         ),
         (
             VALID.replace("us-west-2", "us-west-9"),
@@ -214,8 +214,8 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: INSTANCES}."]),
         (VALID + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ['fleet.yaml:8:47: network.private_subnets: "subnet-01234567": it names 1 private subnet, and the fleet has 2 zones. Fix: name one private subnet a zone, in the order of `zones`.']),
         # the file as a whole
-        ("", ["fleet.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
-        ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
+        ("", ["fleet.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
     ],
 )  # fmt: skip
 def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
@@ -226,18 +226,18 @@ def test_binary_huge_and_missing_files_are_refused() -> None:
     Path("fleet.yaml").write_bytes(b"\x7fELF\x02\x01\x01\0")
     with pytest.raises(InputError) as error:
         load(Path("fleet.yaml"), Fleet)
-    assert str(error.value) == "fleet.yaml:1:1: it is binary, not text. Fix: a YAML file."
+    assert str(error.value) == "fleet.yaml:1:1: it is binary, not text. Fix: name a YAML file."
     Path("fleet.yaml").write_bytes(b"x" * 10_000_000)
     with pytest.raises(InputError) as error:
         load(Path("fleet.yaml"), Fleet)
     assert str(error.value) == (
         "fleet.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
-        "Fix: settings of a screenful, not a data file."
+        "Fix: name settings of a screenful, not a data file."
     )
     Path("fleet.yaml").unlink()
     with pytest.raises(InputError) as error:
         load(Path("fleet.yaml"), Fleet)
-    assert str(error.value) == "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
+    assert str(error.value) == "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists."
 
 
 def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> None:

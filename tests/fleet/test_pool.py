@@ -76,12 +76,12 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             f"{P5}, buy: {{reservation: cr-123}}",
             "eks",
             'fleet.yaml:6:75: pools.aa.buy.reservation: "cr-123": it is not a reservation\'s id: cr- and 17 of '
-            "0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0.",
+            "0-9a-f. Fix: use a reservation's id such as cr-0123456789abcdef0.",
         ),
         (
             "types: g6e.2xlarge, size: 9..3",
             "eks",
-            'fleet.yaml:6:34: pools.aa.size: "9..3": the least, 9, is more than the most, 3. Fix: 3..9.',
+            'fleet.yaml:6:34: pools.aa.size: "9..3": the least, 9, is more than the most, 3. Fix: write 3..9.',
         ),
         # zones and placement
         (
@@ -133,13 +133,13 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             f"{G6E}, taints: a=b",
             "eks",
             'fleet.yaml:6:48: pools.aa.taints: "a=b": it is not a taint: KEY=VALUE:EFFECT. '
-            "Fix: a taint such as team=ads:NoSchedule.",
+            "Fix: use a taint such as team=ads:NoSchedule.",
         ),
         (
             f"{G6E}, labels: {{kubernetes.io/arch: arm64}}",
             "eks",
             "fleet.yaml:6:49: pools.aa.labels.kubernetes.io/arch: it is not a label's key of your own: letters, digits "
-            "and ._-, not below kubernetes.io, k8s.io or fleet. Fix: a label's key of your own such as team.",
+            "and ._-, not below kubernetes.io, k8s.io or fleet. Fix: use a label's key of your own such as team.",
         ),
         (
             f"{G6E}, orchestrator: ecs",
@@ -212,11 +212,11 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         (
             "eks: {version: 1.35}\n",
             "fleet.yaml:4:16: eks.version: 1.35: not one of the choices. "
-            "Fix: '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
+            "Fix: use '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
         ),
         (
             "eks: {public_from: [0.0.0.0/0]}\n",
-            'fleet.yaml:4:21: eks.public_from[0]: "0.0.0.0/0": it opens the cluster\'s endpoint to a large part of the internet. Fix: the ranges that you call from.',
+            'fleet.yaml:4:21: eks.public_from[0]: "0.0.0.0/0": it opens the cluster\'s endpoint to a large part of the internet. Fix: name the ranges that you call from.',
         ),
         (
             "eks: {al2023: v20260505}\n",

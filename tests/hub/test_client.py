@@ -203,7 +203,9 @@ def test_the_token_can_come_from_a_secret_that_the_environment_names(
         monkeypatch.setenv("HF_TOKEN_SECRET", name)
         assert _download(SHARD, tmp_path / name[:9]).read_bytes() == hub.files[SHARD]
     monkeypatch.setenv("HF_TOKEN_SECRET", "no-such-secret")
-    with pytest.raises(Unavailable, match=rf'HF_TOKEN_SECRET: "no-such-secret" in {REGION}: .* Fix: a secret') as error:
+    with pytest.raises(
+        Unavailable, match=rf'HF_TOKEN_SECRET: "no-such-secret" in {REGION}: .* Fix: name a secret'
+    ) as error:
         _download(SHARD, tmp_path / "none")
     assert "hf_" not in str(error.value) and str(error.value).count("Fix:") == 1
 

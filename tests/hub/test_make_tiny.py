@@ -223,7 +223,7 @@ def test_an_interrupted_generation_leaves_nothing(tmp_path: Path, monkeypatch: p
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r'size: "huge": there is no such size\. Fix: one of tiny, mid'):
+    with pytest.raises(InputError, match=r'size: "huge": there is no such size\. Fix: use one of tiny, mid'):
         make_tiny.make("huge", tmp_path / "x")  # type: ignore[arg-type]
 
 

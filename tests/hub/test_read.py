@@ -145,7 +145,7 @@ def test_a_gguf_file_that_cannot_be_served_is_refused_before_it_is_copied(gguf_h
             read.fetch_record(name)
         assert str(error.value).startswith(f"{gguf_hub.id}: some-model-Q4_K_M.gguf: ")
         assert message in str(error.value)
-    with pytest.raises(InputError, match=r"it has no GGUF files of Q5_K_M\. Fix: Q4_K_M or Q8_0"):
+    with pytest.raises(InputError, match=r"it has no GGUF files of Q5_K_M\. Fix: choose Q4_K_M or Q8_0"):
         read.fetch_record(f"{gguf_hub.id}:Q5_K_M")
 
 
@@ -159,6 +159,6 @@ def test_a_repository_of_gguf_files_alone_names_the_way_to_one(gguf_hub: Any) ->
     with pytest.raises(InputError) as error:
         read.fetch_record(gguf_hub.id)
     assert str(error.value) == (
-        f"{gguf_hub.id}: it has no safetensors, only .gguf. Fix: {gguf_hub.id}:Q4_K_M or {gguf_hub.id}:Q8_0, one file "
+        f"{gguf_hub.id}: it has no safetensors, only .gguf. Fix: choose {gguf_hub.id}:Q4_K_M or {gguf_hub.id}:Q8_0, one file "
         "for llama.cpp, or another model."
     )

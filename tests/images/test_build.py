@@ -145,7 +145,7 @@ def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
     result = _build("vllmm", "--print")
     assert result.returncode == 2
-    assert result.stderr.startswith("NAME: vllmm: there is no images/vllmm/Dockerfile. Fix: one of: ")
+    assert result.stderr.startswith("NAME: vllmm: there is no images/vllmm/Dockerfile. Fix: choose one of: ")
     assert all(f"{name}/" in result.stderr for name in IMAGE_NAMES)
 
 

@@ -159,7 +159,7 @@ REFUSED = [
     ),
     (
         change("task: embed", "task: rank"),
-        "4: task: \"rank\": not one of the choices. Fix: rerank; the choices are 'generate', 'embed', 'rerank' or 'classify'.",
+        "4: task: \"rank\": not one of the choices. Fix: use rerank; the choices are 'generate', 'embed', 'rerank' or 'classify'.",
     ),
     (
         "pattern: disaggregated\nmodel: tiny-embed\ntask: embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"

@@ -112,44 +112,44 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("- a\n", ['o.yaml:1:1: [a]: the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
-        ("text\n", ['o.yaml:1:1: "text": the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
+        ("- a\n", ['o.yaml:1:1: [a]: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
+        ("text\n", ['o.yaml:1:1: "text": the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
         ("name: avalon\n", ["o.yaml:1:1: fruits: required field is missing. Fix: fruits: [plum]."]),
-        (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: unknown key. Fix: weight:."]),
+        (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: unknown key. Fix: write weight:."]),
         (
             VALID + "zzz: 2\n",
-            ["o.yaml:3:1: zzz: unknown key. Fix: one of crates, kind, main-crate, open, ripe, weight."],
+            ["o.yaml:3:1: zzz: unknown key. Fix: use one of crates, kind, main-crate, open, ripe, weight."],
         ),
         # A misspelt key that is required is one mistake, not two.
-        ("nam: avalon\nfruits: apple\n", ["o.yaml:1:1: nam: unknown key. Fix: name:."]),
+        ("nam: avalon\nfruits: apple\n", ["o.yaml:1:1: nam: unknown key. Fix: write name:."]),
         # The name of the field in Python is no key.
-        (VALID + "main_crate: {}\n", ["o.yaml:3:1: main_crate: unknown key. Fix: main-crate:."]),
+        (VALID + "main_crate: {}\n", ["o.yaml:3:1: main_crate: unknown key. Fix: write main-crate:."]),
         (
             VALID + "main-crate: {least: 1, mots: 2}\n",
-            ["o.yaml:3:24: main-crate.mots: unknown key. Fix: most:."],
+            ["o.yaml:3:24: main-crate.mots: unknown key. Fix: write most:."],
         ),
-        ("name: 5\nfruits: apple\n", ['o.yaml:1:7: name: 5: it is not a word: a-z. Fix: a word such as plum.']),
-        ("name: true\nfruits: apple\n", ["o.yaml:1:7: name: true: it is not text. Fix: it in quotes: 'true'."]),
-        ("name: [a]\nfruits: apple\n", ['o.yaml:1:7: name: [a]: it is not a word: a-z. Fix: a word such as plum.']),
-        ("name: Avalon\nfruits: apple\n", ['o.yaml:1:7: name: "Avalon": it is not a word: a-z. Fix: a word such as plum.']),
-        ("name: avalon\nfruits: []\n", ['o.yaml:2:9: fruits: []: it is empty. Fix: at least one.']),
-        ("name: avalon\nfruits: [a, B]\n", ['o.yaml:2:13: fruits[1]: "B": it is not a word: a-z. Fix: a word such as plum.']),
-        ("name: avalon\nfruits: B\n", ['o.yaml:2:9: fruits: "B": it is not a word: a-z. Fix: a word such as plum.']),
-        (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: \"ancient\": not one of the choices. Fix: one of 'old' or 'new'."]),
-        (VALID + "kind: olds\n", ["o.yaml:3:7: kind: \"olds\": not one of the choices. Fix: old; the choices are 'old' or 'new'."]),
-        (VALID + "weight: heavy\n", ['o.yaml:3:9: weight: "heavy": it is a text. Fix: a number.']),
-        (VALID + "weight: 0\n", ['o.yaml:3:9: weight: 0: it is too small. Fix: a number above 0.']),
-        (VALID + "open: yes\n", ['o.yaml:3:7: open: "yes": it is neither true nor false. Fix: true or false (on and off mean the same).']),
-        (VALID + "ripe: 30\n", ['o.yaml:3:7: ripe: 30: it has no unit. Fix: a length of time such as 30s.']),
-        (VALID + "crates: 5\n", ['o.yaml:3:9: crates: 5: it is a whole number. Fix: a mapping of keys to values.']),
-        (VALID + "crates: {apple: 5}\n", ['o.yaml:3:17: crates.apple: 5: it is a whole number. Fix: a mapping of keys to values.']),
-        (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Fix: a word such as plum."]),
-        (VALID + "main-crate: {least: 1.5}\n", ['o.yaml:3:21: main-crate.least: 1.5: it is a number with a fraction. Fix: a whole number.']),
-        (VALID + "main-crate: {least: 0}\n", ['o.yaml:3:21: main-crate.least: 0: it is too small. Fix: 1 or more.']),
-        (VALID + "main-crate: {most: 10}\n", ['o.yaml:3:20: main-crate.most: 10: it is too large. Fix: 9 or less.']),
+        ("name: 5\nfruits: apple\n", ['o.yaml:1:7: name: 5: it is not a word: a-z. Fix: use a word such as plum.']),
+        ("name: true\nfruits: apple\n", ["o.yaml:1:7: name: true: it is not text. Fix: write it in quotes: 'true'."]),
+        ("name: [a]\nfruits: apple\n", ['o.yaml:1:7: name: [a]: it is not a word: a-z. Fix: use a word such as plum.']),
+        ("name: Avalon\nfruits: apple\n", ['o.yaml:1:7: name: "Avalon": it is not a word: a-z. Fix: use a word such as plum.']),
+        ("name: avalon\nfruits: []\n", ['o.yaml:2:9: fruits: []: it is empty. Fix: name at least one.']),
+        ("name: avalon\nfruits: [a, B]\n", ['o.yaml:2:13: fruits[1]: "B": it is not a word: a-z. Fix: use a word such as plum.']),
+        ("name: avalon\nfruits: B\n", ['o.yaml:2:9: fruits: "B": it is not a word: a-z. Fix: use a word such as plum.']),
+        (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: \"ancient\": not one of the choices. Fix: use one of 'old' or 'new'."]),
+        (VALID + "kind: olds\n", ["o.yaml:3:7: kind: \"olds\": not one of the choices. Fix: use old; the choices are 'old' or 'new'."]),
+        (VALID + "weight: heavy\n", ['o.yaml:3:9: weight: "heavy": it is a text. Fix: use a number.']),
+        (VALID + "weight: 0\n", ['o.yaml:3:9: weight: 0: it is too small. Fix: use a number above 0.']),
+        (VALID + "open: yes\n", ['o.yaml:3:7: open: "yes": it is neither true nor false. Fix: use true or false (on and off mean the same).']),
+        (VALID + "ripe: 30\n", ['o.yaml:3:7: ripe: 30: it has no unit. Fix: use a length of time such as 30s.']),
+        (VALID + "crates: 5\n", ['o.yaml:3:9: crates: 5: it is a whole number. Fix: use a mapping of keys to values.']),
+        (VALID + "crates: {apple: 5}\n", ['o.yaml:3:17: crates.apple: 5: it is a whole number. Fix: use a mapping of keys to values.']),
+        (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Fix: use a word such as plum."]),
+        (VALID + "main-crate: {least: 1.5}\n", ['o.yaml:3:21: main-crate.least: 1.5: it is a number with a fraction. Fix: use a whole number.']),
+        (VALID + "main-crate: {least: 0}\n", ['o.yaml:3:21: main-crate.least: 0: it is too small. Fix: use 1 or more.']),
+        (VALID + "main-crate: {most: 10}\n", ['o.yaml:3:20: main-crate.most: 10: it is too large. Fix: use 9 or less.']),
         (VALID + "main-crate:\n  least: 5\n  most: 4\n", ['o.yaml:4:10: main-crate.least: 5: it is more than the most, 4. Fix: 4 or less.']),
-        (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Fix: a value, or leave it out."]),
-        (VALID + "main-crate: [1]\n", ['o.yaml:3:13: main-crate: [1]: it is a list. Fix: a mapping of keys to values.']),
+        (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Fix: write a value, or leave it out."]),
+        (VALID + "main-crate: [1]\n", ['o.yaml:3:13: main-crate: [1]: it is a list. Fix: use a mapping of keys to values.']),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_has_its_message(text: str, messages: list[str]) -> None:
@@ -174,7 +174,7 @@ def test_all_mistakes_of_a_file_are_reported_together_in_file_order() -> None:
 def test_conflicts_between_valid_fields_are_reported_beside_invalid_ones() -> None:
     assert list_errors("name: avalon\nfruits: [avalon]\nweight: -1\n") == [
         'o.yaml:2:10: fruits[0]: "avalon": it has the orchard\'s name. Fix: another fruit.',
-        "o.yaml:3:9: weight: -1: it is too small. Fix: a number above 0.",
+        "o.yaml:3:9: weight: -1: it is too small. Fix: use a number above 0.",
     ]
     # One contradiction does not hide another further up.
     assert list_errors("name: avalon\nfruits: [avalon]\nmain-crate: {least: 5, most: 4}\n") == [
@@ -186,21 +186,21 @@ def test_conflicts_between_valid_fields_are_reported_beside_invalid_ones() -> No
 def test_no_conflict_is_reported_with_an_invalid_field() -> None:
     # `least` would be more than the default of `most`, which is meant to be something else.
     assert list_errors(VALID + "main-crate: {least: 20, mots: 30}\n") == [
-        "o.yaml:3:25: main-crate.mots: unknown key. Fix: most:."
+        "o.yaml:3:25: main-crate.mots: unknown key. Fix: write most:."
     ]
     assert list_errors(VALID + "main-crate: {least: 20, most: x}\n") == [
-        'o.yaml:3:31: main-crate.most: "x": it is a text. Fix: a whole number.'
+        'o.yaml:3:31: main-crate.most: "x": it is a text. Fix: use a whole number.'
     ]
     # A rule that needs the crate's most is not heard; the one about the first fruit is.
     assert list_errors("name: apple\nfruits: apple\ncrates: {fig: {most: 99}}\n") == [
         'o.yaml:2:9: fruits: "apple": it has the orchard\'s name. Fix: another fruit.',
-        "o.yaml:3:22: crates.fig.most: 99: it is too large. Fix: 9 or less.",
+        "o.yaml:3:22: crates.fig.most: 99: it is too large. Fix: use 9 or less.",
     ]
 
 
 def test_a_long_value_is_cut_to_a_line() -> None:
     (message,) = list_errors(f"name: {'A' * 1000}\nfruits: apple\n")
-    assert message == f'o.yaml:1:7: name: "{"A" * 57}...": it is not a word: a-z. Fix: a word such as plum.'
+    assert message == f'o.yaml:1:7: name: "{"A" * 57}...": it is not a word: a-z. Fix: use a word such as plum.'
     (message,) = list_errors(VALID + f"weight: [{', '.join(map(str, range(1000)))}]\n")
     assert len(message) < 160
 

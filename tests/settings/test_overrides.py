@@ -62,10 +62,10 @@ def test_commas_within_braces_belong_to_a_value() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tuning", '--over: "tuning": it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k.'),
-        ("a=1,,2", '--over: "a=1,,2": it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k.'),
-        ("a=1,1", '--over: "a=1,1": a value is there twice. Fix: each value once.'),
-        ("a={b", '--over: "a={b": {b is no YAML. Fix: a value as in blueprint.yaml.'),
+        ("tuning", '--over: "tuning": it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k.'),
+        ("a=1,,2", '--over: "a=1,,2": it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k.'),
+        ("a=1,1", '--over: "a=1,1": a value is there twice. Fix: write each value once.'),
+        ("a={b", '--over: "a={b": {b is no YAML. Fix: write a value as in blueprint.yaml.'),
     ],
 )
 def test_what_is_no_override_is_refused(text: str, message: str) -> None:
@@ -89,7 +89,7 @@ def test_a_key_that_does_not_exist_is_refused_with_the_nearest(key: str, fix: st
     file.write_text(TEXT)
     with pytest.raises(InputError) as error:
         overrides.require_key("--over", Blueprint, yaml_source.read(file).data, key)
-    assert str(error.value).endswith(f" to vary. Fix: {fix}.")
+    assert str(error.value).endswith(f" to vary. Fix: use {fix}.")
 
 
 def test_reserved_keys_are_refused_and_others_of_the_model_are_taken(tmp_path: Path) -> None:

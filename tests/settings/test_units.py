@@ -86,44 +86,48 @@ def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        ("Machines", "8..0", "the least, 8, is more than the most, 0. Fix: 0..8."),
-        ("Machines", -1, "it is not within 0..100000. Fix: a number of machines such as 4, or a range such as 0..40."),
+        ("Machines", "8..0", "the least, 8, is more than the most, 0. Fix: write 0..8."),
+        (
+            "Machines",
+            -1,
+            "it is not within 0..100000. Fix: use a number of machines such as 4, or a range such as 0..40.",
+        ),
         (
             "Machines",
             "1..200000",
-            "it is not within 0..100000. Fix: a number of machines such as 4, or a range such as 0..40.",
+            "it is not within 0..100000. Fix: use a number of machines such as 4, or a range such as 0..40.",
         ),
         (
             "Machines",
             "0...8",
             "it is neither a number of machines nor a range. "
-            "Fix: a number of machines such as 4, or a range such as 0..40.",
+            "Fix: use a number of machines such as 4, or a range such as 0..40.",
         ),
         (
             "TokenRange",
             0,
-            "it is not within 1..10000000. Fix: a number of tokens such as 4, or a range such as 2k..4k.",
+            "it is not within 1..10000000. Fix: use a number of tokens such as 4, or a range such as 2k..4k.",
         ),
-        ("Tokens", "8K", "it is not a number of tokens. Fix: a number of tokens such as 8k."),
-        ("Tokens", 0, "it is not from 1 to 10000000. Fix: a number of tokens such as 8k."),
-        ("Tokens", True, "it is not a number of tokens. Fix: a number of tokens such as 8k."),
-        ("Rate", 20, "it has no unit. Fix: a rate such as 20/s."),
-        ("Rate", "20/min", "it is not a rate. Fix: a rate such as 20/s."),
-        ("Rate", "0/s", "it is not above 0 and up to 1000000/s. Fix: a rate such as 20/s."),
-        ("Share", 0.1, "it has no unit. Fix: a percentage such as 0.1%."),
-        ("Share", "101%", "it is not up to 100%. Fix: a percentage such as 0.1%."),
-        ("Share", "-1%", "it is not a percentage. Fix: a percentage such as 0.1%."),
+        ("Tokens", "8K", "it is not a number of tokens. Fix: use a number of tokens such as 8k."),
+        ("Tokens", 0, "it is not from 1 to 10000000. Fix: use a number of tokens such as 8k."),
+        ("Tokens", True, "it is not a number of tokens. Fix: use a number of tokens such as 8k."),
+        ("Rate", 20, "it has no unit. Fix: use a rate such as 20/s."),
+        ("Rate", "20/min", "it is not a rate. Fix: use a rate such as 20/s."),
+        ("Rate", "0/s", "it is not above 0 and up to 1000000/s. Fix: use a rate such as 20/s."),
+        ("Share", 0.1, "it has no unit. Fix: use a percentage such as 0.1%."),
+        ("Share", "101%", "it is not up to 100%. Fix: use a percentage such as 0.1%."),
+        ("Share", "-1%", "it is not a percentage. Fix: use a percentage such as 0.1%."),
         (
             "Spend",
             "500 EUR/h",
-            "it is not an amount of money an hour. Fix: an amount of money an hour such as 500 USD/h.",
+            "it is not an amount of money an hour. Fix: use an amount of money an hour such as 500 USD/h.",
         ),
-        ("Memory", "4GB", "it is not an amount of memory. Fix: an amount of memory such as 4Gi."),
-        ("Duration", "5m", "it is not a length of time. Fix: a length of time such as 30s."),
-        ("Duration", "99999d", "it is not above 0 and up to 3653d. Fix: a length of time such as 30s."),
-        ("Days", "1.5d", "it is not a number of days. Fix: a number of days such as 30d."),
-        ("Memory", "1025Ti", "it is not from 1Ki up to 1024Ti. Fix: an amount of memory such as 4Gi."),
-        ("Days", "0d", "it is not from 1d up to 3653d. Fix: a number of days such as 30d."),
+        ("Memory", "4GB", "it is not an amount of memory. Fix: use an amount of memory such as 4Gi."),
+        ("Duration", "5m", "it is not a length of time. Fix: use a length of time such as 30s."),
+        ("Duration", "99999d", "it is not above 0 and up to 3653d. Fix: use a length of time such as 30s."),
+        ("Days", "1.5d", "it is not a number of days. Fix: use a number of days such as 30d."),
+        ("Memory", "1025Ti", "it is not from 1Ki up to 1024Ti. Fix: use an amount of memory such as 4Gi."),
+        ("Days", "0d", "it is not from 1d up to 3653d. Fix: use a number of days such as 30d."),
     ],
 )
 def test_a_refusal_has_a_reason_and_a_fix(kind: str, value: Any, message: str) -> None:
@@ -131,7 +135,7 @@ def test_a_refusal_has_a_reason_and_a_fix(kind: str, value: Any, message: str) -
 
 
 def test_digits_of_other_scripts_are_refused() -> None:
-    assert get_refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Fix: a number of tokens such as 8k."
+    assert get_refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Fix: use a number of tokens such as 8k."
 
 
 def test_code_can_pass_a_plain_number_where_a_file_needs_a_unit() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_serving.settings import yaml_source
 from llm_serving.settings.errors import InputError
 
-BINARY = "it is binary, not text in UTF-8. Fix: a YAML file."
+BINARY = "it is binary, not text in UTF-8. Fix: name a YAML file."
 
 
 @pytest.fixture
@@ -99,23 +99,27 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["a.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
-        ("# x\n", ["a.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
+        ("", ["a.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("# x\n", ["a.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml:1:1: {BINARY}"]),
-        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Fix: a YAML file."]),
+        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Fix: name a YAML file."]),
         (b"a: \xff", [f"a.yaml:1:1: {BINARY}"]),
         ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",
-            ["a.yaml:2:5: the character U+0007 is invisible, and YAML does not allow it. Fix: the line without it."],
+            [
+                "a.yaml:2:5: the character U+0007 is invisible, and YAML does not allow it. Fix: write the line without it."
+            ],
         ),
         (
             "a: x\u202ey\n",
-            ["a.yaml:1:5: the character U+202E is invisible, and YAML does not allow it. Fix: the line without it."],
+            [
+                "a.yaml:1:5: the character U+202E is invisible, and YAML does not allow it. Fix: write the line without it."
+            ],
         ),
         (
             "a:\n\tb: 1",
-            ["a.yaml:2:1: it is not YAML: a tab, but YAML is indented by spaces. Fix: spaces in its place."],
+            ["a.yaml:2:1: it is not YAML: a tab, but YAML is indented by spaces. Fix: use spaces in its place."],
         ),
         (
             "a: b: c",
@@ -140,20 +144,18 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ),
         (
             "a: [1, 2\nb: 3",
-            ["a.yaml:1:4: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."],
+            ["a.yaml:1:4: it is not YAML: the list that starts here is not closed. Fix: write a list such as [a, b]."],
         ),
         (
             "a: {b: 1\nc: 3\n",
             [
                 "a.yaml:1:4: it is not YAML: the mapping that starts here is not closed. "
-                "Fix: a mapping such as {a: 1, b: 2}."
+                "Fix: write a mapping such as {a: 1, b: 2}."
             ],
         ),
         (
             "a: 'x\nb: 1",
-            [
-                "a.yaml:1:4: it is not YAML: the quotation mark that starts here has no end. Fix: a quotation mark at its end."
-            ],
+            ["a.yaml:1:4: it is not YAML: the quotation mark that starts here has no end. Fix: add one at its end."],
         ),
         (
             "a: @x",
@@ -164,27 +166,27 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ),
         (
             "a: 1\nb\nc: 2",
-            ["a.yaml:3:1: it is not YAML: the line before has no ': ' after its key. Fix: KEY: VALUE."],
+            ["a.yaml:3:1: it is not YAML: the line before has no ': ' after its key. Fix: write KEY: VALUE."],
         ),
         (
             "a: 1\n---\nb: 2",
-            ["a.yaml:2:1: it is not YAML: a second document starts with ---. Fix: one document, without ---."],
+            ["a.yaml:2:1: it is not YAML: a second document starts with ---. Fix: keep one document, without ---."],
         ),
         (
             "a: *b",
             [
-                "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Fix: the value itself, or &NAME at an earlier value."
+                "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Fix: write the value itself, or &NAME at an earlier value."
             ],
         ),
         ("a: 1\na: 2", ["a.yaml:2:1: a: duplicate key, first on line 1. Fix: remove one."]),
         (
             "a:\nb: ~",
             [
-                "a.yaml:1:3: a: the key has no value. Fix: a value, or leave it out.",
-                "a.yaml:2:4: b: the key has no value. Fix: a value, or leave it out.",
+                "a.yaml:1:3: a: the key has no value. Fix: write a value, or leave it out.",
+                "a.yaml:2:4: b: the key has no value. Fix: write a value, or leave it out.",
             ],
         ),
-        ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Fix: a value, or leave it out."]),
+        ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Fix: write a value, or leave it out."]),
         (
             "name: {{ name }}",
             ["a.yaml:1:8: name: a mapping instead of a key. Fix: quotes around a text with { or [ in it."],
@@ -211,7 +213,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
             "a: ${HOME}",
             [
                 "a.yaml:1:4: a: it holds ${ or %{, which Terraform would read as an expression; "
-                "settings hold plain values. Fix: the value itself."
+                "settings hold plain values. Fix: write the value itself."
             ],
         ),
         (
@@ -227,7 +229,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
                 "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line."
             ],
         ),
-        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias refers to a node that contains it. Fix: the value itself."]),
+        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias refers to a node that contains it. Fix: write the value itself."]),
         (
             "a: &a\n  <<: *a\n  b: 1",
             [
@@ -259,7 +261,7 @@ def test_a_few_aliases_that_expand_to_billions_are_refused_quickly() -> None:
     start = time.process_time()
     assert list_errors("\n".join(lines)) == [
         "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
-        "Fix: settings of a screenful, not a data file."
+        "Fix: name settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 5
 
@@ -278,7 +280,7 @@ def test_a_file_of_10_mb_is_refused_unread() -> None:
     start = time.process_time()
     assert list_errors(b"a: 1\n" * 2_000_000) == [
         "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
-        "Fix: settings of a screenful, not a data file."
+        "Fix: name settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 1
 
@@ -292,14 +294,14 @@ def get_error(path: Path) -> str:
 @pytest.mark.usefixtures("working_folder")
 def test_a_missing_file_is_reported_with_a_similar_name() -> None:
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
+        "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists."
     )
     Path("fleet.yml").write_text("a: 1")
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yml."
+        "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yml."
     )
     assert get_error(Path("no/fleet.yaml")) == (
-        "no/fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
+        "no/fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists."
     )
 
 
@@ -309,13 +311,13 @@ def test_a_pipe_or_device_is_refused_without_waiting() -> None:
     Path("loop.yaml").symlink_to("loop.yaml")
     Path("folder").mkdir()
     Path("file").write_text("")
-    device = "it is a pipe or a device, not a file. Fix: the path of a file."
+    device = "it is a pipe or a device, not a file. Fix: name the path of a file."
     assert get_error(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
     assert get_error(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
     assert get_error(Path("folder")) == (
-        "folder:1:1: it is a directory. Fix: the path of the file, such as folder/fleet.yaml."
+        "folder:1:1: it is a directory. Fix: name the path of the file, such as folder/fleet.yaml."
     )
-    readable = "Fix: the path of a file that you may read."
+    readable = "Fix: name the path of a file that you may read."
     assert (
         get_error(Path("loop.yaml"))
         == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
@@ -323,7 +325,7 @@ def test_a_pipe_or_device_is_refused_without_waiting() -> None:
     assert get_error(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
     assert get_error(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
     assert get_error(Path("a\0b")) == (
-        "a\\x00b:1:1: a path holds no NUL character. Fix: the path of a file that exists."
+        "a\\x00b:1:1: a path holds no NUL character. Fix: name the path of a file that exists."
     )
 
 
@@ -335,7 +337,7 @@ def test_an_unreadable_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(os, "open", refuse)
     assert get_error(Path("a.yaml")) == (
-        "a.yaml:1:1: it cannot be read: permission denied. Fix: the path of a file that you may read."
+        "a.yaml:1:1: it cannot be read: permission denied. Fix: name the path of a file that you may read."
     )
 
 

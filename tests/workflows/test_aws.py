@@ -92,7 +92,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
             "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
             "Fix: use --target ecs, or write orchestrator: eks or both in fleet.yaml.",
         ),
-        (["--target", "gke"], '--target: "gke": there is no such target. Fix: ecs or eks or local.'),
+        (["--target", "gke"], '--target: "gke": there is no such target. Fix: use ecs or eks or local.'),
         (
             ["--target", "ecs", "--with", "pulumi"],
             '--with: "pulumi": there is no such tool. Fix: use cdktf, or remove --with.',

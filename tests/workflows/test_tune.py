@@ -288,7 +288,7 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
         ),
         (
             ["--over", "tuning.sequences=1,many"],
-            "--over tuning.sequences: many: it is a text. Fix: a whole number.",
+            "--over tuning.sequences: many: it is a text. Fix: use a whole number.",
         ),
         (
             ["--over", "roles.worker.replicas=5000,6000"],
@@ -324,5 +324,5 @@ def test_a_deployment_on_the_same_machine_is_not_measured_beside(
     target.others = [{"name": "worker-0", "state": "ready"}]
     assert _tune("--over", "tuning.sequences=1,2") == 3
     assert capsys.readouterr().err == (
-        "mine is up on this machine and would share it with what is tried. Fix: blueprint destroy mine.\n"
+        "mine is up on this machine and would share it with what is tried. Fix: run blueprint destroy mine.\n"
     )

@@ -65,15 +65,15 @@ def _parse_network(value: str, example: str) -> ipaddress.IPv4Network:
     try:
         return ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise build_error(f"it is not an IPv4 network: {error}", f"a range such as {example}") from None
+        raise build_error(f"it is not an IPv4 network: {error}", f"use a range such as {example}") from None
 
 
 def _validate_vpc_cidr(value: str) -> str:
     network = _parse_network(value, "10.0.0.0/16")
     if not 16 <= network.prefixlen <= 20:
-        raise build_error("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
+        raise build_error("a VPC for a fleet takes /16 to /20", f"use a range such as {network.network_address}/16")
     if not network.is_private:
-        raise build_error("it is not a private range", "a range such as 10.0.0.0/16")
+        raise build_error("it is not a private range", "use a range such as 10.0.0.0/16")
     return value
 
 
@@ -88,7 +88,7 @@ def _validate_caller_cidr(value: str) -> str:
     network = _parse_network(value, "203.0.113.0/24")
     if network.prefixlen < 8:
         raise build_error(
-            "it opens the cluster's endpoint to a large part of the internet", "the ranges that you call from"
+            "it opens the cluster's endpoint to a large part of the internet", "name the ranges that you call from"
         )
     return value
 
@@ -107,7 +107,7 @@ def _validate_client(value: str) -> str:
         return value
     network = _parse_network(value, "10.8.0.0/16")
     if network.prefixlen < 8 or network.is_global:
-        raise build_error("it is not a private range", "a range such as 10.8.0.0/16, or this one in public_from")
+        raise build_error("it is not a private range", "use a range such as 10.8.0.0/16, or this one in public_from")
     return value
 
 

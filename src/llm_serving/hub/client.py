@@ -145,7 +145,7 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
         )
     types = _list_quantizations(files)
     raise InputError(
-        f"{snapshot.id}: it has {len(matches) or 'no'} GGUF files of {quantization}. Fix: {' or '.join(types)}."
+        f"{snapshot.id}: it has {len(matches) or 'no'} GGUF files of {quantization}. Fix: choose {' or '.join(types)}."
     )
 
 
@@ -174,7 +174,7 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
         if other_suffixes == [".gguf"] and "/" in source:
             files = " or ".join(f"{source}:{quantization}" for quantization in _list_quantizations(names))
             raise InputError(
-                f"{source}: it has no safetensors{alternatives}. Fix: {files}, one file "
+                f"{source}: it has no safetensors{alternatives}. Fix: choose {files}, one file "
                 "for llama.cpp, or another model."
             )
         raise InputError(f"{source}: it has no safetensors{alternatives}. Fix: choose another model, or --all-files.")

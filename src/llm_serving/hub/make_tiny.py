@@ -79,7 +79,7 @@ def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Pat
         Unavailable: the disk is full.
     """
     if size not in SIZES:
-        raise InputError(f"size: {quote_value(size)}: there is no such size. Fix: one of {', '.join(SIZES)}.")
+        raise InputError(f"size: {quote_value(size)}: there is no such size. Fix: use one of {', '.join(SIZES)}.")
     folder = folder.expanduser().absolute()
     if _is_complete(size, folder):
         return folder

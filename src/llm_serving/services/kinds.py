@@ -164,7 +164,7 @@ def get(kind: str) -> Kind[Any, Any]:
         InputError: there is no such kind; names all of them.
     """
     if kind not in list_kinds():
-        raise InputError(f"kind: {quote_value(kind)}: there is no such kind. Fix: {' or '.join(list_kinds())}.")
+        raise InputError(f"kind: {quote_value(kind)}: there is no such kind. Fix: use {' or '.join(list_kinds())}.")
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
     found: Kind[Any, Any] = module.KIND
     return found

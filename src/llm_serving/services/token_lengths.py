@@ -41,7 +41,7 @@ class TokenDistribution(Settings):
 
     def _check_mean(self) -> Iterator[Conflict]:
         if not self.within.min <= self.mean <= self.within.max:
-            yield Conflict(("mean",), f"it is outside {self.within}", "a mean within the bounds, or wider bounds")
+            yield Conflict(("mean",), f"it is outside {self.within}", "write a mean within the bounds, or wider bounds")
 
     def __str__(self) -> str:
         return f"{self.within} ({self.shape}, mean {self.mean}, cv {self.cv:g})"

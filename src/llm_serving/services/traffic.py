@@ -212,27 +212,33 @@ class Traffic(Settings):
             return
         if self.arrivals is None:
             yield Conflict(
-                ("burstiness",), "it spaces arrivals, and there are none", "arrivals: 20/s, or no burstiness"
+                ("burstiness",),
+                "it spaces arrivals, and there are none",
+                "write arrivals: 20/s, or leave burstiness out",
             )
         elif self.process == "constant":
-            yield Conflict(("burstiness",), "constant arrivals have none", "process: poisson, or no burstiness")
+            yield Conflict(
+                ("burstiness",), "constant arrivals have none", "write process: poisson, or leave burstiness out"
+            )
 
     def _check_turns(self) -> Iterator[Conflict]:
         if self.turns.max == 1:
             return
         for key, file in (("data", self.data), ("trace", self.trace)):
             if file is not None:
-                yield Conflict(("turns",), f"{key} has single requests", f"turns without {key}, or {key} without turns")
+                yield Conflict(
+                    ("turns",), f"{key} has single requests", f"write turns without {key}, or {key} without turns"
+                )
         if self.max_concurrency is not None:
             reason = "a session holds its place while its user thinks"
-            yield Conflict(("max_concurrency",), reason, "no max_concurrency with turns")
+            yield Conflict(("max_concurrency",), reason, "leave max_concurrency out with turns")
         if self.api != "chat":
-            yield Conflict(("turns",), "completions have no conversation", "api: chat, or no turns")
+            yield Conflict(("turns",), "completions have no conversation", "write api: chat, or leave turns out")
 
     def _check_scoring(self) -> Iterator[Conflict]:
         if self.score_by != "exact" and self.data is None:
             reason = "it scores the answers to data, and there is none"
-            yield Conflict(("score_by",), reason, "data: FILE with expected answers, or no score_by")
+            yield Conflict(("score_by",), reason, "write data: FILE with expected answers, or leave score_by out")
         if (self.judge is not None) != (self.score_by == "judge"):
             key, fix = ("score_by", "judge: {url: URL, model: NAME}") if self.judge is None else ("judge", "no judge")
             reason = "it goes with judge, which is missing" if self.judge is None else "score_by is not judge"
@@ -242,10 +248,10 @@ class Traffic(Settings):
         if self.trace is None:
             return
         if self.data is not None:
-            yield Conflict(("trace",), "data says what is sent, and so does a trace", "either data or trace")
+            yield Conflict(("trace",), "data says what is sent, and so does a trace", "keep either data or trace")
         if self.shared_prefix > 0:
             reason = "a trace says itself what its prompts share"
-            yield Conflict(("shared_prefix",), reason, "no shared_prefix")
+            yield Conflict(("shared_prefix",), reason, "leave shared_prefix out")
 
     def _check_trace_bounds(self) -> Iterator[Conflict]:
         """Bound the lengths of a trace by the blueprint, which decides memory and context by them."""
@@ -253,22 +259,26 @@ class Traffic(Settings):
             lengths = getattr(self, name)
             if name not in self.model_fields_set:
                 reason = "it bounds the lengths of a trace, and is missing"
-                yield Conflict((name,), reason, f"{name}: {example}")
+                yield Conflict((name,), reason, f"write {name}: {example}")
             elif not isinstance(lengths, Bounds):
                 reason = "a trace has its own lengths, and this bounds them"
-                yield Conflict((name,), reason, f"a range such as {example}")
+                yield Conflict((name,), reason, f"write a range such as {example}")
 
     def _check_trace_speed(self) -> Iterator[Conflict]:
         if self.trace_speed != 1 and not self.replays_times:
             reason = "it is for the times of a trace, which are not used here"
-            yield Conflict(("trace_speed",), reason, "trace: FILE without users and arrivals, or no trace_speed")
+            yield Conflict(
+                ("trace_speed",), reason, "write trace: FILE without users and arrivals, or leave trace_speed out"
+            )
 
     def _check_one_loop(self) -> Iterator[Conflict]:
         if self.users is None and self.arrivals is None and self.trace is not None:
             return
         if (self.users is None) == (self.arrivals is None):
             key_path = () if self.users is None else ("arrivals",)
-            yield Conflict(key_path, "it must have exactly one of users and arrivals", "arrivals: 20/s, or users: 8")
+            yield Conflict(
+                key_path, "it must have exactly one of users and arrivals", "write arrivals: 20/s, or users: 8"
+            )
 
     def _check_loop_of(self, name: str) -> Iterator[Conflict]:
         loop, reason = _LOOPS[name]
@@ -276,21 +286,21 @@ class Traffic(Settings):
             return  # between the turns of a session, in either loop
         if self.is_open_loop != (loop == "open") and getattr(self, name) != type(self).model_fields[name].default:
             other = "users: 8 in place of arrivals" if self.is_open_loop else "arrivals: 20/s in place of users"
-            yield Conflict((name,), reason, f"{other}, or no {name}")
+            yield Conflict((name,), reason, f"write {other}, or leave {name} out")
 
     def _check_images(self) -> Iterator[Conflict]:
         if self.images is None:
             return
         if self.api != "chat":
-            yield Conflict(("images",), "completions have text alone", "api: chat, or no images")
+            yield Conflict(("images",), "completions have text alone", "write api: chat, or leave images out")
         if self.data is not None:
             reason = "data says what is sent, and its messages may have pictures of their own"
-            yield Conflict(("images",), reason, "either data or images")
+            yield Conflict(("images",), reason, "keep either data or images")
 
     def _check_prefix_groups(self) -> Iterator[Conflict]:
         if self.prefix_groups > 1 and self.shared_prefix == 0:
             reason = "the prompts of a group have nothing in common while shared_prefix is 0%"
-            yield Conflict(("prefix_groups",), reason, "shared_prefix: 50% too, or no prefix_groups")
+            yield Conflict(("prefix_groups",), reason, "write shared_prefix: 50% too, or leave prefix_groups out")
 
 
 class Percentiles(Settings):
@@ -320,7 +330,7 @@ class Percentiles(Settings):
         for (lower, limit), (higher, higher_limit) in itertools.pairwise(limits):
             if limit > higher_limit:
                 reason = f"{higher} is {higher_limit:g}, which {lower} cannot exceed: this limit would say nothing"
-                yield Conflict((lower,), reason, f"{higher_limit:g} or less, or no {lower}")
+                yield Conflict((lower,), reason, f"write {higher_limit:g} or less, or leave {lower} out")
 
 
 class Slo(BaseSlo):
@@ -369,4 +379,4 @@ class Slo(BaseSlo):
     def _check_goodput(self) -> Iterator[Conflict]:
         if self.goodput == 1:
             reason = "no number of requests shows that every one will meet the limits"
-            yield Conflict(("goodput",), reason, "99.9% or less")
+            yield Conflict(("goodput",), reason, "write 99.9% or less")

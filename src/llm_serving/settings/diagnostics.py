@@ -89,25 +89,30 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
         choices = str(context["expected"])
         matches = difflib.get_close_matches(str(value), choices.replace("'", "").replace(" or ", ", ").split(", "), n=1)
         suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
-        return "not one of the choices", f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
+        fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
+        return "not one of the choices", f"use {fix}"
     if error_type in _EXPECTED_TYPES:
-        return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", _EXPECTED_TYPES[error_type]
+        return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}"
     if "ge" in context or "gt" in context:
-        return "it is too small", f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']:g}"
+        least = f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']:g}"
+        return "it is too small", f"use {least}"
     if "le" in context or "lt" in context:
-        return "it is too large", f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
+        most = f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
+        return "it is too large", f"use {most}"
     if error_type == "too_short":
-        return "it is empty", "at least one"
+        return "it is empty", "name at least one"
     if error_type == "too_long":
-        return "it is too long", f"at most {context['max_length']}"
-    return detail["msg"].lower(), "another value"
+        return "it is too long", f"keep at most {context['max_length']}"
+    return detail["msg"].lower(), "use another value"
 
 
 def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
     """Return what to write in place of a key that does not exist."""
     nearest_key = find_nearest_key(model_type, data, loc)
     free_keys = _list_free_keys(model_type, data, loc)
-    return f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "remove it"
+    if nearest_key:
+        return f"write {nearest_key}:"
+    return f"use one of {', '.join(free_keys)}" if free_keys else "remove it"
 
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:

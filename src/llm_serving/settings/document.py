@@ -169,7 +169,7 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
         raise InputError(
             [
                 *yaml_file.mistakes,
-                Mistake(path, 1, 1, "", diagnostics.format_value(yaml_file.data), reason, "KEY: VALUE lines"),
+                Mistake(path, 1, 1, "", diagnostics.format_value(yaml_file.data), reason, "write KEY: VALUE lines"),
             ]
         )
     mistakes = list(yaml_file.mistakes)

@@ -35,15 +35,17 @@ def parse(option: str, text: str) -> Override:
     key, separator, written = text.partition("=")
     values = tuple(value.strip() for value in _split(written))
     if not separator or not key.strip() or not all(values):
-        raise InputError(f"{option}: {quote_value(text)}: it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k.")
+        raise InputError(
+            f"{option}: {quote_value(text)}: it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k."
+        )
     if len(set(values)) < len(values):
-        raise InputError(f"{option}: {quote_value(text)}: a value is there twice. Fix: each value once.")
+        raise InputError(f"{option}: {quote_value(text)}: a value is there twice. Fix: write each value once.")
     for value in values:
         try:
             yaml.safe_load(value)
         except yaml.YAMLError:
             raise InputError(
-                f"{option}: {quote_value(text)}: {value} is no YAML. Fix: a value as in blueprint.yaml."
+                f"{option}: {quote_value(text)}: {value} is no YAML. Fix: write a value as in blueprint.yaml."
             ) from None
     return Override(key.strip(), values)
 
@@ -82,7 +84,7 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
         if step not in names:
             parent = ".".join(steps[:index])
             reason = f"{parent or 'the file'} has no key {step} to vary"
-            raise InputError(f"{option}: {quote_value(key)}: {reason}. Fix: {_suggest(parent, str(step), names)}.")
+            raise InputError(f"{option}: {quote_value(key)}: {reason}. Fix: use {_suggest(parent, str(step), names)}.")
         current = current.get(step) if isinstance(current, Mapping) else None
 
 

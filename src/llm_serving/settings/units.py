@@ -61,9 +61,9 @@ class TextFormat:
         if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return value
         if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _format_scalar(value)):
-            raise _build_format_error("it is not text", f"it in quotes: '{text}'")
+            raise _build_format_error("it is not text", f"write it in quotes: '{text}'")
         raise _build_format_error(
-            f"it is not {self.description}", f"{self.description.partition(':')[0]} such as {self.example}"
+            f"it is not {self.description}", f"use {self.description.partition(':')[0]} such as {self.example}"
         )
 
 
@@ -119,15 +119,17 @@ class Quantity:
     def _parse(self, value: Any, info: ValidationInfo) -> float | int:
         if _is_number(value):
             if _is_from_file(info):
-                raise _build_format_error("it has no unit", f"{self.description} such as {self.example}")
+                raise _build_format_error("it has no unit", f"use {self.description} such as {self.example}")
             number = Decimal(str(value))
         else:
             match = re.fullmatch(self._pattern, value) if isinstance(value, str) else None
             if not match:
-                raise _build_format_error(f"it is not {self.description}", f"{self.description} such as {self.example}")
+                raise _build_format_error(
+                    f"it is not {self.description}", f"use {self.description} such as {self.example}"
+                )
             number = Decimal(match[1]) * dict(self.units)[match[2]]
         if number > self.max or number < self.min or (number == 0 and not self.allow_zero):
-            raise build_error(f"it is not {self._format_range()}", f"{self.description} such as {self.example}")
+            raise build_error(f"it is not {self._format_range()}", f"use {self.description} such as {self.example}")
         return int(number) if self.as_integer else float(number)
 
     def _format_range(self) -> str:
@@ -194,11 +196,11 @@ class Count(_IntegerFormat):
             return self._require_within(_parse_count(value), build_error)
         if isinstance(value, int) and not isinstance(value, bool):
             return self._require_within(value, _build_format_error)
-        raise _build_format_error(f"it is not {self.description}", f"{self.description} such as {self.example}")
+        raise _build_format_error(f"it is not {self.description}", f"use {self.description} such as {self.example}")
 
     def _require_within(self, number: int, build: Any) -> int:
         if not self.min <= number <= self.max:
-            raise build(f"it is not from {self.min} to {self.max}", f"{self.description} such as {self.example}")
+            raise build(f"it is not from {self.min} to {self.max}", f"use {self.description} such as {self.example}")
         return number
 
 
@@ -226,7 +228,7 @@ class Range(_IntegerFormat):
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
             raise _build_format_error(
                 f"it is neither {self.description} nor a range",
-                f"{self.description} such as 4, or a range such as {self.example}",
+                f"use {self.description} such as 4, or a range such as {self.example}",
             )
         lower, _, upper = value.partition("..")
         return self._require_within(Bounds(_parse_count(lower), _parse_count(upper or lower)), build_error)
@@ -234,12 +236,12 @@ class Range(_IntegerFormat):
     def _require_within(self, bounds: Bounds, build: Any) -> Bounds:
         if bounds.min > bounds.max:
             raise build_error(
-                f"the least, {bounds.min}, is more than the most, {bounds.max}", f"{bounds.max}..{bounds.min}"
+                f"the least, {bounds.min}, is more than the most, {bounds.max}", f"write {bounds.max}..{bounds.min}"
             )
         if bounds.min < self.min or bounds.max > self.max:
             raise build(
                 f"it is not within {self.min}..{self.max}",
-                f"{self.description} such as 4, or a range such as {self.example}",
+                f"use {self.description} such as 4, or a range such as {self.example}",
             )
         return bounds
 
@@ -261,7 +263,7 @@ class Switch:
             return value
         if value in ("on", "off"):
             return bool(value == "on")
-        raise _build_format_error("it is neither true nor false", "true or false (on and off mean the same)")
+        raise _build_format_error("it is neither true nor false", "use true or false (on and off mean the same)")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def parse(path: Path, text: str) -> YamlFile:
     finally:
         loader.dispose()
     if node is None:
-        raise _build_file_error(path, "it is empty", "at least its required keys; `blueprint schema` lists them")
+        raise _build_file_error(path, "it is empty", "write at least its required keys; `blueprint schema` lists them")
     yaml_file = YamlFile(path)
     _Builder(yaml_file, loader.tagged).build(node)
     return yaml_file
@@ -99,15 +99,15 @@ def _read_text(path: Path) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _build_file_error(path, "it is binary, not text in UTF-8", "a YAML file") from None
+        raise _build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
     if "\0" in text:
-        raise _build_file_error(path, "it is binary, not text", "a YAML file")
+        raise _build_file_error(path, "it is binary, not text", "name a YAML file")
     mistakes = []
     for match in _UNPRINTABLE.finditer(text):
         lines_before = re.split(r"\r\n|\r|\n", text[: match.start()])
         reason = f"the character U+{ord(match[0]):04X} is invisible, and YAML does not allow it"
         mistakes.append(
-            Mistake(path, len(lines_before), len(lines_before[-1]) + 1, "", "", reason, "the line without it")
+            Mistake(path, len(lines_before), len(lines_before[-1]) + 1, "", "", reason, "write the line without it")
         )
         if len(mistakes) == 10:
             break
@@ -129,16 +129,16 @@ def _read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise _build_file_error(path, "there is no such file", _suggest_path(path)) from None
     except ValueError:
-        raise _build_file_error(path, "a path holds no NUL character", "the path of a file that exists") from None
+        raise _build_file_error(path, "a path holds no NUL character", "name the path of a file that exists") from None
     except OSError as error:
         raise _build_file_error(
-            path, f"it cannot be read: {_describe_os_error(error)}", "the path of a file that you may read"
+            path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file that you may read"
         ) from None
     try:
         return _read_descriptor(path, descriptor)
     except OSError as error:
         raise _build_file_error(
-            path, f"it cannot be read: {_describe_os_error(error)}", "the path of a file on a healthy disk"
+            path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file on a healthy disk"
         ) from None
     finally:
         os.close(descriptor)
@@ -148,15 +148,16 @@ def _read_descriptor(path: Path, descriptor: int) -> bytes:
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         is_named_as_file = path.suffix in (".yaml", ".yml")
-        fix = "a YAML file of that name" if is_named_as_file else f"the path of the file, such as {path / 'fleet.yaml'}"
+        path_fix = f"name the path of the file, such as {path / 'fleet.yaml'}"
+        fix = "put a YAML file of that name there" if is_named_as_file else path_fix
         raise _build_file_error(path, "it is a directory", fix)
     if not stat.S_ISREG(status.st_mode):
-        raise _build_file_error(path, "it is a pipe or a device, not a file", "the path of a file")
+        raise _build_file_error(path, "it is a pipe or a device, not a file", "name the path of a file")
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         reason = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
-        raise _build_file_error(path, reason, "settings of a screenful, not a data file")
+        raise _build_file_error(path, reason, "name settings of a screenful, not a data file")
     return raw
 
 
@@ -172,9 +173,9 @@ def _suggest_path(path: Path) -> str:
     yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
     matches = difflib.get_close_matches(path.name, yamls, n=1) or sorted(yamls)[:1]
     return (
-        f"the path of a file that exists, such as {path.with_name(matches[0])}"
+        f"name the path of a file that exists, such as {path.with_name(matches[0])}"
         if matches
-        else "the path of a file that exists"
+        else "name the path of a file that exists"
     )
 
 
@@ -250,12 +251,12 @@ class _Builder:
         self.count += 1
         if self.count > MAX_VALUES:
             reason = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
-            raise _build_file_error(self.yaml_file.path, reason, "settings of a screenful, not a data file")
+            raise _build_file_error(self.yaml_file.path, reason, "name settings of a screenful, not a data file")
 
     def _build_value(self, node: yaml.Node, key_path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
         self._count_value()
         if node in parents:
-            self._reject(node, key_path, "the alias refers to a node that contains it", "the value itself")
+            self._reject(node, key_path, "the alias refers to a node that contains it", "write the value itself")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(node, key_path, (*parents, node))
@@ -332,7 +333,7 @@ class _Builder:
         tag = node.tag.rpartition(":")[2]
         if tag == "null":
             reason = "the item has no value" if key_path and isinstance(key_path[-1], int) else "the key has no value"
-            self._reject(node, key_path, reason, "a value, or leave it out")
+            self._reject(node, key_path, reason, "write a value, or leave it out")
             return None
         if tag == "bool":
             return text.lower() == "true"
@@ -360,7 +361,7 @@ def _find_text_problem(text: str) -> tuple[str, str] | None:
     if "${" in text or "%{" in text:
         return (
             "it holds ${ or %{, which Terraform would read as an expression; settings hold plain values",
-            "the value itself",
+            "write the value itself",
         )
     if any(not char.isprintable() for char in text):
         return "it holds a line break or another character that cannot be printed", "write it on one line"
@@ -373,16 +374,16 @@ _SYNTAX_ERRORS = {
         "a second ': ', or the line is indented too far",
         "quotes around a text with ': ' in it, or the key in line with its neighbours",
     ),
-    "could not find expected ':'": ("the line before has no ': ' after its key", "KEY: VALUE"),
+    "could not find expected ':'": ("the line before has no ': ' after its key", "write KEY: VALUE"),
     "expected <block end>": (
         "the line is not in line with its neighbours",
         "keys of one mapping under each other, indented by spaces",
     ),
-    "expected ',' or ']'": ("the list that starts here is not closed", "a list such as [a, b]"),
-    "expected ',' or '}'": ("the mapping that starts here is not closed", "a mapping such as {a: 1, b: 2}"),
-    "while scanning a quoted scalar": ("the quotation mark that starts here has no end", "a quotation mark at its end"),
-    "expected a single document": ("a second document starts with ---", "one document, without ---"),
-    "found undefined alias": ("{problem}", "the value itself, or &NAME at an earlier value"),
+    "expected ',' or ']'": ("the list that starts here is not closed", "write a list such as [a, b]"),
+    "expected ',' or '}'": ("the mapping that starts here is not closed", "write a mapping such as {a: 1, b: 2}"),
+    "while scanning a quoted scalar": ("the quotation mark that starts here has no end", "add one at its end"),
+    "expected a single document": ("a second document starts with ---", "keep one document, without ---"),
+    "found undefined alias": ("{problem}", "write the value itself, or &NAME at an earlier value"),
     "nested deeper": ("{problem}", "settings as `blueprint schema` describes them"),
 }
 
@@ -392,9 +393,9 @@ def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
     problem = " ".join((error.problem or error.context or "it cannot be read").split())
     parser_text = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark
-    cause, fix = problem, "KEY: VALUE lines, indented by spaces"
+    cause, fix = problem, "write KEY: VALUE lines, indented by spaces"
     if "'\\t'" in problem:
-        cause, fix = "a tab, but YAML is indented by spaces", "spaces in its place"
+        cause, fix = "a tab, but YAML is indented by spaces", "use spaces in its place"
     else:
         for sign, (reason, remedy) in _SYNTAX_ERRORS.items():
             if sign in parser_text:

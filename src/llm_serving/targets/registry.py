@@ -35,6 +35,6 @@ def load_target(name: str) -> Target:
     """
     names = list_targets()
     if name not in names:
-        raise InputError(f"--target: {quote_value(name)}: there is no such target. Fix: {' or '.join(names)}.")
+        raise InputError(f"--target: {quote_value(name)}: there is no such target. Fix: use {' or '.join(names)}.")
     target: Target = importlib.import_module(f"llm_serving.targets.{name}.{_MODULE}").TARGET
     return target

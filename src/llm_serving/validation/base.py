@@ -106,5 +106,5 @@ def load_validator(kind: str) -> Validator:
     """
     module = kinds.get(kind).VALIDATOR
     if not module:
-        raise InputError(f"kind: {kind}: a deployment of this kind has nothing to validate. Fix: blueprint status.")
+        raise InputError(f"kind: {kind}: a deployment of this kind has nothing to validate. Fix: run blueprint status.")
     return cast(Validator, importlib.import_module(module))

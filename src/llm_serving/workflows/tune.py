@@ -144,7 +144,7 @@ def _require_machine(job: Job, name: str) -> None:
     """Refuse to measure beside the user's own deployment on the same machine: they would share its cores."""
     target = registry.load_target(job.target)
     if not target.needs_aws and target.read_status(job.folder, job.fleet_file).rows:
-        fix = f"blueprint destroy {console.shorten_path(job.folder)}"
+        fix = f"run blueprint destroy {console.shorten_path(job.folder)}"
         raise Unavailable(f"{name} is up on this machine and would share it with what is tried. Fix: {fix}.")
 
 

@@ -128,7 +128,7 @@ def test_an_account_that_the_fleet_does_not_name_is_refused(stubbed_aws: Any, re
         identity.require_account(document, stubbed_aws)
     assert str(error.value) == (
         f'{document.path}:2:10: account: "999999999999": assumed-role/deployer/anna is signed in to account '
-        '123456789012. Fix: a profile of 999999999999, set in AWS_PROFILE, or account: "123456789012".'
+        '123456789012. Fix: use a profile of 999999999999, set in AWS_PROFILE, or account: "123456789012".'
     )
     (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].execute()
     assert (line.status, line.fix) == ("fail", "sign in to 999999999999, or correct `account`")

@@ -107,7 +107,9 @@ def test_an_unknown_endpoint_is_refused() -> None:
 def test_a_malformed_region_is_refused_before_any_request() -> None:
     result = _refresh("--region", "us-wset-2!")
     assert result.returncode == 2
-    assert result.stderr == '--region: "us-wset-2!": it is not an AWS region. Fix: an AWS region such as us-west-2.\n'
+    assert (
+        result.stderr == '--region: "us-wset-2!": it is not an AWS region. Fix: use an AWS region such as us-west-2.\n'
+    )
 
 
 @pytest.mark.terraform

@@ -87,9 +87,9 @@ def test_mistakes_of_both_files_are_reported_together(capsys: pytest.CaptureFixt
     edit("mine/blueprint.yaml", "users: 8", "user: 8")
     edit("mine/blueprint.yaml", "errors: 0.1%", "errors: 0.1")
     messages = [
-        'fleet.yaml:5:39: pools.general.size: "4..0": the least, 4, is more than the most, 0. Fix: 0..4.',
-        "mine/blueprint.yaml:4:11: traffic.user: unknown key. Fix: users:.",
-        "mine/blueprint.yaml:5:37: slo.errors: 0.1: it has no unit. Fix: a percentage such as 0.1%.",
+        'fleet.yaml:5:39: pools.general.size: "4..0": the least, 4, is more than the most, 0. Fix: write 0..4.',
+        "mine/blueprint.yaml:4:11: traffic.user: unknown key. Fix: write users:.",
+        "mine/blueprint.yaml:5:37: slo.errors: 0.1: it has no unit. Fix: use a percentage such as 0.1%.",
     ]
     code, out, err = check(capsys, "mine")
     assert (code, out, err.splitlines()) == (2, "", messages)
@@ -104,7 +104,7 @@ def test_mistakes_of_both_files_are_reported_together(capsys: pytest.CaptureFixt
         "field": "pools.general.size",
         "value": '"4..0"',
         "why": "the least, 4, is more than the most, 0",
-        "write": "0..4",
+        "write": "write 0..4",
         "message": "",
     }
 
@@ -151,12 +151,12 @@ def test_a_mistake_in_the_template_is_reported_at_its_line(capsys: pytest.Captur
         (["mein"], ["mein:1:1: there is no such folder. Fix: name the folder of a blueprint, such as mine."]),
         (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, .."]),
         (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
-        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml."]),
-        (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: the path of the file, such as mine/fleet.yaml."]),
+        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml."]),
+        (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: name the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [
-                "no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml.",
+                "no.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml.",
                 "nowhere:1:1: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one.",
             ],
         ),
@@ -173,16 +173,18 @@ def test_a_blueprint_file_that_is_a_folder_or_a_loop_is_named_as_itself(capsys: 
     file = Path("mine/blueprint.yaml")
     file.unlink()
     file.symlink_to(file.name)
-    loop = (
-        f"{file}:1:1: it cannot be read: too many levels of symbolic links. Fix: the path of a file that you may read."
-    )
+    loop = f"{file}:1:1: it cannot be read: too many levels of symbolic links. Fix: name the path of a file that you may read."
     assert check(capsys, "mine") == (2, "", f"{loop}\n")
     file.unlink()
     file.symlink_to("nowhere")
     assert check(capsys, "mine")[2].startswith(f"{file}:1:1: there is no such file.")
     file.unlink()
     file.mkdir()
-    assert check(capsys, "mine") == (2, "", f"{file}:1:1: it is a directory. Fix: a YAML file of that name.\n")
+    assert check(capsys, "mine") == (
+        2,
+        "",
+        f"{file}:1:1: it is a directory. Fix: put a YAML file of that name there.\n",
+    )
 
 
 def test_a_target_without_a_template_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

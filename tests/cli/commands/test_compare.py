@@ -75,7 +75,7 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first"], "RUN: a comparison takes two or more. Fix: blueprint compare RUN RUN."),
+        (["first"], "RUN: a comparison takes two or more. Fix: run blueprint compare RUN RUN."),
         (["first", "none"], "RUN: none: report.json cannot be read: No such file or directory."),
         (["first", "broken"], "RUN: broken: it is not a validation's folder:"),
         (
@@ -88,8 +88,8 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
         ),
         (["first", "half"], "RUN: half: requests.jsonl has 200 of its 400 requests. Fix: validate again."),
         (["first", "swept"], "RUN: swept: it is a sweep. Fix: use one of its loads, such as swept/points/8."),
-        (["first", "mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
-        (["mine"], "RUN: mine: runs/mine has no validation. Fix: blueprint validate mine."),
+        (["first", "mine"], "RUN: mine: runs/mine has no validation. Fix: run blueprint validate mine."),
+        (["mine"], "RUN: mine: runs/mine has no validation. Fix: run blueprint validate mine."),
     ],
 )
 def test_what_is_no_run_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_the_newest_validations_of_a_blueprint_count_together(capsys: pytest.Cap
     titles = [f"mine 2026-11-22T0{hour}-00-00Z with 4 before" for hour in (4, 9)]
     assert capsys.readouterr().err == f"worse than {titles[0]}: {titles[1]}\n"
     assert main.run(["compare", "mine", "--runs", "6"]) == 2
-    reason = "RUN: mine: runs/mine has 10 validations, and 12 are compared. Fix: blueprint validate mine.\n"
+    reason = "RUN: mine: runs/mine has 10 validations, and 12 are compared. Fix: run blueprint validate mine.\n"
     assert capsys.readouterr().err == reason
     assert main.run(["compare", "first", "second", "--runs", "2"]) == 2
     reason = "first is no blueprint, whose newest validations count together. Fix: use the folder of a blueprint.\n"

@@ -81,7 +81,7 @@ def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
         (["--to", "0"], "--to: 0: that is no load. Fix: use a number above 0.\n"),
         (
             ["--point-time", "30"],
-            '--point-time: "30": it is not a length of time. Fix: a length of time such as 30s.\n',
+            '--point-time: "30": it is not a length of time. Fix: use a length of time such as 30s.\n',
         ),
     ],
 )
@@ -98,11 +98,11 @@ def test_an_slo_without_limits_is_refused_at_its_line(folder: Path, capsys: pyte
     line = file.read_text().splitlines().index("slo:") + 1
     assert capsys.readouterr().err == (
         f"mine/blueprint.yaml:{line}:1: slo: it has no limit on a latency that a higher load could miss. "
-        "Fix: ttft_ms: {p95: 800}, for example.\n"
+        "Fix: write ttft_ms: {p95: 800}, for example.\n"
     )
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_deployment_that_is_not_up_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sweep", "mine"]) == 3
-    assert capsys.readouterr().err == "mine: not deployed here. Fix: blueprint deploy mine\n"
+    assert capsys.readouterr().err == "mine: not deployed here. Fix: run blueprint deploy mine\n"

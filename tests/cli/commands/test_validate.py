@@ -144,7 +144,7 @@ def test_a_missing_deployment_is_reported_with_the_deploy_command(tmp_path: Path
     _write_blueprint(tmp_path, 5000)
     result = _validate(tmp_path, "mine")
     assert result.returncode == 3
-    assert result.stderr == "mine: not deployed here. Fix: blueprint deploy mine\n"
+    assert result.stderr == "mine: not deployed here. Fix: run blueprint deploy mine\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -89,7 +89,7 @@ def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     filter_by_type(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
     assert list(stack_rules.check_provider_counts(stack)) == [
-        "aws_ecs_service.worker-0: 8 capacity providers: ECS takes at most 6. Fix: fewer providers."
+        "aws_ecs_service.worker-0: 8 capacity providers: ECS takes at most 6. Fix: use fewer providers."
     ]
 
 

@@ -92,7 +92,7 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert str(refusal.value) == (
         f'{tmp_path}/mine/blueprint.yaml:3:24: endpoint.deployment: "gone": no serving deployment of this name is up '
-        "here. Fix: blueprint deploy gone first, from this directory."
+        "here. Fix: run blueprint deploy gone first, from this directory."
     )
 
 
@@ -230,19 +230,19 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
         (
             MINIMAL,
             'mine/blueprint.yaml:3:17: endpoint.url: "http://127.0.0.1:8000": workers on ECS do not reach this machine. '
-            "Fix: an address in the fleet's network.",
+            "Fix: use an address in the fleet's network.",
         ),
         (
             MINIMAL.replace("url: http://127.0.0.1:8000", "model: tiny, pool: general"),
             'mine/blueprint.yaml:3:19: endpoint.model: "tiny": on ECS a batch starts no replicas: it feeds a serving '
-            "deployment, or a URL. Fix: blueprint deploy NAME --target ecs of a serving blueprint with this model, then "
+            "deployment, or a URL. Fix: run blueprint deploy NAME --target ecs of a serving blueprint with this model, then "
             "endpoint: {deployment: NAME}.",
         ),
         (
             f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}"
             "results: {cache: {url: rediss://localhost:6379}}\n",
             'mine/blueprint.yaml:5:24: results.cache.url: "rediss://localhost:6379": workers on ECS do not reach this '
-            "machine. Fix: an address in the fleet's network.",
+            "machine. Fix: use an address in the fleet's network.",
         ),
     ],
 )
@@ -282,8 +282,8 @@ def test_batches_that_name_each_other_are_refused_with_their_circle(
 @pytest.mark.parametrize(
     ("target", "pool", "message"),
     [
-        ("ecs", "general", "workers on ECS run on Fargate, which has no pools. Fix: no pool."),
-        ("eks", "nodes", "the fleet cotton has no such pool on EKS. Fix: one of cores, general, or no pool."),
+        ("ecs", "general", "workers on ECS run on Fargate, which has no pools. Fix: leave pool out."),
+        ("eks", "nodes", "the fleet cotton has no such pool on EKS. Fix: use one of cores, general, or no pool."),
     ],
 )
 def test_a_pool_that_workers_cannot_run_on_is_refused(tmp_path: Path, target: str, pool: str, message: str) -> None:
@@ -385,7 +385,7 @@ def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Pa
         (
             "cache/login}",
             "arn:aws:secretsmanager:eu-west-1:123456789012:secret:cache/login-AbCdEf}",
-            "a batch on ECS reads secrets of its own region, us-west-2. Fix: a secret of us-west-2, such as a replica of this one",
+            "a batch on ECS reads secrets of its own region, us-west-2. Fix: use a secret of us-west-2, such as a replica of this one",
         ),
     ],
 )
@@ -407,7 +407,7 @@ def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Pa
     name = f"cottonss-{'n' * 32}-{'t' * 32}-normal"
     assert str(refusal.value) == (
         f'{tmp_path}/mine/blueprint.yaml:6:1: teams: "{"t" * 32}": the queue {name} would have 81 characters, and SQS takes '
-        "80. Fix: a shorter name of the team, the blueprint or the fleet."
+        "80. Fix: choose a shorter name of the team, the blueprint or the fleet."
     )
 
 

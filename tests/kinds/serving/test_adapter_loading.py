@@ -107,7 +107,7 @@ def test_an_invalid_adapter_is_refused_before_any_request(
     deployment, requests = deployment_and_requests
     folder = make_tiny.make_adapter(tmp_path / "late")
     for role, message in (
-        ("other", 'ROLE: "other": mine has no such role. Fix: small or long.'),
+        ("other", 'ROLE: "other": mine has no such role. Fix: use small or long.'),
         (
             "small",
             'ROLE: "small": its engines started without adapters, and then load none. '
@@ -132,7 +132,7 @@ def test_loading_without_a_deployment_is_refused(working_folder: Path, capsys: p
     assert working_folder.is_dir()
     code = main.run(["adapter", "unload", "mine", "worker", "tone"])
     error_text = capsys.readouterr().err
-    assert (code, error_text) == (3, "mine: not deployed here. Fix: blueprint deploy mine\n")
+    assert (code, error_text) == (3, "mine: not deployed here. Fix: run blueprint deploy mine\n")
 
 
 def test_a_location_in_s3_is_refused() -> None:
@@ -140,7 +140,7 @@ def test_a_location_in_s3_is_refused() -> None:
         adapter_loading.parse_folder("s3://mine/sql")
     assert str(error.value) == (
         'FOLDER: "s3://mine/sql": replicas on this machine load from a local directory. '
-        "Fix: a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
+        "Fix: name a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
     )
     assert adapter_loading.parse_folder("mine/sql") == Path("mine/sql")
 

@@ -121,7 +121,7 @@ def add_traffic(text: str) -> str:
 
 
 CHOICE = "not one of the choices."
-TOKENS = "Fix: a number of tokens such as"
+TOKENS = "Fix: use a number of tokens such as"
 
 
 @pytest.mark.parametrize(
@@ -137,78 +137,78 @@ TOKENS = "Fix: a number of tokens such as"
                 "1:1: model: required field is missing. Fix: set model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, media_hosts, memory, name, reasoning, revision, task, tools, tuning, weights."]),
-        (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: model:."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, media_hosts, memory, name, reasoning, revision, task, tools, tuning, weights."]),
+        (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: write model:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
-        (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
-        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: one of accelerators, adapters, data, engine_arguments, environment, executor, expert, pipeline, replicas, scale."]),
+        (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
-        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
-        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: it in quotes: '5'."]),
-        (VALID.replace("model: tiny", "model: --trust-remote-code"), ['2:8: model: "--trust-remote-code": it is not a model: a name of the catalog, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B.']),
-        (VALID.replace("model: tiny", 'model: ""'), ['2:8: model: "": it is not a model: a name of the catalog, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B.']),
-        (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: the value itself."]),
-        (VALID + "engine: vlm\n", [f"7:9: engine: \"vlm\": {CHOICE} Fix: vllm; the choices are 'llama.cpp' or 'vllm'."]),
-        (VALID + "weights: /models\n", ['7:10: weights: "/models": it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: a place to stream weights from such as s3://my-models/qwen3-32b.']),
+        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
+        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),
+        (VALID.replace("model: tiny", "model: --trust-remote-code"), ['2:8: model: "--trust-remote-code": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
+        (VALID.replace("model: tiny", 'model: ""'), ['2:8: model: "": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
+        (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: write the value itself."]),
+        (VALID + "engine: vlm\n", [f"7:9: engine: \"vlm\": {CHOICE} Fix: use vllm; the choices are 'llama.cpp' or 'vllm'."]),
+        (VALID + "weights: /models\n", ['7:10: weights: "/models": it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: use a place to stream weights from such as s3://my-models/qwen3-32b.']),
         (VALID + "context: long\n", [f'7:10: context: "long": it is not a number of tokens. {TOKENS} 8k.']),
         (VALID + "context: 0\n", [f'7:10: context: 0: it is not from 1 to 10000000. {TOKENS} 8k.']),
-        (VALID + "name: Mine\n", ['7:7: name: "Mine": it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general.']),
-        (VALID.replace("{pool: general}", "general"), ['4:11: roles.worker: "general": it is a text. Fix: a mapping of keys to values.']),
-        (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ['4:37: roles.worker.replicas: "two": it is neither a number of replicas nor a range. Fix: a number of replicas such as 4, or a range such as 1..8.']),
+        (VALID + "name: Mine\n", ['7:7: name: "Mine": it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: use a name of 2 to 32 characters such as general.']),
+        (VALID.replace("{pool: general}", "general"), ['4:11: roles.worker: "general": it is a text. Fix: use a mapping of keys to values.']),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ['4:37: roles.worker.replicas: "two": it is neither a number of replicas nor a range. Fix: use a number of replicas such as 4, or a range such as 1..8.']),
         (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ['4:37: roles.worker.replicas: 0: nothing would ever run. Fix: set replicas: 1, or a range such as 0..4.']),
         (add_traffic("users: 8, deadline: 45min"), ['5:31: traffic.deadline: "45min": the router cuts a request off after 1800 s, roles.router.request_timeout. Fix: set deadline: 1800s or less, or request_timeout: 2700s or more for the router.']),
-        (VALID.replace("{pool: general}", "{pool: general}\n  router: {request_timeout: 2d}"), ['5:29: roles.router.request_timeout: "2d": it is too large. Fix: 86400 or less.']),
-        (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ['4:41: roles.worker.accelerators: 1025: it is too large. Fix: 1024 or less.']),
-        (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: \"random-ish\": {CHOICE} Fix: random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {request_timeout: 2d}"), ['5:29: roles.router.request_timeout: "2d": it is too large. Fix: use 86400 or less.']),
+        (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ['4:41: roles.worker.accelerators: 1025: it is too large. Fix: use 1024 or less.']),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: \"random-ish\": {CHOICE} Fix: use random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
         # traffic
-        (add_traffic("users: 0"), ['5:18: traffic.users: 0: it is too small. Fix: 1 or more.']),
-        (add_traffic("users: 8.5"), ['5:18: traffic.users: 8.5: it is a number with a fraction. Fix: a whole number.']),
-        (add_traffic("arrivals: 20"), ['5:21: traffic.arrivals: 20: it has no unit. Fix: a rate such as 20/s.']),
-        (add_traffic("users: 8, time_limit: 5m"), ['5:33: traffic.time_limit: "5m": it is not a length of time. Fix: a length of time such as 30s.']),
-        (add_traffic("users: 8, shared_prefix: 0.5"), ['5:36: traffic.shared_prefix: 0.5: it has no unit. Fix: a percentage such as 0.1%.']),
-        (add_traffic("users: 8, input_tokens: 64..32"), ['5:35: traffic.input_tokens: "64..32": the least, 64, is more than the most, 32. Fix: 32..64.']),
-        (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: \"../../etc/passwd\": it is not a JSONL file, or ShareGPT's JSON, in the blueprint's folder. Fix: a JSONL file, or ShareGPT's JSON, in the blueprint's folder such as prompts.jsonl."]),
+        (add_traffic("users: 0"), ['5:18: traffic.users: 0: it is too small. Fix: use 1 or more.']),
+        (add_traffic("users: 8.5"), ['5:18: traffic.users: 8.5: it is a number with a fraction. Fix: use a whole number.']),
+        (add_traffic("arrivals: 20"), ['5:21: traffic.arrivals: 20: it has no unit. Fix: use a rate such as 20/s.']),
+        (add_traffic("users: 8, time_limit: 5m"), ['5:33: traffic.time_limit: "5m": it is not a length of time. Fix: use a length of time such as 30s.']),
+        (add_traffic("users: 8, shared_prefix: 0.5"), ['5:36: traffic.shared_prefix: 0.5: it has no unit. Fix: use a percentage such as 0.1%.']),
+        (add_traffic("users: 8, input_tokens: 64..32"), ['5:35: traffic.input_tokens: "64..32": the least, 64, is more than the most, 32. Fix: write 32..64.']),
+        (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: \"../../etc/passwd\": it is not a JSONL file, or ShareGPT's JSON, in the blueprint's folder. Fix: use a JSONL file, or ShareGPT's JSON, in the blueprint's folder such as prompts.jsonl."]),
         (add_traffic("users: 8, data: prompts.jsonl"), ['5:27: traffic.data: "prompts.jsonl": there is no such file in mine. Fix: name a JSONL file beside the blueprint.']),
-        (add_traffic("users: 8, seed: -1"), ['5:27: traffic.seed: -1: it is too small. Fix: 0 or more.']),
-        (add_traffic("users: 8, seed: 4294967296"), ['5:27: traffic.seed: 4294967296: it is too large. Fix: a number below 4294967296.']),
+        (add_traffic("users: 8, seed: -1"), ['5:27: traffic.seed: -1: it is too small. Fix: use 0 or more.']),
+        (add_traffic("users: 8, seed: 4294967296"), ['5:27: traffic.seed: 4294967296: it is too large. Fix: use a number below 4294967296.']),
         # slo
-        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ['6:16: slo.ttft_ms: 800: it is a whole number. Fix: a mapping of keys to values.']),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: unknown key. Fix: p99:."]),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ['6:22: slo.ttft_ms.p95: 0: it is too small. Fix: a number above 0.']),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ['6:22: slo.ttft_ms.p95: ".nan": it is a text. Fix: a number.']),
-        (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ['6:15: slo.errors: 0.1: it has no unit. Fix: a percentage such as 0.1%.']),
-        (VALID.replace("slo: {}", "slo: {errors: 101%}"), ['6:15: slo.errors: "101%": it is not up to 100%. Fix: a percentage such as 0.1%.']),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ['6:16: slo.ttft_ms: 800: it is a whole number. Fix: use a mapping of keys to values.']),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: unknown key. Fix: write p99:."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ['6:22: slo.ttft_ms.p95: 0: it is too small. Fix: use a number above 0.']),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ['6:22: slo.ttft_ms.p95: ".nan": it is a text. Fix: use a number.']),
+        (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ['6:15: slo.errors: 0.1: it has no unit. Fix: use a percentage such as 0.1%.']),
+        (VALID.replace("slo: {}", "slo: {errors: 101%}"), ['6:15: slo.errors: "101%": it is not up to 100%. Fix: use a percentage such as 0.1%.']),
         # contradictions, each at its own field
-        (add_traffic("requests: 100"), ["5:10: traffic: it must have exactly one of users and arrivals. Fix: arrivals: 20/s, or users: 8."]),
-        (add_traffic("users: 8, arrivals: 20/s"), ['5:31: traffic.arrivals: "20/s": it must have exactly one of users and arrivals. Fix: arrivals: 20/s, or users: 8.']),
-        (add_traffic("users: 8, process: constant"), ['5:30: traffic.process: "constant": it spaces the arrivals of the open loop, and users is the closed loop. Fix: arrivals: 20/s in place of users, or no process.']),
-        (add_traffic("users: 8, burstiness: 0.5"), ['5:33: traffic.burstiness: 0.5: it spaces arrivals, and there are none. Fix: arrivals: 20/s, or no burstiness.']),
-        (add_traffic("arrivals: 8/s, process: constant, burstiness: 2"), ['5:57: traffic.burstiness: 2: constant arrivals have none. Fix: process: poisson, or no burstiness.']),
-        (add_traffic("users: 8, trace_speed: 2"), ['5:34: traffic.trace_speed: 2: it is for the times of a trace, which are not used here. Fix: trace: FILE without users and arrivals, or no trace_speed.']),
-        (add_traffic("trace: azure.csv, output_tokens: 1..10"), ["5:1: traffic.input_tokens: it bounds the lengths of a trace, and is missing. Fix: input_tokens: 1..8k."]),
-        (add_traffic("users: 8, trace: a.csv, data: b.jsonl, input_tokens: 1..9, output_tokens: 1..9"), ['5:28: traffic.trace: "a.csv": data says what is sent, and so does a trace. Fix: either data or trace.']),
+        (add_traffic("requests: 100"), ["5:10: traffic: it must have exactly one of users and arrivals. Fix: write arrivals: 20/s, or users: 8."]),
+        (add_traffic("users: 8, arrivals: 20/s"), ['5:31: traffic.arrivals: "20/s": it must have exactly one of users and arrivals. Fix: write arrivals: 20/s, or users: 8.']),
+        (add_traffic("users: 8, process: constant"), ['5:30: traffic.process: "constant": it spaces the arrivals of the open loop, and users is the closed loop. Fix: write arrivals: 20/s in place of users, or leave process out.']),
+        (add_traffic("users: 8, burstiness: 0.5"), ['5:33: traffic.burstiness: 0.5: it spaces arrivals, and there are none. Fix: write arrivals: 20/s, or leave burstiness out.']),
+        (add_traffic("arrivals: 8/s, process: constant, burstiness: 2"), ['5:57: traffic.burstiness: 2: constant arrivals have none. Fix: write process: poisson, or leave burstiness out.']),
+        (add_traffic("users: 8, trace_speed: 2"), ['5:34: traffic.trace_speed: 2: it is for the times of a trace, which are not used here. Fix: write trace: FILE without users and arrivals, or leave trace_speed out.']),
+        (add_traffic("trace: azure.csv, output_tokens: 1..10"), ["5:1: traffic.input_tokens: it bounds the lengths of a trace, and is missing. Fix: write input_tokens: 1..8k."]),
+        (add_traffic("users: 8, trace: a.csv, data: b.jsonl, input_tokens: 1..9, output_tokens: 1..9"), ['5:28: traffic.trace: "a.csv": data says what is sent, and so does a trace. Fix: keep either data or trace.']),
         (add_traffic("trace: a.csv, input_tokens: 1..9, output_tokens: 1..9"), ['5:18: traffic.trace: "a.csv": there is no such file in mine. Fix: name a trace file beside the blueprint.']),
-        (add_traffic("users: 8, input_tokens: {mean: 20, within: 1..10}"), ['5:42: traffic.input_tokens.mean: 20: it is outside 1..10. Fix: a mean within the bounds, or wider bounds.']),
-        (add_traffic("users: 8, input_tokens: {mean: 20, shape: pareto, within: 1..30}"), ["5:53: traffic.input_tokens.shape: \"pareto\": not one of the choices. Fix: one of 'normal', 'lognormal' or 'gamma'."]),
+        (add_traffic("users: 8, input_tokens: {mean: 20, within: 1..10}"), ['5:42: traffic.input_tokens.mean: 20: it is outside 1..10. Fix: write a mean within the bounds, or wider bounds.']),
+        (add_traffic("users: 8, input_tokens: {mean: 20, shape: pareto, within: 1..30}"), ["5:53: traffic.input_tokens.shape: \"pareto\": not one of the choices. Fix: use one of 'normal', 'lognormal' or 'gamma'."]),
         (add_traffic("users: 8, input_tokens: {mean: 1k, within: 1..5k}"), ["5:35: traffic.input_tokens: a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens."]),
-        (add_traffic("users: 8, score_by: contains"), ['5:31: traffic.score_by: "contains": it scores the answers to data, and there is none. Fix: data: FILE with expected answers, or no score_by.']),
+        (add_traffic("users: 8, score_by: contains"), ['5:31: traffic.score_by: "contains": it scores the answers to data, and there is none. Fix: write data: FILE with expected answers, or leave score_by out.']),
         (add_traffic("users: 8, data: a.jsonl, score_by: judge"), ['5:46: traffic.score_by: "judge": it goes with judge, which is missing. Fix: judge: {url: URL, model: NAME}, or another score_by.']),
         (add_traffic("users: 8, data: a.jsonl, judge: {url: 'https://a', model: b}"), ["5:43: traffic.judge: score_by is not judge. Fix: score_by: judge."]),
-        (add_traffic("users: 8, data: a.jsonl, score_by: judge, judge: {url: ftp://a, model: b}"), ['5:66: traffic.judge.url: "ftp://a": it is not a URL of an OpenAI-compatible server. Fix: a URL of an OpenAI-compatible server such as https://judge.example.']),
+        (add_traffic("users: 8, data: a.jsonl, score_by: judge, judge: {url: ftp://a, model: b}"), ['5:66: traffic.judge.url: "ftp://a": it is not a URL of an OpenAI-compatible server. Fix: use a URL of an OpenAI-compatible server such as https://judge.example.']),
         (VALID.replace("slo: {}", "slo: {score: 90%}"), ['6:14: slo.score: "90%": no answer is expected: traffic has no data. Fix: set data: FILE with expected answers in traffic, or remove score.']),
-        (add_traffic("users: 8, turns: 2, api: completions"), ['5:28: traffic.turns: 2: completions have no conversation. Fix: api: chat, or no turns.']),
-        (add_traffic("users: 8, turns: 2, data: a.jsonl"), ['5:28: traffic.turns: 2: data has single requests. Fix: turns without data, or data without turns.']),
+        (add_traffic("users: 8, turns: 2, api: completions"), ['5:28: traffic.turns: 2: completions have no conversation. Fix: write api: chat, or leave turns out.']),
+        (add_traffic("users: 8, turns: 2, data: a.jsonl"), ['5:28: traffic.turns: 2: data has single requests. Fix: write turns without data, or data without turns.']),
         (add_traffic("users: 8, turns: 2..20"), ["5:1: traffic.input_tokens: a request of this traffic takes up to 6400 tokens, input and output together, and the context is 4096. Fix: set context: 6400 or more, or shorter input_tokens and output_tokens."]),
-        (add_traffic("users: 8, prefix_groups: 4"), ['5:36: traffic.prefix_groups: 4: the prompts of a group have nothing in common while shared_prefix is 0%. Fix: shared_prefix: 50% too, or no prefix_groups.']),
-        (VALID.replace("slo: {}", "slo: {goodput: 100%}"), ['6:16: slo.goodput: "100%": no number of requests shows that every one will meet the limits. Fix: 99.9% or less.']),
-        (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ['6:21: slo.itl_ms.p50: 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Fix: 30 or less, or no p50.']),
+        (add_traffic("users: 8, prefix_groups: 4"), ['5:36: traffic.prefix_groups: 4: the prompts of a group have nothing in common while shared_prefix is 0%. Fix: write shared_prefix: 50% too, or leave prefix_groups out.']),
+        (VALID.replace("slo: {}", "slo: {goodput: 100%}"), ['6:16: slo.goodput: "100%": no number of requests shows that every one will meet the limits. Fix: write 99.9% or less.']),
+        (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ['6:21: slo.itl_ms.p50: 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Fix: write 30 or less, or leave p50 out.']),
         (VALID + "context: 300\n", ['7:10: context: 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: set context: 320 or more, or shorter input_tokens and output_tokens.']),
         (add_traffic("users: 8, input_tokens: 4k..5k"), ['5:35: traffic.input_tokens: "4k..5k": a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens.']),
         # the file as a whole
-        ("", ["1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
-        ("tiny", ['1:1: "tiny": the file is not a mapping of keys to values. Fix: KEY: VALUE lines.']),
-        ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."]),
+        ("", ["1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("tiny", ['1:1: "tiny": the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
+        ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: write a list such as [a, b]."]),
     ],
 )  # fmt: skip
 def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
@@ -233,13 +233,13 @@ def test_a_binary_file_and_a_huge_one_are_refused() -> None:
     Path("mine/blueprint.yaml").write_bytes(b"\x1f\x8b\x08\x00\x00")
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
-    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Fix: a YAML file."
+    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Fix: name a YAML file."
     Path("mine/blueprint.yaml").write_bytes(b"#" * 10_000_000)
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
     assert str(error.value) == (
         "mine/blueprint.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
-        "Fix: settings of a screenful, not a data file."
+        "Fix: name settings of a screenful, not a data file."
     )
 
 

@@ -66,5 +66,5 @@ def test_only_a_pattern_with_spans_nodes_spans_nodes(tmp_path: Path, pattern_fol
 def test_an_unknown_fact_is_refused_at_its_line(pattern_folder: Path) -> None:
     (pattern_folder / patterns.FACTS_FILE).write_text("spans_node: on\n")
     patterns.load_patterns.cache_clear()
-    with pytest.raises(InputError, match=r"pattern\.yaml:1:1: spans_node: unknown key\. Fix: spans_nodes:"):
+    with pytest.raises(InputError, match=r"pattern\.yaml:1:1: spans_node: unknown key\. Fix: write spans_nodes:"):
         patterns.load_patterns()

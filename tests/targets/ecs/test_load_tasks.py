@@ -146,7 +146,7 @@ def test_a_deployment_without_the_security_group_is_refused_with_the_fix(plan: D
         raise AssertionError("nothing is to start")
     assert str(error.value) == (
         "the security group fabric-older-driver does not exist: the deployment is older than load drivers on ECS, or "
-        "gone. Fix: blueprint deploy, or --load-from here"
+        "gone. Fix: run blueprint deploy, or --load-from here"
     )
 
 

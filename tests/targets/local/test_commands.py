@@ -89,7 +89,7 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
         (
             ("My_Own", "--from", "aggregated"),
             "NAME: \"My_Own\": the folder's name becomes the deployment's name. "
-            "Fix: 2 to 32 characters of a-z, 0-9 and -, starting with a letter.\n",
+            "Fix: use 2 to 32 characters of a-z, 0-9 and -, starting with a letter.\n",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, co
     (working_folder / "fleet.yaml").unlink()
     code, _, err = run_cli(command, "mine")
     assert code == 2
-    assert err == "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists.\n"
+    assert err == "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists.\n"
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
@@ -158,7 +158,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
 ) -> None:
     code, out, err = run_cli("status", "mine")
     assert (code, out) == (1, "")
-    assert err == "mine: not deployed here. Fix: blueprint deploy mine\n"
+    assert err == "mine: not deployed here. Fix: run blueprint deploy mine\n"
     code, _, err = run_cli("logs", "mine")
     assert (code, err) == (1, "mine: no logs; nothing has run here yet\n")
 
@@ -196,7 +196,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     code, _, err = run_cli("logs", "mine", "worker-7")
     assert code == 2
     assert err == (
-        'PROCESS: "worker-7": mine has no such process. Fix: one of aws, router, supervisord, worker-0, worker-1.\n'
+        'PROCESS: "worker-7": mine has no such process. Fix: use one of aws, router, supervisord, worker-0, worker-1.\n'
     )
 
     (working_folder / "mine" / "blueprint.yaml").write_text("broken: [")

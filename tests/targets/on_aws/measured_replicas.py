@@ -110,4 +110,4 @@ def read_fix(errors: str, reason: str) -> list[str]:
     """Return the arguments of the command that standard error names for what could not be removed, and why."""
     [error, fix] = errors.splitlines()[-2:]
     assert error.endswith(f"mine-tune may still run, and cost: {reason}")
-    return [*fix.removeprefix("Fix: blueprint ").split(), "--yes"]
+    return [*fix.removeprefix("Fix: run blueprint ").split(), "--yes"]

@@ -99,7 +99,7 @@ def test_a_command_names_the_server_the_model_and_the_load(name: str, traffic: d
         (
             "vllm-bench",
             {"arrivals": "5/s", "process": "constant"},
-            r"traffic\.process: vllm bench serve cannot send it: .*Fix: process: poisson",
+            r"traffic\.process: vllm bench serve cannot send it: .*Fix: write process: poisson",
         ),
         ("guidellm", {"arrivals": "5/s", "burstiness": 0.5}, r"traffic\.burstiness: GuideLLM cannot send it"),
         (

@@ -56,7 +56,7 @@ def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
         (
             '{"prompt": "a", "output_tokens": 65}',
             "chat",
-            r"`output_tokens` of at most 64\. Fix: 64 or less, or output_tokens: 65 in blueprint\.yaml",
+            r"`output_tokens` of at most 64\. Fix: write 64 or less, or output_tokens: 65 in blueprint\.yaml",
         ),
         ("[1, {}]", "chat", "it has no prompts"),
         ("[", "chat", "it is not JSON"),

@@ -181,5 +181,7 @@ def test_a_bucket_that_is_missing_is_refused_before_anything_starts(
 
     drivers = RemoteDrivers(aws, "demo-none", launch, 60)
     source = LoadSource("", play=drivers.play, max_processes=2)
-    with pytest.raises(Unavailable, match=r"the results bucket demo-none does not exist. Fix: blueprint fleet apply"):
+    with pytest.raises(
+        Unavailable, match=r"the results bucket demo-none does not exist. Fix: run blueprint fleet apply"
+    ):
         validate("http://127.0.0.1:9", source)

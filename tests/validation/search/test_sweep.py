@@ -98,9 +98,9 @@ def test_replicas_that_come_and_go_have_no_capacity(target: LoadTarget) -> None:
     ("end", "note"),
     [
         (
-            Unavailable("http://127.0.0.1:1 is unreachable. Fix: blueprint status.\n  details"),
+            Unavailable("http://127.0.0.1:1 is unreachable. Fix: run blueprint status.\n  details"),
             "The load of 80/s could not be sent, and the search ended there: http://127.0.0.1:1 is unreachable. "
-            "Fix: blueprint status.",
+            "Fix: run blueprint status.",
         ),
         (KeyboardInterrupt(), "The load of 80/s was interrupted, and the search ended there."),
     ],

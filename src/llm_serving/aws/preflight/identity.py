@@ -58,7 +58,7 @@ def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
     caller, account = fetch_identity(aws), document.value.account
     if account and account != caller.account and not aws.is_emulated:
         reason = f"{caller.name} is signed in to account {caller.account}"
-        fix = f'a profile of {account}, set in AWS_PROFILE, or account: "{caller.account}"'
+        fix = f'use a profile of {account}, set in AWS_PROFILE, or account: "{caller.account}"'
         raise InputError([document.build_mistake(("account",), account, reason, fix)])
     return caller
 
@@ -219,7 +219,7 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
     denied = [action for action in missing if _is_denied(decisions.get(action, {}))]
     if denied:
         message = f"{len(denied)} of {len(actions)} actions are denied outright: {_format_actions(denied)}"
-        fix = "another identity, or a change of the deny statement, permissions boundary or SCP"
+        fix = "use another identity, or change the deny statement, permissions boundary or SCP"
         return CheckResult(check_name, "fail", message, fix)
     if len(missing) == len(actions):
         message = f"none of its {len(actions)} actions is allowed, {_format_actions(missing)} among them"

@@ -69,7 +69,7 @@ def _check_limit(limit: Limit) -> CheckResult:
     message, usage_ratio = f"{limit.amount:,} of {limit.most:,}", limit.amount / limit.most
     if limit.amount <= limit.most:
         return CheckResult(limit.name, "pass", message, usage_ratio=usage_ratio)
-    fix = "fewer zones, types or ways to buy in a pool, smaller pools, or a second fleet for some of them"
+    fix = "use fewer zones, types or ways to buy in a pool, smaller pools, or a second fleet for some of them"
     return CheckResult(limit.name, "fail", f"needs {message} ({limit.source})", fix, usage_ratio=usage_ratio)
 
 

@@ -96,7 +96,7 @@ def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
     groups = 2 if len(folders) == 1 else 1
     runs = [group for folder in folders for group in _find_newest(folder, groups, repeats)]
     if len(runs) < 2:
-        raise InputError("RUN: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
+        raise InputError("RUN: a comparison takes two or more. Fix: run blueprint compare RUN RUN.")
     return runs
 
 
@@ -114,7 +114,7 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
     if len(newest) < count:
         have = {0: "no validation", 1: "one validation"}.get(len(newest), f"{len(newest)} validations")
         needed = f", and {'two' if count == 2 else count} are compared" if newest else ""
-        fix = f"blueprint validate {console.shorten_path(folder)}"
+        fix = f"run blueprint validate {console.shorten_path(folder)}"
         raise InputError(f"RUN: {console.shorten_path(folder)}: {runs} has {have}{needed}. Fix: {fix}.")
     return [newest[start : start + repeats] for start in range(0, count, repeats)]
 

@@ -80,7 +80,7 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
         )
     if not accelerators or accelerators.kind != "gpu":
         reason = f"nccl-tests measures NVIDIA GPUs, and {group.types[0]} has none"
-        fix = "a pool with GPUs; for Neuron devices, run AWS's nccom-test on the instances"
+        fix = "choose a pool with GPUs; for Neuron devices, run AWS's nccom-test on the instances"
         raise InputError([document.build_mistake(("pools", name, "types"), list(pool.types), reason, fix)])
     if group.max_size < nodes:
         reason = f"{nodes} instances are to be tested, and the pool has at most {group.max_size}"

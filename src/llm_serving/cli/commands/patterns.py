@@ -126,7 +126,7 @@ def _require_new_folder(folder: Path, argument: str) -> Path:
         TypeAdapter(Name).validate_python(folder.name)
     except ValidationError:
         reason = "the folder's name becomes the deployment's name"
-        fix = "2 to 32 characters of a-z, 0-9 and -, starting with a letter"
+        fix = "use 2 to 32 characters of a-z, 0-9 and -, starting with a letter"
         raise InputError(f"{argument}: {quote_value(folder)}: {reason}. Fix: {fix}.") from None
     if folder.exists():
         raise InputError(f"{argument}: {quote_value(folder)}: it exists already. Fix: use another name.")

@@ -85,7 +85,7 @@ def require_limits(folder: Path, capability: Capability) -> None:
     document = inputs.read_blueprint(folder)
     if not document.value.slo.limits_load:
         reason = "it has no limit on a latency that a higher load could miss"
-        fix = "ttft_ms: {p95: 800}, for example"
+        fix = "write ttft_ms: {p95: 800}, for example"
         raise InputError([diagnostics.build_mistake(document.path, document.positions, ("slo",), "", reason, fix)])
 
 

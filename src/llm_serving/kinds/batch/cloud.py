@@ -138,7 +138,7 @@ def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Co
     if settings.endpoint.model is not None:
         reason = f"on {title} a batch starts no replicas: it feeds a serving deployment, or a URL"
         fix = (
-            f"blueprint deploy NAME --target {environment.target} of a serving blueprint with this model, then "
+            f"run blueprint deploy NAME --target {environment.target} of a serving blueprint with this model, then "
             "endpoint: {deployment: NAME}"
         )
         yield Conflict(("endpoint", "model"), reason, fix, settings.endpoint.model)
@@ -185,7 +185,7 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
         return
     if environment.conventions.runs_tasks:
         reason = f"workers on {environment.conventions.title} run on Fargate, which has no pools"
-        yield Conflict(key_path, reason, "no pool", pool)
+        yield Conflict(key_path, reason, "leave pool out", pool)
         return
     fitting = [
         name
@@ -194,7 +194,7 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
     ]
     if pool not in fitting:
         reason = f"the fleet {fleet.name} has no such pool on {environment.conventions.title}"
-        yield Conflict(key_path, reason, f"one of {', '.join(fitting)}, or no pool", pool)
+        yield Conflict(key_path, reason, f"use one of {', '.join(fitting)}, or no pool", pool)
 
 
 def _complete_schedule(settings: Blueprint, schedule: Schedule) -> StackSchedule:
@@ -208,7 +208,7 @@ def _find_long_rules(settings: Blueprint, workflow: str, name: str) -> Iterator[
     for key, value, rule in [("name", name, f"{workflow}-inbox"), *schedules]:
         if len(rule) > MAX_RULE_NAME:
             reason = f"the rule {rule} would have {len(rule)} characters, and EventBridge takes {MAX_RULE_NAME}"
-            fix = "a shorter name of the schedule, the blueprint or the fleet"
+            fix = "choose a shorter name of the schedule, the blueprint or the fleet"
             yield Conflict((key,), reason, fix, value)
             return
 
@@ -218,7 +218,7 @@ def _find_long_names(run_queues: Mapping[str, str]) -> Iterator[Conflict]:
     if len(longest) > MAX_QUEUE_NAME:
         reason = f"the queue {longest} would have {len(longest)} characters, and SQS takes {MAX_QUEUE_NAME}"
         yield Conflict(
-            ("teams",), reason, "a shorter name of the team, the blueprint or the fleet", run_queues[longest]
+            ("teams",), reason, "choose a shorter name of the team, the blueprint or the fleet", run_queues[longest]
         )
 
 
@@ -228,7 +228,7 @@ def _find_unreachable(settings: Blueprint, environment: Environment) -> Iterator
     for key_path, url in urls:
         if _is_loopback(urlsplit(url or "").hostname or ""):
             reason = f"workers on {environment.conventions.title} do not reach this machine"
-            yield Conflict(key_path, reason, "an address in the fleet's network", url)
+            yield Conflict(key_path, reason, "use an address in the fleet's network", url)
 
 
 def _find_foreign_secrets(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
@@ -236,7 +236,7 @@ def _find_foreign_secrets(settings: Blueprint, environment: Environment) -> Iter
     for key_path, secret in list_secrets(settings):
         if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
             reason = f"a batch on {environment.conventions.title} reads secrets of its own region, {environment.region}"
-            fix = f"a secret of {environment.region}, such as a replica of this one"
+            fix = f"use a secret of {environment.region}, such as a replica of this one"
             yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
 
 

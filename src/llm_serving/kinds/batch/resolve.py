@@ -253,7 +253,7 @@ def _find_named(
     found = deployments.find(name, blueprint.path.resolve().parent.parent, fleet, environment)
     if found is None or found.kind not in ("", DEFAULT_KIND):
         reason = "no serving deployment of this name is up here"
-        fix = f"blueprint deploy {name} first, from this directory"
+        fix = f"run blueprint deploy {name} first, from this directory"
         raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)])
     return found
 

@@ -29,7 +29,7 @@ def parse_folder(text: str) -> Path:
     """
     if text.startswith("s3://"):
         reason = "replicas on this machine load from a local directory"
-        fix = f"a directory; `aws s3 cp --recursive {text} FOLDER` creates one"
+        fix = f"name a directory; `aws s3 cp --recursive {text} FOLDER` creates one"
         raise InputError(f"FOLDER: {quote_value(text)}: {reason}. Fix: {fix}.")
     return Path(text)
 
@@ -78,7 +78,9 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
     """Return the role, if its engines accept adapters."""
     roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:
-        raise InputError(f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: {' or '.join(roles)}.")
+        raise InputError(
+            f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: use {' or '.join(roles)}."
+        )
     role = roles[name]
     if not role.served_model or not role.served_model.adapters:
         reason = "its engines started without adapters, and then load none"

@@ -157,7 +157,7 @@ def _find_network(plan: DeploymentPlan) -> dict[str, Any]:
     if security_group is None:
         raise Unavailable(
             f"the security group {name} does not exist: the deployment is older than load drivers on ECS, or gone. "
-            "Fix: blueprint deploy, or --load-from here"
+            "Fix: run blueprint deploy, or --load-from here"
         )
     subnets = ecs_tasks.find_private_subnets(ec2, fleet, fleet.zones)
     settings = {"subnets": subnets, "securityGroups": [security_group], "assignPublicIp": "DISABLED"}

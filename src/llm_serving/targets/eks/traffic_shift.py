@@ -32,7 +32,7 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
             reason = "it is not a deployment and its weight"
             raise InputError(f"SHARE: {quote_value(argument)}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
-            raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: each deployment once.")
+            raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: list each deployment once.")
         weights[name] = int(weight)
     if not any(weights.values()):
         raise InputError("SHARE: all weights are 0. Fix: write a weight above 0, such as mine=100.")

@@ -41,7 +41,9 @@ def _select_files(directory: DeploymentDir, process: str | None) -> list[Path]:
         return log_files
     if directory.get_log_path(process) not in log_files:
         names = ", ".join(file.stem for file in log_files)
-        raise InputError(f"PROCESS: {quote_value(process)}: {directory.name} has no such process. Fix: one of {names}.")
+        raise InputError(
+            f"PROCESS: {quote_value(process)}: {directory.name} has no such process. Fix: use one of {names}."
+        )
     return [directory.get_log_path(process)]
 
 

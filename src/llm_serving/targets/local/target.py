@@ -83,7 +83,7 @@ class LocalTarget:
         deployment = directory.load_deployment()
         ports = directory.load_ports()
         rows = [{**asdict(state), "port": ports.get(state.name)} for state in status.list_process_states(directory)]
-        missing = f"{directory.name}: not deployed here. Fix: blueprint deploy {console.shorten_path(folder)}"
+        missing = f"{directory.name}: not deployed here. Fix: run blueprint deploy {console.shorten_path(folder)}"
         return DeploymentStatus(directory.name, deployment.url if deployment else None, "processes", rows, missing)
 
     def show_logs(
@@ -153,7 +153,7 @@ class LocalTarget:
         deployment = directory.load_deployment()
         if deployment is None:
             raise Unavailable(
-                f"{directory.name}: not deployed here. Fix: blueprint deploy {console.shorten_path(folder)}"
+                f"{directory.name}: not deployed here. Fix: run blueprint deploy {console.shorten_path(folder)}"
             )
         return deployment
 

@@ -205,5 +205,5 @@ def load_aws_target(name: str) -> AwsTarget:
     target = registry.load_target(name)
     if not isinstance(target, AwsTarget):
         names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]
-        raise InputError(f"--target: {quote_value(name)}: it does not run on AWS. Fix: {' or '.join(names)}.")
+        raise InputError(f"--target: {quote_value(name)}: it does not run on AWS. Fix: use {' or '.join(names)}.")
     return target

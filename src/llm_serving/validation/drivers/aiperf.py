@@ -20,7 +20,7 @@ from llm_serving.validation.load.answer import Sample
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
     if traffic.max_concurrency:
-        yield Conflict(("max_concurrency",), "its fixed schedule has no cap", "no max_concurrency")
+        yield Conflict(("max_concurrency",), "its fixed schedule has no cap", "leave max_concurrency out")
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:

@@ -23,11 +23,15 @@ _REPORTS = "reports"
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
     if traffic.burstiness != 1:
-        yield Conflict(("burstiness",), "its arrivals are Poisson or constant", "no burstiness, or --driver aiperf")
+        yield Conflict(
+            ("burstiness",), "its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"
+        )
     if traffic.replays_times:
-        yield Conflict(("trace",), "it draws its own arrivals", "arrivals: 20/s with the trace, or --driver aiperf")
+        yield Conflict(
+            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"
+        )
     if traffic.max_concurrency:
-        yield Conflict(("max_concurrency",), "its arrivals have no cap", "no max_concurrency")
+        yield Conflict(("max_concurrency",), "its arrivals have no cap", "leave max_concurrency out")
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:

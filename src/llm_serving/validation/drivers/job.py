@@ -207,10 +207,10 @@ class Server:
         except urllib.error.HTTPError as error:
             if error.code in (400, 422):
                 return False
-            raise Unavailable(f"{self._url} returned {error.code} {error.reason}. Fix: blueprint logs.") from None
+            raise Unavailable(f"{self._url} returned {error.code} {error.reason}. Fix: run blueprint logs.") from None
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise Unavailable(f"{self._plan.url} is unreachable: {reason}. Fix: blueprint status.") from None
+            raise Unavailable(f"{self._plan.url} is unreachable: {reason}. Fix: run blueprint status.") from None
         return True
 
     def count_tokens(self, content: Any) -> int:

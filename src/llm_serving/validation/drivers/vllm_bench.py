@@ -15,9 +15,11 @@ from llm_serving.validation.load.answer import Sample
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
     if traffic.process == "constant":
-        yield Conflict(("process",), "it spaces arrivals by a gamma distribution", "process: poisson")
+        yield Conflict(("process",), "it spaces arrivals by a gamma distribution", "write process: poisson")
     if traffic.replays_times:
-        yield Conflict(("trace",), "it draws its own arrivals", "arrivals: 20/s with the trace, or --driver aiperf")
+        yield Conflict(
+            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or --driver aiperf"
+        )
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:

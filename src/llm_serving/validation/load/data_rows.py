@@ -55,7 +55,9 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
         reason = (
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
         )
-        raise InputError([Mistake(path, 1, 1, "", "", reason, "a JSONL file with one JSON object per line")]) from None
+        raise InputError(
+            [Mistake(path, 1, 1, "", "", reason, "use a JSONL file with one JSON object per line")]
+        ) from None
     rows = _read_sharegpt(path, text) if text.lstrip().startswith("[") else _read_lines(path, text, traffic)
     if not rows:
         raise InputError([Mistake(path, 1, 1, "", "", "it has no prompts", _EXAMPLE)])
@@ -99,13 +101,13 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
         return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens)
     if traffic.api != "chat":
         raise _RowError(
-            "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT"
+            "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "write prompt: TEXT"
         )
     messages = data["messages"]
     is_list = isinstance(messages, list) and all(map(_is_message, messages))
     if not is_list or not messages or not messages[-1].get("content"):
         raise _RowError(
-            "messages", "it is not a list of chat messages", '"messages": [{"role": "user", "content": "Hi"}]'
+            "messages", "it is not a list of chat messages", 'write "messages": [{"role": "user", "content": "Hi"}]'
         )
     return DataRow(tuple(messages), expected, output_tokens)
 
@@ -130,13 +132,13 @@ def _parse_expected(value: Any, traffic: Traffic) -> str | None:
         return value
     if not isinstance(value, dict):
         raise _RowError(
-            "expected", "it is not a JSON Schema, for `score_by: json_schema`", '"expected": {"type": "object"}'
+            "expected", "it is not a JSON Schema, for `score_by: json_schema`", 'write "expected": {"type": "object"}'
         )
     try:
         jsonschema.validators.validator_for(value).check_schema(value)
     except (jsonschema.SchemaError, TypeError, AttributeError) as error:
         reason = f"it is not a JSON Schema: {getattr(error, 'message', error)}"
-        raise _RowError("expected", reason, '"expected": {"type": "object"}') from None
+        raise _RowError("expected", reason, 'write "expected": {"type": "object"}') from None
     return json.dumps(value)
 
 
@@ -145,10 +147,10 @@ def _check_output_tokens(value: Any, most: int) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _RowError("output_tokens", "it is not a number of tokens", '"output_tokens": 64')
+        raise _RowError("output_tokens", "it is not a number of tokens", 'write "output_tokens": 64')
     if value > most:
         reason = f"the blueprint's traffic has `output_tokens` of at most {most}"
-        raise _RowError("output_tokens", reason, f"{most} or less, or output_tokens: {value} in blueprint.yaml")
+        raise _RowError("output_tokens", reason, f"write {most} or less, or output_tokens: {value} in blueprint.yaml")
 
 
 def _read_sharegpt(path: Path, text: str) -> list[DataRow]:
@@ -157,7 +159,7 @@ def _read_sharegpt(path: Path, text: str) -> list[DataRow]:
     except json.JSONDecodeError as error:
         reason = f"it is not JSON: {error.msg}"
         raise InputError(
-            [Mistake(path, error.lineno, error.colno, "", "", reason, "the JSON of ShareGPT as published")]
+            [Mistake(path, error.lineno, error.colno, "", "", reason, "use the JSON of ShareGPT as published")]
         ) from None
     return list(_parse_conversations(conversations))
 

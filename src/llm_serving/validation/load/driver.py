@@ -164,7 +164,7 @@ def _detect_dialect(user: Any, load: Load) -> bool:
         except HttpError as error:
             if dialect and error.status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
                 continue
-            raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: blueprint logs.") from None
+            raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
         return dialect
     raise AssertionError("unreachable: the second try returns or raises")
 
@@ -178,7 +178,7 @@ def _count_tokens(user: Any, model: str, content: Any) -> int:
     try:
         answer = _send_request(user, body)
     except HttpError as error:
-        raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: blueprint logs.") from None
+        raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
     try:
         usage = request_body.read_usage(answer)
     except ValueError as error:
@@ -197,9 +197,9 @@ def _send_request(user: Any, body: dict[str, Any]) -> bytes:
             return b"".join(chunk for _, chunk in connection.post(user.path(), json.dumps(body).encode()))
     except gevent.Timeout:
         raise DriverError(
-            f"{user.plan.url} did not answer the first request within {deadline:g} s. Fix: blueprint logs."
+            f"{user.plan.url} did not answer the first request within {deadline:g} s. Fix: run blueprint logs."
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise DriverError(f"{user.plan.url} is unreachable: {error}. Fix: blueprint status.") from None
+        raise DriverError(f"{user.plan.url} is unreachable: {error}. Fix: run blueprint status.") from None
     finally:
         connection.close()

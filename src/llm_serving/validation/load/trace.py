@@ -91,7 +91,7 @@ def _start_at_zero(rows: list[TraceRow]) -> list[TraceRow]:
 
 def _build_error(path: Path, number: int, line: str, reason: str) -> InputError:
     fix = (
-        "a trace as its makers publish it, such as AzureLLMInferenceTrace_conv.csv, Mooncake's "
+        "use a trace as its makers publish it, such as AzureLLMInferenceTrace_conv.csv, Mooncake's "
         "conversation_trace.jsonl or BurstGPT_without_fails_1.csv"
     )
     return InputError([Mistake(path, number, 1, "", line.strip()[:60], reason, fix)])

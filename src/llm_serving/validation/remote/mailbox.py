@@ -104,7 +104,9 @@ def open_mailbox(aws: AwsSession, bucket: str, prefix: str) -> Iterator[Mailbox]
             client.head_bucket(Bucket=bucket)
         except ClientError as error:
             if session.get_error_code(error) in ("404", "NoSuchBucket"):
-                raise Unavailable(f"the results bucket {bucket} does not exist. Fix: blueprint fleet apply.") from None
+                raise Unavailable(
+                    f"the results bucket {bucket} does not exist. Fix: run blueprint fleet apply."
+                ) from None
             raise
         mailbox = Mailbox(client, bucket, prefix)
         try:

@@ -46,7 +46,7 @@ REFUSALS = {
     ),
     "completions": (
         {"traffic": ", api: completions"},
-        "traffic.images: completions have text alone. Fix: api: chat, or no images.",
+        "traffic.images: completions have text alone. Fix: write api: chat, or leave images out.",
     ),
     "a task without chats": (
         {"model": "Qwen/Qwen3-Embedding-0.6B", "extra": "task: embed\n"},
