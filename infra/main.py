@@ -66,10 +66,25 @@ def synthesize(
     base.add_dependencies(app, selected)
     app.synth()
     folders = {stack.NAME: out / "stacks" / stack.NAME for stack in selected}
+    if not stack_names:
+        _remove_others(out / "stacks", folders)
     stack_rules.validate_stacks(document, folders)
     for folder in folders.values():
         _lock_provider(folder)
     return folders
+
+
+def _remove_others(parent: Path, folders: Mapping[str, Path]) -> None:
+    """Remove stacks that were written here before, of another fleet or a module that is gone.
+
+    Who runs Terraform in each folder would apply them. A folder that holds a state keeps all but its stack.
+    """
+    for folder in parent.iterdir():
+        if folder.name not in folders and (folder / "cdk.tf.json").is_file():
+            if any(folder.glob("*.tfstate")):
+                (folder / "cdk.tf.json").unlink()
+            else:
+                shutil.rmtree(folder)
 
 
 def _lock_provider(folder: Path) -> None:

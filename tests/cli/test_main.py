@@ -212,7 +212,7 @@ def test_the_help_lists_the_commands_in_groups_and_documents_the_exit_codes(caps
     positions = [output.index(f"─ {panel} ─") for panel in ("Blueprints", "Models", "Fleet", "AWS", "Tools")]
     assert positions == sorted(positions)
     assert "twin" not in output
-    codes = "0 success; 1 check failed; 2 invalid input; 3 environment problem."
+    codes = "0 success; 1 check failed; 2 invalid input; 3 environment problem; 70 internal error."
     assert codes in " ".join(output.split())
 
 

@@ -52,6 +52,23 @@ def test_hashes_that_opentofu_has_locked_stay(tmp_path: Path) -> None:
     assert (folder / ".terraform.lock.hcl").read_text() == lock
 
 
+def test_stacks_that_the_fleet_has_no_more_are_removed(tmp_path: Path) -> None:
+    """A loop over the folders would apply them; a state that lies there is kept."""
+    for name, file in (("eks", "cdk.tf.json"), ("ecs", "terraform.tfstate"), ("notes", "mine.txt")):
+        (tmp_path / "stacks" / name).mkdir(parents=True)
+        (tmp_path / "stacks" / name / file).write_text("{}")
+    (tmp_path / "stacks/ecs/cdk.tf.json").write_text("{}")
+    document = load_fleet(ROOT / "fleet.yaml")
+    main.synthesize(document, tmp_path, stack_names=("storage",))
+    assert (tmp_path / "stacks/eks/cdk.tf.json").exists(), "the other stacks of a fleet stay beside one of them"
+    folders = main.synthesize(document, tmp_path)
+    stacks = {file.parent.name for file in tmp_path.glob("stacks/*/cdk.tf.json")}
+    assert stacks == set(folders) == set(json.loads((tmp_path / "manifest.json").read_text())["stacks"])
+    assert not (tmp_path / "stacks/eks").exists() or "eks" in folders
+    assert (tmp_path / "stacks/ecs/terraform.tfstate").exists()
+    assert (tmp_path / "stacks/notes/mine.txt").exists()
+
+
 @pytest.mark.parametrize(("line", "allowed"), [('account: "123456789012"\n', ["123456789012"]), ("", None)])
 def test_the_provider_takes_no_other_account_than_the_fleets(tmp_path: Path, line: str, allowed: list[str]) -> None:
     file = tmp_path / "fleet.yaml"

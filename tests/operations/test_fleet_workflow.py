@@ -57,8 +57,22 @@ def test_the_plan_is_applied_and_bucket_data_outlives_a_destroy(
     assert "kept-state" in {item["Name"] for item in s3.list_buckets()["Buckets"]}
     keys = [item["Key"] for item in s3.list_objects_v2(Bucket="kept-state")["Contents"]]
     assert keys == ["fleets/kept/storage.tfstate"]  # and no lock beside it
-    second_plan = json.loads(run_cli(capsys, "fleet", "plan", "storage", "--json"))["stacks"][0]
+    second_plan = json.loads(run_cli(capsys, "fleet", "plan", "storage", "--json", "--exit-code"))["stacks"][0]
     assert (second_plan["add"], second_plan["change"], second_plan["destroy"]) == (0, 0, 0)
+    assert (second_plan["changes"], second_plan["plan_file"]) == ({}, None)
+
+    keys_before = s3.get_bucket_tagging(Bucket=f"kept-models-123456789012-{REGION}")["TagSet"]
+    s3.delete_bucket_tagging(Bucket=f"kept-models-123456789012-{REGION}")
+    assert main.run(["fleet", "plan", "storage", "--json", "--save", "--exit-code"]) == 1, "what drifted is found"
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1] == "fleet.yaml: storage: the account differs from the file"
+    drift = json.loads(output.out)["stacks"][0]
+    assert list(drift["changes"].values()) == ["updated in-place"]
+    plan_file = Path(drift["plan_file"])
+    assert plan_file.stat().st_mode & 0o777 == 0o600, "a plan may hold secrets"
+    run_cli(capsys, "fleet", "apply", "storage", "--yes")
+    assert s3.get_bucket_tagging(Bucket=f"kept-models-123456789012-{REGION}")["TagSet"] == keys_before
+    assert not plan_file.exists()
 
     models = f"kept-models-123456789012-{REGION}"
     s3.put_object(Bucket=models, Key="models/x/config.json", Body=b"{}")

@@ -185,8 +185,12 @@ class AwsSession:
         return self._session
 
     def has_credentials(self) -> bool:
-        """Return whether there are any; only AWS knows whether they are valid."""
-        with self._lock:
+        """Return whether there are any; only AWS knows whether they are valid.
+
+        Raises:
+            Unavailable: some are missing, such as the secret key beside the access key's id.
+        """
+        with self._lock, translate_errors():
             return self._open().get_credentials() is not None
 
     def describe_endpoint(self) -> str:

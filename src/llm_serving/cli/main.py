@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import pkgutil
 import sys
@@ -16,9 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 from llm_serving import kinds, program, startup
 from llm_serving.options.command import AWS, BLUEPRINTS, FLEET, MODELS, PANELS, TOOLS, CommandEntry
 from llm_serving.program import DEBUG
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, Unavailable
 
-EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem."
+EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem; 70 internal error."
 
 _BASELINE = "Create the aggregated baseline of a disaggregated blueprint."
 
@@ -131,17 +132,27 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line, print its error if there is one, and return the exit code."""
-    own_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    own_arguments = _list_own(arguments)
     if "--debug" in own_arguments:
         os.environ[DEBUG] = "1"
         arguments = [word for word in own_arguments if word != "--debug"] + arguments[len(own_arguments) :]
     return program.run(lambda: _run_app(arguments))
 
 
+def _list_own(arguments: list[str]) -> list[str]:
+    """List the arguments before `--`: those behind it are for another program."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
 def _run_app(arguments: list[str]) -> int:
     """Run one command line; returns its exit code, or that of a mistake in it."""
     try:
         code = app(arguments, prog_name="blueprint", standalone_mode=False)
+    except (InputError, Unavailable) as error:
+        if "--json" in _list_own(arguments):
+            mistakes = error.to_list() if isinstance(error, InputError) else [{"message": str(error)}]
+            print(json.dumps({"ok": False, "mistakes": mistakes}, indent=2))
+        raise
     except typer.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):
             return program.print_error("No terminal to confirm on; pass --yes", InputError.exit_code)

@@ -19,7 +19,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, override
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.terraform import runner, stack_folder, state, synthesis
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
@@ -102,9 +102,13 @@ def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> 
 
     Args:
         rehearse: None starts an embedded AWS where there are no credentials; False never does.
+
+    Raises:
+        Unavailable: there are no credentials, and the fleet file names an account or a bucket of its state.
     """
     aws = open_session(document.value.region)
     if rehearse is None and not aws.has_credentials():
+        _require_no_account(document)
         console.err.print(f"No AWS credentials found: {emulator.EMULATION_NOTE}", markup=False)
         rehearse = True
     if not rehearse or aws.is_emulated:
@@ -112,6 +116,17 @@ def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> 
         return
     with use_emulator(document) as own:
         yield own
+
+
+def _require_no_account(document: Document[Fleet]) -> None:
+    """Refuse a rehearsal that nobody asked for: a pipeline whose login is broken would end well, by another account."""
+    fleet = document.value
+    fields = {"account": fleet.account, "state": "" if fleet.state == "local" else fleet.state}
+    for name, value in fields.items():
+        if value:
+            reason = "it is in an AWS account, and no AWS credentials were found"
+            fix = f"sign in (`aws sso login`), or run blueprint rehearse --fleet {console.shorten_path(document.path)}"
+            raise Unavailable(str(document.build_mistake((name,), value, reason, fix)))
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class StackPlan:
             "change": self.plan.change,
             "destroy": self.plan.destroy,
             "touched": self.plan.affected,
+            "changes": {address: change.verb for address, change in self.plan.resources.items()},
             "left_out": dict(self.not_emulated),
         }
 

@@ -19,6 +19,7 @@ from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.plans import StackPlan
@@ -38,13 +39,19 @@ def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catal
         "region": context.fleet.region,
         "account": context.account,
         "answered_by": context.cloud_name,
-        "stacks": [plan.build_payload() for plan in stack_plans],
+        "stacks": [{**plan.build_payload(), "plan_file": _find_plan_file(context, plan.name)} for plan in stack_plans],
         "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
         "most_usd_h": costs.max_usd_h,
         "price_unknown": list(costs.unknown),
         "end_of_standard_support": fleet_table.find_support_end(context.fleet),
     }
+
+
+def _find_plan_file(context: FleetContext, stack_name: str) -> str | None:
+    """Return the path of the saved plan, if it was kept."""
+    file = context.folders[stack_name] / plans.FILE
+    return str(file) if file.is_file() else None
 
 
 def render(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> RenderableType:

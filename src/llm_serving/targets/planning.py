@@ -50,7 +50,7 @@ def plan(
     directory = DeploymentDir(resolve_name(blueprint), (root or Path.cwd()).resolve())
     aws = aws or context.open_session(fleet.value.region)
     if selected_target.needs_aws and account is None:
-        account = identity.find_account(aws)
+        account = identity.resolve_account(fleet, aws)
     environment = selected_target.resolve_environment(
         directory, blueprint.value, fleet.value, account=account, port=port
     )

@@ -57,7 +57,10 @@ def test_a_fall_back_to_tcp_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
         ("other", "POOL: other: fleet.yaml has no such pool. Fix: use one of large, single, neuron, plain."),
         ("plain", "nccl-tests needs EFA. Fix: set efa: on in the pool."),
         ("neuron", "nccl-tests measures NVIDIA GPUs, and trn2.48xlarge has none."),
-        ("single", "2 instances are to be tested, and the pool has at most 1. Fix: a larger pool, or fewer --nodes."),
+        (
+            "single",
+            "2 instances are to be tested, and the pool has at most 1. Fix: choose a larger pool, or fewer --nodes.",
+        ),
     ],
 )
 def test_a_pool_that_cannot_be_tested_is_refused(pool: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

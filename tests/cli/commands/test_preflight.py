@@ -70,11 +70,9 @@ def test_a_server_that_does_not_answer_is_one_line_and_3(tmp_path: Path) -> None
     unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": unreachable_url}
     result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=keys)
-    assert (result.returncode, result.stdout) == (3, "")
-    assert (
-        result.stderr.splitlines()[-1]
-        == f'AWS could not be asked: Could not connect to the endpoint URL: "{unreachable_url}/"'
-    )
+    message = f'AWS could not be asked: Could not connect to the endpoint URL: "{unreachable_url}/"'
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (3, message)
+    assert json.loads(result.stdout) == {"ok": False, "mistakes": [{"message": message}]}
 
 
 def test_a_missing_profile_is_one_line_and_exits_3(tmp_path: Path) -> None:

@@ -63,6 +63,19 @@ def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
     return caller
 
 
+def resolve_account(document: Document[Fleet], aws: AwsSession) -> str | None:
+    """Return the number of the account that a deployment is for; None where neither AWS nor the fleet file tells.
+
+    Raises:
+        InputError: another account than the fleet's is signed in.
+    """
+    account = document.value.account
+    try:
+        return require_account(document, aws).account if aws.has_credentials() else account
+    except Unavailable:
+        return account
+
+
 def find_account(aws: AwsSession) -> str | None:
     """Return the account's number; None where there are no credentials, or AWS does not answer."""
     try:

@@ -25,6 +25,7 @@ from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
 from llm_serving.services import inputs
 from llm_serving.settings.document import Document
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.tables import fleet_plan_table
 from llm_serving.terraform import synthesis
 
@@ -56,18 +57,31 @@ def synth(fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None
 
 
 @app.command()
-def plan(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None:
+def plan(
+    stacks: Stacks = None,
+    fleet: Fleet = FLEET,
+    out: Out = OUT,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 if there are changes.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep each stack's plan file, for `terraform apply`. It may hold secrets.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what `apply` would change, and the cost per hour.
 
-    Without AWS credentials, plans against an empty embedded AWS.
+    Without AWS credentials, plans against an empty embedded AWS; refuses where the fleet names its account or a bucket
+    of its state. Run with --exit-code on a schedule, it finds drift.
     """
     with _lock_fleet(fleet) as (document, aws):
         fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
-        stack_apply.delete_plans(fleet_context)
+        if not save:
+            stack_apply.delete_plans(fleet_context)
         if as_json:
             print(json.dumps(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()), indent=2))
         else:
             console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+    if exit_code and (changed := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):
+        raise CheckFailed(f"{console.shorten_path(fleet)}: {', '.join(changed)}: the account differs from the file")
 
 
 @app.command()
