@@ -85,7 +85,11 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
     if group.max_size < nodes:
         reason = f"{nodes} instances are to be tested, and the pool has at most {group.max_size}"
         raise InputError(
-            [document.build_mistake(("pools", name, "size"), str(pool.size), reason, "choose a larger pool, or fewer --nodes")]
+            [
+                document.build_mistake(
+                    ("pools", name, "size"), str(pool.size), reason, "choose a larger pool, or fewer --nodes"
+                )
+            ]
         )
     return group
 
