@@ -9,14 +9,13 @@ those of the others are estimated by their bytes. Errors are half the width of 9
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from batch import reader
+from batch import parquet_process, reader
 from batch import rows as batch_rows
 from batch.endpoint import Endpoint
 from batch.store import Store
@@ -137,28 +136,15 @@ def _read_beginning(store: Store, key: str, size: int, compression: str, endpoin
 
 def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: str) -> Sample:
     """Read the first rows of evenly spaced row groups; counts rows, not bytes, since the file has their number."""
-    from batch import parquet  # pyarrow takes seconds to import, and memory
-
     blocks = []
-    opened = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
-    file = opened.file
-    for group in _spread(range(file.num_row_groups), BLOCKS):
-        lines = _take(parquet.read_rows(opened, parquet.Template(template), [group]))
-        block = _read_block(0, batch_rows.read_lines(lines), endpoint)
-        block.bytes = block.rows
-        blocks.append(block)
-    total = file.metadata.num_rows
+    with parquet_process.open_rows(lambda start, end: store.read_range(key, start, end), size, template) as file_rows:
+        for group in _spread(range(file_rows.group_count), BLOCKS):
+            lines = batch_rows.read_lines(file_rows.read([group], most_rows=PARQUET_ROWS, most_bytes=PARQUET_BYTES))
+            block = _read_block(0, lines, endpoint)
+            block.bytes = block.rows
+            blocks.append(block)
+        total = file_rows.row_count
     return Sample(blocks, total, is_whole=sum(block.rows for block in blocks) == total)
-
-
-def _take(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the first lines: so many that they fill a block, and no more than a thousand."""
-    length = 0
-    for line in itertools.islice(lines, PARQUET_ROWS):
-        yield line
-        length += len(line)
-        if length >= PARQUET_BYTES:
-            return
 
 
 def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:

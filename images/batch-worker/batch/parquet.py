@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from batch import rows
 from batch.reader import BadTemplate, ReadRange, Source
 
-BATCH_ROWS = 1024
-"""Number of rows that are read at a time."""
+BATCH_ROWS, _BATCH_BYTES = 1024, 16 * 2**20
+"""Most rows that are read at a time, and most bytes of them by the file's own numbers."""
 
 _BUFFER_BYTES = 2**20
 """Bytes of a column that are read at a time, however large the row groups are."""
@@ -160,11 +160,15 @@ def read_rows(opened: OpenFile, template: Template, groups: Iterable[int] | None
     missing = [name for name in template.columns if name not in columns]
     if missing:
         raise BadTemplate(f"the template names {missing[0]}, and the file has the columns {', '.join(columns)}")
-    batches = file.iter_batches(
-        BATCH_ROWS, row_groups=None if groups is None else list(groups), columns=template.columns, use_threads=False
-    )
+    selected = list(range(file.num_row_groups) if groups is None else groups)
+    batch_rows = min((_count_batch_rows(file.metadata.row_group(group)) for group in selected), default=BATCH_ROWS)
+    batches = file.iter_batches(batch_rows, row_groups=selected, columns=template.columns, use_threads=False)
     while (records := _read_records(opened.source, batches)) is not None:
         yield from (template.render(record) + b"\n" for record in records)
+
+
+def _count_batch_rows(group: Any) -> int:
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
 
 
 def _read_records(source: Source, batches: Iterator[Any]) -> list[dict[str, Any]] | None:

@@ -149,6 +149,8 @@ class Source(io.RawIOBase):
         """
         try:
             yield
+        except MemoryError:  # one of Arrow's exceptions too
+            raise
         except (zlib.error, pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
             raise self._failure or CorruptFile(f"{message}: {error}"[:300]) from None
 

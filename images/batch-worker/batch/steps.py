@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from batch import layout, reader, rows
+from batch import layout, parquet_process, reader, rows
 from batch.chunk import ChunkState, append_parts, read_chunk_lines
 from batch.errors import CHANGED_FILE, Permanent
 from batch.layout import Chunk, Head, Job, Layout, RowFault
@@ -36,6 +36,9 @@ _MERGE_BYTES = 32 * 2**20
 
 MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 """Maximum invalid rows of a chunk, and duplicate ids of a job: a job with more fails before they fill the memory."""
+
+MAX_BLANK_LINES = 1_000_000
+"""Maximum blank lines of a chunk: a compressed file of some MB can hold thousands of millions."""
 
 CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 2, 1000
 """Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
@@ -157,12 +160,16 @@ class Steps:
         """Read a chunk: writes scan.json with its rows and faults, and ids.bin with the digests of its ids."""
         job = self._read_job(job_id)
         chunk = self._read_chunks(job_id)[index]
-        lines = count = 0
+        lines = count = blank = 0
         faults: list[RowFault] = []
         records: list[bytes] = []
         for line in read_chunk_lines(self._store, job, chunk):
             lines += 1
             if line.is_blank:
+                blank += 1
+                if blank > MAX_BLANK_LINES:
+                    text = f"more than {MAX_BLANK_LINES:,} lines of {chunk['key']} are blank"
+                    raise Permanent("too_many_bad_rows", text)
                 continue
             count += 1
             try:
@@ -395,10 +402,8 @@ class Steps:
 
 def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:
     """Read the rows of a Parquet file, in blocks of lines."""
-    from batch import parquet  # pyarrow takes seconds to import, and memory
-
-    opened = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
-    yield from parquet.read_rows(opened, parquet.Template(template))
+    with parquet_process.open_rows(lambda start, end: store.read_range(key, start, end), size, template) as file_rows:
+        yield from file_rows.read()
 
 
 def _grow_chunk(usual: int, index: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batch import parquet, reader
+from batch import parquet, parquet_process, reader
 from batch.reader import CorruptFile
 
 IMAGE = Path(__file__).resolve().parents[3] / "images" / "batch-worker"
@@ -97,3 +97,60 @@ def test_a_damaged_parquet_file_is_no_failed_read() -> None:
         except (CorruptFile, reader.BadTemplate):
             damaged += 1
     assert damaged > 20, "and nothing else was raised"
+
+
+def build_repeated_value(value_bytes: int, rows: int) -> bytes:
+    """A column whose dictionary holds one value, which each row names."""
+    sink = io.BytesIO()
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["a" * value_bytes]))
+    table = pa.table({"id": [str(number) for number in range(rows)], "text": text})
+    pq.write_table(table, sink, compression="zstd", dictionary_pagesize_limit=2**30)
+    return sink.getvalue()
+
+
+def read_parquet(content: bytes) -> bytes:
+    template = '{"custom_id": "{id}", "body": {"x": "{text}"}}'
+    with parquet_process.open_rows(lambda start, end: [content[start:end]], len(content), template) as rows:
+        return b"".join(rows.read())
+
+
+def test_a_value_that_many_rows_repeat_ends_neither_the_worker_nor_the_machine() -> None:
+    large, many = build_repeated_value(2**27, 64), build_repeated_value(2**17, 2000)
+    assert len(large) < 50_000 and len(many) < 50_000
+    with pytest.raises(CorruptFile, match=r"^the file takes more than 512 MiB of memory to read, or is damaged$"):
+        read_parquet(large)
+    with pytest.raises(CorruptFile, match=r"^the file unpacks to more than 1,000 times its size$"):
+        read_parquet(many)
+    assert read_parquet(build_repeated_value(1000, 50)).count(b"\n") == 50
+
+
+def test_a_process_that_says_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_process, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(parquet_process, "_ANSWER_LIMIT_S", 0.5)
+    with pytest.raises(CorruptFile, match=r"no row within 0\.5 s"):
+        read_parquet(build_repeated_value(10, 5))
+
+
+def test_a_read_that_fails_is_no_damage_of_the_parquet_file() -> None:
+    def read(start: int, end: int) -> list[bytes]:
+        raise ConnectionResetError("S3")
+
+    with pytest.raises(ConnectionResetError), parquet_process.open_rows(read, 1000, '{"body": "{id}"}'):
+        pass
+
+
+def test_the_process_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    code = "import os, sys; sys.exit('AWS_SECRET_ACCESS_KEY' in os.environ)"
+    statuses = []
+    original = subprocess.Popen
+
+    class Recorded(original):  # type: ignore[type-arg]
+        def __exit__(self, *arguments: object) -> None:
+            statuses.append(self.wait(10))
+
+    monkeypatch.setattr(parquet_process, "_COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    with pytest.raises(CorruptFile):
+        read_parquet(build_repeated_value(10, 5))
+    assert statuses == [0]

@@ -341,6 +341,7 @@ def test_a_job_fails_before_its_bad_rows_fill_the_memory(steps: Steps, write_inp
     (row,) = build_rows(1)
     for limit, bad, message in (
         ("MAX_FAULTS", b"{broken", r"more than 2 rows of inputs/\S+, bytes 0 to \d+, cannot run; the last: .*JSON"),
+        ("MAX_BLANK_LINES", b" ", r"more than 2 lines of inputs/\S+ are blank"),
         ("MAX_REPEATS", row, "more than 2 rows have the custom_id of an earlier row; one is line 4"),
     ):
         monkeypatch.setattr(steps_module, limit, 2)
