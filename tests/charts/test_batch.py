@@ -164,4 +164,4 @@ def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Valu
         in refused.stderr
     )
     empty = helm("template", "mine", str(CHART))
-    assert "services: it is empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr
+    assert "services: it is empty: nothing would run. Fix: pass -f rendered/NAME/eks/eks.yaml" in empty.stderr

@@ -137,21 +137,21 @@ MONITORED = {"monitoring": {"podMonitors": True}}
     [
         (
             build_release(image="vllm/vllm-openai:latest"),
-            'roles.worker.image: "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
+            'roles.worker.image: "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"image": "localhost:5000/vllm"}),
-            'roles.worker.image: "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
+            'roles.worker.image: "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"loadBalancer": {"certificate": CERTIFICATE, "public": True}}),
-            "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates",
+            "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: set false, or gateway.service that authenticates",
         ),
         (
             build_release(
                 {"loadBalancer": {"certificate": CERTIFICATE, "public": True, "gateway": {"service": "gateway"}}}
             ),
-            "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl",
+            "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: set false, or webAcl",
         ),
         (
             {**build_release(), "roles": {**build_release()["roles"], "router": {**ROUTER, "image": ""}}},
@@ -159,19 +159,19 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release({"image": ""}),
-            "roles.worker.image: empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)",
+            "roles.worker.image: empty. Fix: pass --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)",
         ),
         (
             {},
-            "roles: empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends",
+            "roles: empty: nothing would run. Fix: pass -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends",
         ),
         (
             build_release({"model": {}}),
-            "model.served: empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests",
+            "model.served: empty: requests of the probes need the model's name. Fix: write the value of `model` in clients' requests",
         ),
         (
             {"model": {"served": "m"}, "roles": {"a": ROUTER, "b": ROUTER}},
-            "roles: a and b are routers: a release has one endpoint. Fix: one router, or a release for each",
+            "roles: a and b are routers: a release has one endpoint. Fix: keep one router, or a release for each",
         ),
         (
             {
@@ -182,75 +182,75 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             {"model": {"served": "m"}, "roles": {"worker": {"kind": "engine"}}},
-            "roles.worker.command: empty. Fix: the complete command line, a list",
+            "roles.worker.command: empty. Fix: write the complete command line, a list",
         ),
         (
             build_release(nodes=3),
-            "roles.worker.workerCommand: empty: 2 of the 3 nodes of a replica run it. Fix: their command line",
+            "roles.worker.workerCommand: empty: 2 of the 3 nodes of a replica run it. Fix: write their command line",
         ),
         (
             build_release(resources={"accelerator": {"name": "", "count": 2}}),
-            "roles.worker.resources.accelerator.name: empty: count is 2. Fix: nvidia.com/gpu or aws.amazon.com/neuron",
+            "roles.worker.resources.accelerator.name: empty: count is 2. Fix: write nvidia.com/gpu or aws.amazon.com/neuron",
         ),
         (
             build_release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
-            "roles.worker.drain.graceSeconds: 30: it includes preStopSeconds, 30: requests in flight would be killed. Fix: more than preStopSeconds",
+            "roles.worker.drain.graceSeconds: 30: it includes preStopSeconds, 30: requests in flight would be killed. Fix: set more than preStopSeconds",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 5}),
-            "roles.worker.autoscaling.min: 5: above max, 4. Fix: use 4 or less",
+            "roles.worker.autoscaling.min: 5: above max, 4. Fix: write 4 or less",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
-            "roles.worker.autoscaling.threshold: 80: kv-usage is at most 1: it would never scale out. Fix: 0.8",
+            "roles.worker.autoscaling.threshold: 80: kv-usage is at most 1: it would never scale out. Fix: write 0.8",
         ),
         (
             build_release(autoscaling=SCALING),
-            "roles.worker.autoscaling: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: monitoring: {podMonitors: true}",
+            "roles.worker.autoscaling: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: set monitoring: {podMonitors: true}",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 0}),
-            "roles.worker.autoscaling.min: 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router",
+            "roles.worker.autoscaling.min: 0: without a router no request can start the first replica. Fix: set min: 1, or add a role with kind: router",
         ),
         (
             {
                 **build_release(MONITORED),
                 "roles": {**build_release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
             },
-            "roles.router.probes.readiness: it requires a ready engine: while worker is scaled to zero the router would not be ready, and no request could start a replica. Fix: readiness: {path: /liveness, body: null}",
+            "roles.router.probes.readiness: it requires a ready engine: while worker is scaled to zero the router would not be ready, and no request could start a replica. Fix: set readiness: {path: /liveness, body: null}",
         ),
         (
             {
                 **build_release(MONITORED),
                 "roles": {**build_release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}},
             },
-            "roles.router.autoscaling: routers have no such metrics. Fix: replicas",
+            "roles.router.autoscaling: routers have no such metrics. Fix: set replicas",
         ),
         (
             build_release({**MONITORED, "metrics": {"engine": {"queue": ""}}}, autoscaling=SCALING),
-            "roles.worker.autoscaling.metric: queue: metrics.engine has no such name. Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
+            "roles.worker.autoscaling.metric: queue: metrics.engine has no such name. Fix: pass --set metrics.engine.queue=PROMETHEUS_NAME",
         ),
         (
             build_release(
                 command=["serve", NIXL], env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)"}, resources={"efa": 2}
             ),
-            'roles.worker.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
+            'roles.worker.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: write "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
         ),
         (
             build_release(command=["serve", NIXL]),
-            "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: $(POD_IP)",
+            "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: set $(POD_IP)",
         ),
         (
             build_release(resources={"efa": 2}, placement={"zones": ["us-west-2a", "us-west-2b"]}),
-            "roles.worker.placement: EFA does not cross zones: these pods may be scheduled in any of us-west-2a, us-west-2b. Fix: oneZone: true, or a single zone in zones",
+            "roles.worker.placement: EFA does not cross zones: these pods may be scheduled in any of us-west-2a, us-west-2b. Fix: set oneZone: true, or a single zone in zones",
         ),
         (
             build_release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
-            "route.gateway.name: empty: route.backends requires a Gateway. Fix: the Gateway's name",
+            "route.gateway.name: empty: route.backends requires a Gateway. Fix: write the Gateway's name",
         ),
         (
             {"route": {"gateway": {"name": "g"}, "backends": [{"release": "v1", "port": 8000, "weight": 0}]}},
-            "route.backends: all weights are 0: every request would fail. Fix: a weight above 0",
+            "route.backends: all weights are 0: every request would fail. Fix: write a weight above 0",
         ),
     ],
 )
@@ -286,6 +286,6 @@ def test_a_release_whose_names_would_not_fit_into_labels_is_refused(helm: Helm, 
     name = "a" * 46
     run = helm("template", name, str(CHART), "--values", str(file))
     assert (
-        f"roles.worker: the name {name}-worker has 53 characters: labels of pods allow 52. Fix: a shorter "
+        f"roles.worker: the name {name}-worker has 53 characters: labels of pods allow 52. Fix: use a shorter "
         "name of the release or role"
     ) in run.stderr

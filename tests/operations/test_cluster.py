@@ -244,7 +244,7 @@ def test_karpenters_instances_are_found_in_ec2(aws: str, tmp_path: Path) -> None
         with pytest.raises(CheckFailed) as error:
             cluster.require_no_instances(clients, demo_fleet)
         assert str(error.value) == (
-            "1 instance of the fleet small is running, and costs. Fix: "
+            "1 instance of the fleet small is running, and costs. Fix: run "
             f"aws ec2 terminate-instances --region us-west-2 --instance-ids {name}"
         )
     finally:

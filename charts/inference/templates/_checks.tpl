@@ -12,43 +12,43 @@
 {{- $wrong = concat $wrong (include "inference.roleChecks" (dict "root" $ "name" $name "role" $role) | fromYamlArray) -}}
 {{- end -}}
 {{- if and (not $roles) (not .Values.route.backends) -}}
-{{- $wrong = append $wrong "roles: empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
+{{- $wrong = append $wrong "roles: empty: nothing would run. Fix: pass -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
 {{- end -}}
 {{- if and $roles (not .Values.model.served) -}}
-{{- $wrong = append $wrong "model.served: empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests" -}}
+{{- $wrong = append $wrong "model.served: empty: requests of the probes need the model's name. Fix: write the value of `model` in clients' requests" -}}
 {{- end -}}
 {{- if gt (len $routers) 1 -}}
-{{- $wrong = append $wrong (printf "roles: %s are routers: a release has one endpoint. Fix: one router, or a release for each" (join " and " $routers)) -}}
+{{- $wrong = append $wrong (printf "roles: %s are routers: a release has one endpoint. Fix: keep one router, or a release for each" (join " and " $routers)) -}}
 {{- end -}}
 {{- if and (not $routers) (gt (len $engines) 1) -}}
 {{- $wrong = append $wrong (printf "roles: %s have no router: a release has one endpoint. Fix: add a role with kind: router" (join " and " $engines)) -}}
 {{- end -}}
 {{- if $toZero -}}
 {{- if not $routers -}}
-{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router" (first $toZero)) -}}
+{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: 0: without a router no request can start the first replica. Fix: set min: 1, or add a role with kind: router" (first $toZero)) -}}
 {{- end -}}
 {{- range $routers -}}
 {{- $readiness := (get $roles .).probes.readiness -}}
 {{- if or $readiness.body (eq $readiness.path "/readiness") -}}
-{{- $wrong = append $wrong (printf "roles.%s.probes.readiness: it requires a ready engine: while %s is scaled to zero the router would not be ready, and no request could start a replica. Fix: readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
+{{- $wrong = append $wrong (printf "roles.%s.probes.readiness: it requires a ready engine: while %s is scaled to zero the router would not be ready, and no request could start a replica. Fix: set readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.loadBalancer -}}
 {{- if and .public (not .gateway.service) -}}
-{{- $wrong = append $wrong "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates" -}}
+{{- $wrong = append $wrong "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: set false, or gateway.service that authenticates" -}}
 {{- else if and .public (not .webAcl) -}}
-{{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl" -}}
+{{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: set false, or webAcl" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}
-{{- $wrong = append $wrong "route.gateway.name: empty: route.backends requires a Gateway. Fix: the Gateway's name" -}}
+{{- $wrong = append $wrong "route.gateway.name: empty: route.backends requires a Gateway. Fix: write the Gateway's name" -}}
 {{- end -}}
 {{- if .Values.route.backends -}}
 {{- $sum := 0 -}}
 {{- range .Values.route.backends -}}{{- $sum = add $sum (int .weight) -}}{{- end -}}
 {{- if not $sum -}}
-{{- $wrong = append $wrong "route.backends: all weights are 0: every request would fail. Fix: a weight above 0" -}}
+{{- $wrong = append $wrong "route.backends: all weights are 0: every request would fail. Fix: write a weight above 0" -}}
 {{- end -}}
 {{- end -}}
 {{- if $wrong -}}
@@ -63,31 +63,31 @@
 {{- $role := .role -}}
 {{- $name := printf "%s-%s" .root.Release.Name .name -}}
 {{- if gt (len $name) 52 -}}
-{{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: a shorter name of the release or role" $at $name (len $name)) -}}
+{{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: use a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
 {{- $image := $role.image -}}
 {{- if and (not $image) (eq $role.kind "router") -}}
 {{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2" $at) -}}
 {{- else if not $image -}}
-{{- $wrong = append $wrong (printf "%s.image: empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: empty. Fix: pass --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}
 {{- $last := splitList "/" $image | last -}}
 {{- if and (not (contains "@sha256:" $image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
-{{- $wrong = append $wrong (printf "%s.image: %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
+{{- $wrong = append $wrong (printf "%s.image: %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $role.command -}}
-{{- $wrong = append $wrong (printf "%s.command: empty. Fix: the complete command line, a list" $at) -}}
+{{- $wrong = append $wrong (printf "%s.command: empty. Fix: write the complete command line, a list" $at) -}}
 {{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}
-{{- $wrong = append $wrong (printf "%s.workerCommand: empty: %d of the %d nodes of a replica run it. Fix: their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
+{{- $wrong = append $wrong (printf "%s.workerCommand: empty: %d of the %d nodes of a replica run it. Fix: write their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
 {{- end -}}
 {{- $accelerator := $role.resources.accelerator -}}
 {{- if and (int $accelerator.count) (not $accelerator.name) -}}
-{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: empty: count is %d. Fix: nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
+{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: empty: count is %d. Fix: write nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
 {{- end -}}
 {{- if ge (int $role.drain.preStopSeconds) (int $role.drain.graceSeconds) -}}
-{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
+{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: set more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
 {{- end -}}
 {{- with $role.autoscaling -}}
 {{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
@@ -100,19 +100,19 @@
 {{- $wrong := list -}}
 {{- $scaling := .role.autoscaling -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
-{{- $wrong = append $wrong (printf "%s.min: %d: above max, %d. Fix: %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
+{{- $wrong = append $wrong (printf "%s.min: %d: above max, %d. Fix: write %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
 {{- end -}}
 {{- if and (eq $scaling.metric "kv-usage") (ge (float64 $scaling.threshold) 1.0) -}}
-{{- $wrong = append $wrong (printf "%s.threshold: %v: kv-usage is at most 1: it would never scale out. Fix: 0.8" .at $scaling.threshold) -}}
+{{- $wrong = append $wrong (printf "%s.threshold: %v: kv-usage is at most 1: it would never scale out. Fix: write 0.8" .at $scaling.threshold) -}}
 {{- end -}}
 {{- if not (get .root.Values.metrics.engine $scaling.metric) -}}
-{{- $wrong = append $wrong (printf "%s.metric: %s: metrics.engine has no such name. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
+{{- $wrong = append $wrong (printf "%s.metric: %s: metrics.engine has no such name. Fix: pass --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
 {{- end -}}
 {{- if eq .role.kind "router" -}}
-{{- $wrong = append $wrong (printf "%s: routers have no such metrics. Fix: replicas" .at) -}}
+{{- $wrong = append $wrong (printf "%s: routers have no such metrics. Fix: set replicas" .at) -}}
 {{- end -}}
 {{- if not .root.Values.monitoring.podMonitors -}}
-{{- $wrong = append $wrong (printf "%s: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: monitoring: {podMonitors: true}" .at) -}}
+{{- $wrong = append $wrong (printf "%s: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: set monitoring: {podMonitors: true}" .at) -}}
 {{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}
@@ -124,15 +124,15 @@
 {{- $efa := int $role.resources.efa -}}
 {{- if contains "NixlConnector" $command -}}
 {{- if and $efa (not (contains "LIBFABRIC" $command)) -}}
-{{- $wrong = append $wrong (printf "%s.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: \"kv_connector_extra_config\": {\"backends\": [\"LIBFABRIC\"]}" .at) -}}
+{{- $wrong = append $wrong (printf "%s.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: write \"kv_connector_extra_config\": {\"backends\": [\"LIBFABRIC\"]}" .at) -}}
 {{- end -}}
 {{- if not (hasKey $role.env "VLLM_NIXL_SIDE_CHANNEL_HOST") -}}
-{{- $wrong = append $wrong (printf "%s.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: $(POD_IP)" .at) -}}
+{{- $wrong = append $wrong (printf "%s.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: set $(POD_IP)" .at) -}}
 {{- end -}}
 {{- end -}}
 {{- $placement := $role.placement -}}
 {{- if and $efa (eq (int $role.nodes) 1) (not $placement.oneZone) (ne (len $placement.zones) 1) -}}
-{{- $wrong = append $wrong (printf "%s.placement: EFA does not cross zones: these pods may be scheduled in any of %s. Fix: oneZone: true, or a single zone in zones" .at (join ", " $placement.zones | default "several")) -}}
+{{- $wrong = append $wrong (printf "%s.placement: EFA does not cross zones: these pods may be scheduled in any of %s. Fix: set oneZone: true, or a single zone in zones" .at (join ", " $placement.zones | default "several")) -}}
 {{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}

@@ -337,7 +337,7 @@ class _Session:
             self.is_left = True
             command = ["blueprint", "destroy", console.shorten_path(self.work), "--target", self.job.target]
             fix = console.quote_command([*command, "--fleet", console.shorten_path(self.job.fleet_file)])
-            raise CheckFailed(f"{self.work.name} may still run, and cost: {error}\nFix: {fix}") from None
+            raise CheckFailed(f"{self.work.name} may still run, and cost: {error}\nFix: run {fix}") from None
 
     def _raise_if_exceeded(self) -> None:
         limits, used_s = self.job.limits, time.monotonic() - self.start

@@ -187,9 +187,9 @@ def test_what_is_not_removed_is_named_with_its_command_and_the_rest_is_removed(
     refusal = "An error occurred (ThrottlingException) when calling the StopTask operation: Rate exceeded"
     assert capsys.readouterr().err.splitlines() == [
         f"Part of the load's tasks was not removed: {refusal}",
-        "Fix: aws ecs stop-task --cluster fabric --task a --region us-east-1",
+        "Fix: run aws ecs stop-task --cluster fabric --task a --region us-east-1",
         "Part of the load's tasks was not removed: it is in use",
-        "Fix: aws ecs delete-task-definitions --task-definitions load:1 --region us-east-1",
+        "Fix: run aws ecs delete-task-definitions --task-definitions load:1 --region us-east-1",
     ]
 
 
