@@ -11,7 +11,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from llm_serving import paths
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.fleet import image_cache
+from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.services.service import Service
 
 FETCH_DIR = "/scratch/fetched"
@@ -24,9 +24,6 @@ PROBE_PROGRAM = (paths.CHARTS / "inference" / "files" / "probe.py").read_text(en
 ContainerDefinition = dict[str, object]
 
 _HEALTH_TIMEOUT_S = 25
-_MAX_START_S, _MAX_RETRIES, _MAX_INTERVAL_S = 300, 10, 300
-"""Bounds of ECS. Source: ECS API reference, HealthCheck, 2026-11."""
-
 _READY_S = 120
 """Longest start of a container with a ready file, in seconds, before ECS counts it as failed."""
 
@@ -217,15 +214,15 @@ def _build_health_check(service: Service) -> dict[str, object] | None:
     if service.probe is None:
         return None
     start_s = math.ceil(service.probe.deadline_s)
-    remaining_s = max(0, start_s - _MAX_START_S)
-    interval = min(_MAX_INTERVAL_S, max(30, math.ceil(remaining_s / _MAX_RETRIES)))
+    remaining_s = max(0, start_s - aws_limits.HEALTH_START_S)
+    interval = min(aws_limits.HEALTH_INTERVAL_S, max(30, math.ceil(remaining_s / aws_limits.HEALTH_RETRIES)))
     url = f"http://127.0.0.1:{service.port}{service.probe.health or service.probe.path}"
     return {
         "command": ["CMD", "python3", "-c", PROBE_PROGRAM, url, "", str(_HEALTH_TIMEOUT_S - 5)],
         "timeout": _HEALTH_TIMEOUT_S,
-        "startPeriod": min(start_s, _MAX_START_S),
+        "startPeriod": min(start_s, aws_limits.HEALTH_START_S),
         "interval": interval,
-        "retries": min(_MAX_RETRIES, max(3, math.ceil(remaining_s / interval))),
+        "retries": min(aws_limits.HEALTH_RETRIES, max(3, math.ceil(remaining_s / interval))),
     }
 
 

@@ -44,6 +44,7 @@ FIELD_NAMES = frozenset(
         "discovery_port",  # where a router gets the addresses of prefill and decode
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
+        "cache_limit",  # most memory of an accelerator's KV cache
         "kv_role",  # whether it produces or consumes KV caches, in the engine's words
         "threads",  # of computation
         "tensor",  # ways that a layer is split

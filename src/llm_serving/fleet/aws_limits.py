@@ -15,6 +15,12 @@ MAX_BUCKET_NAME_LENGTH = 63
 MIN_EKS_ZONES = 2
 """Zones with a subnet of the cluster's. Source: EKS API reference, VpcConfigRequest, subnetIds, 2026-11."""
 
+HEALTH_START_S, HEALTH_RETRIES, HEALTH_INTERVAL_S = 300, 10, 300
+"""Most of a container's health check on ECS. Source: ECS API reference, HealthCheck, 2026-11."""
+
+TASK_START_S = HEALTH_START_S + HEALTH_RETRIES * HEALTH_INTERVAL_S
+"""Longest start of a container on ECS: one that has not answered by then is ended."""
+
 INSTANCE_START_S = 900
 """Longest time until a new instance runs a container: it boots, joins its cluster and pulls an image of several GB."""
 

@@ -214,7 +214,8 @@ def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
         )
         raise CheckFailed(
             f"{format_count(len(unique_ids), 'instance')} of the fleet {fleet.name} "
-            f"{'is' if len(unique_ids) == 1 else 'are'} running, and cost{'s' * (len(unique_ids) == 1)}. Fix: run {command}"
+            f"{'is' if len(unique_ids) == 1 else 'are'} running, and cost{'s' * (len(unique_ids) == 1)}. "
+            f"Fix: run {command}"
         )
 
 

@@ -264,6 +264,11 @@ OPTIONS = (
     ),
     Option("drain", lambda node: not node.conventions.is_local),
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
+    Option(
+        "cache-limit",
+        lambda node: node.placement.cache_limit,
+        values=lambda node: {"cache_limit": node.placement.cache_limit or 0},
+    ),
     Option("transfer", lambda node: node.settings.is_disaggregated, "pattern", _describe_unsplit),
 )
 """In the order of the command line."""

@@ -5,6 +5,7 @@ Every refusal names its line of blueprint.yaml and what would fit.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class Placement:
     fit: memory.Fit | None
     """On the first type; None where it has no accelerators."""
 
+    cache_limit: int | None = None
+    """Most bytes of the KV cache of an accelerator; None for all that is free."""
+
     @property
     def instance(self) -> Instance:
         """The preferred type."""
@@ -82,6 +86,25 @@ class Placement:
     def rdma(self) -> bool:
         """Whether EFA reaches the accelerators' memory."""
         return self.resources.efa > 0 and all(instance.gpudirect_rdma for instance in self.instances)
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """Bytes of an accelerator's KV cache of which the node's memory has room for a copy.
+
+        Half of the replica's share, its shared memory among it: the engine itself and the system's cache need the rest.
+        """
+        parallelism = self.parallelism
+        ranks = max(1, parallelism.tensor * parallelism.pipeline * parallelism.data // self.nodes)
+        return (self.resources.memory_bytes // 2 - self.resources.shared_memory_bytes) // ranks
+
+    def limit_cache(self) -> Placement:
+        """Return the placement with no more KV cache than the node's memory has room for a copy of."""
+        fit, limit = self.fit, self.host_cache_bytes
+        if fit is None or not fit.computed or fit.cache_bytes <= limit:
+            return self
+        tokens = fit.cache_tokens * limit // fit.cache_bytes
+        limited_fit = fit.model_copy(update={"cache_bytes": limit, "cache_tokens": tokens})
+        return dataclasses.replace(self, cache_limit=limit, fit=limited_fit)
 
 
 PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]

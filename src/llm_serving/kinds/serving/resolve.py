@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.fleet import image_cache
+from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
@@ -37,7 +37,7 @@ from llm_serving.services import tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
-from llm_serving.services.service import Prefetch
+from llm_serving.services.service import Prefetch, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
@@ -59,12 +59,15 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     """
     settings = blueprint.value
     placed_roles = _place_checked_roles(blueprint, fleet, environment)
+    transfer = resolve_transfer(settings, placed_roles, environment)
+    if transfer == "host":
+        placed_roles = [(key_path, role, placed.limit_cache()) for key_path, role, placed in placed_roles]
     context = Context(
         settings,
         resolve_name(blueprint),
         environment,
         resolve_policy(settings, environment),
-        resolve_transfer(settings, placed_roles, environment),
+        transfer,
         blueprint.path.parent,
     )
     raise_mistakes(blueprint.locate(engine_arguments.check_written(context, placed_roles)))
@@ -98,7 +101,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         slo=settings.held_slo,
         unused_keys=settings.unused_keys,
         environment=environment,
-        notes=(*_list_notes(context, placed_roles), *_list_image_notes(context, engine_roles)),
+        notes=(
+            *_list_notes(context, placed_roles),
+            *_list_start_notes(context, engine_services),
+            *_list_image_notes(context, engine_roles),
+        ),
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
@@ -433,6 +440,27 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
             f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
             "`blueprint baseline` before you pay for it."
         )
+        for key_path, _, role_placement in placed_roles:
+            if role_placement.cache_limit is not None and role_placement.fit:
+                yield (
+                    f"The KV cache of {key_path[-1]} is {role_placement.cache_limit / 2**30:.1f} GiB an accelerator, "
+                    f"{role_placement.fit.cache_tokens:,} tokens: the transfer keeps a copy of all of it in the node's "
+                    "memory, which has no more room."
+                )
+
+
+def _list_start_notes(context: Context, engine_services: Sequence[Service]) -> Iterator[str]:
+    """Yield engines whose start may take longer than tasks are given."""
+    limit_min = aws_limits.TASK_START_S / 60
+    starts = {service.role: service.probe.deadline_s / 60 for service in engine_services if service.probe}
+    for role, start_min in starts.items():
+        if context.conventions.runs_tasks and start_min > limit_min:
+            megabytes = processes.MIN_LOAD_BYTES_S / 1e6
+            yield (
+                f"{context.conventions.title} ends a container that has not answered {limit_min:.0f} minutes after its "
+                f"start. {role} may take {start_min:.0f}, with {megabytes:.0f} MB/s from S3: if its tasks end there, use "
+                "a pool of types with a faster network, or EKS."
+            )
 
 
 def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:

@@ -75,7 +75,9 @@ def _remove(client: Any, cluster: str, tasks: Sequence[str], definition: str) ->
         for call, arguments in steps:
             if reason := _find_refusal(call):
                 command = console.quote_command(["aws", "ecs", *arguments, "--region", client.meta.region_name])
-                console.err.print(f"Part of the load's tasks was not removed: {reason}\nFix: run {command}", markup=False)
+                console.err.print(
+                    f"Part of the load's tasks was not removed: {reason}\nFix: run {command}", markup=False
+                )
 
 
 def _find_refusal(call: Callable[[], dict[str, Any]]) -> str | None:

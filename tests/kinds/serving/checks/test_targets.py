@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ pools:
   p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
   p5en-apart: {types: p5en.48xlarge, zones: us-west-2a, size: 4, efa: on}
   p5en-without: {types: p5en.48xlarge, zones: us-west-2c, size: 4}
+  single: {types: g6e.xlarge, size: 0..4}
+  small: {types: g6.xlarge, size: 0..4}
   b300: {types: p6-b300.48xlarge, zones: us-west-2b, size: 2, efa: on}
 """
 
@@ -92,6 +95,12 @@ REFUSED = [
         format_disaggregated({"pool": "p5en-without"}, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has p5en.48xlarge, and efa is off there. '
         "Fix: set efa: on in the pool.",
+    ),
+    (
+        format_disaggregated({"pool": "single"}, {"pool": "small"}, model="Qwen/Qwen3-4B", extra="context: 40k\n"),
+        'blueprint.yaml:5:18: roles.decode.pool: "small": without RDMA the transfer keeps a copy of the KV cache in the '
+        "node's memory: a replica on g6.xlarge has 13.6 GiB, of which half hold 20,385 tokens, and a request takes 40,000. "
+        "Fix: use a pool of types with more memory, or a shorter context.",
     ),
     (
         format_disaggregated(P5EN, {"pool": "p5en-apart"}),
@@ -298,6 +307,20 @@ def test_without_rdma_caches_go_through_host_memory_with_a_note(tmp_path: Path) 
         tmp_path, format_disaggregated(P5EN, P5EN, extra="tuning: {kv_transfer: host}\n")
     )
     assert any("as the blueprint asks" in note for note in host_deployment.notes)
+
+
+def test_a_cache_that_is_copied_to_the_nodes_memory_is_no_larger_than_its_room(tmp_path: Path) -> None:
+    """g6e.xlarge has 48 GB beside its GPU's cores and 32 GiB beside its own: a whole copy ends the engine under load."""
+    text = format_disaggregated({"pool": "single"}, {"pool": "single"}, model="Qwen/Qwen3-8B")
+    deployment = resolve_blueprint(tmp_path, text)
+    for engine in deployment.workers:
+        limit = int(get_flag(engine.command, "--kv-cache-memory-bytes"))
+        assert 2**30 < limit <= engine.resources.memory_bytes // 2 - engine.resources.shared_memory_bytes
+    [prefill_note, decode_note] = [note for note in deployment.notes if note.startswith("The KV cache of ")]
+    assert re.match(r"The KV cache of prefill is \d+\.\d GiB an accelerator, [\d,]+ tokens: the transfer", prefill_note)
+    assert "decode" in decode_note
+    by_efa = resolve_blueprint(tmp_path, format_disaggregated(P5EN, P5EN))
+    assert all("--kv-cache-memory-bytes" not in engine.command for engine in by_efa.workers), "there is no copy"
 
 
 def test_a_multi_node_replica_has_one_type_one_zone_and_a_leader(tmp_path: Path) -> None:
@@ -530,14 +553,14 @@ def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
             "eks",
             "general",
             "eks: {al2023: v20251016}",
-            'fleet.yaml:13:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
+            'fleet.yaml:15:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
             "vllm needs. Fix: set al2023: v20251023 or later.",
         ),
         (
             "ecs",
             "on-ecs",
             "ecs: {al2023: 2023.0.20250923}",
-            'fleet.yaml:13:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
+            'fleet.yaml:15:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
             "image of vllm needs. Fix: set al2023: 2023.0.20251015 or later.",
         ),
     ],
@@ -704,3 +727,17 @@ def test_variables_that_load_code_are_refused_on_this_machine_alone(tmp_path: Pa
         f"Fix: remove {name}."
     )
     assert resolving.resolve_files(tmp_path, text, FLEET, "eks"), "there it is the container's"
+
+
+def test_a_start_that_is_longer_than_ecs_gives_a_task_is_noted_there_alone(tmp_path: Path) -> None:
+    large = format_distributed(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
+    on_ecs = FLEET.replace("size: 4, efa: on}", "size: 4, efa: on, orchestrator: ecs}")
+    notes = {
+        "eks": resolve_blueprint(tmp_path, large).notes,
+        "ecs": resolving.resolve_files(tmp_path / "mine", large, on_ecs, "ecs").notes,
+    }
+    start = "ECS ends a container that has not answered 55 minutes after its start. worker may take "
+    assert [note.startswith(start) for note in notes["ecs"]].count(True) == 1
+    assert not any("has not answered" in note for note in notes["eks"])
+    small = format_disaggregated({"pool": "on-ecs"}, {"pool": "on-ecs"})
+    assert not any("has not answered" in note for note in resolve_blueprint(tmp_path, small, "ecs").notes)

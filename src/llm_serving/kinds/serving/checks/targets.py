@@ -33,6 +33,7 @@ def check(
     yield from _check_offload(settings)
     if not conventions.is_local:
         yield from _check_compile_cache(settings, conventions)
+        yield from _check_host_memory(settings, placed_roles)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
@@ -138,6 +139,23 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
             yield Conflict(key_path, *_describe_missing_rdma(role_placement), "rdma")
     if not without_rdma and settings.tuning.kv_transfer != "host":
         yield from _check_one_zone(placed_roles)
+
+
+def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
+    has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
+    if not settings.is_disaggregated or (has_rdma and settings.tuning.kv_transfer != "host"):
+        return
+    for key_path, role, role_placement in placed_roles:
+        fit = role_placement.limit_cache().fit
+        if fit and fit.computed and fit.cache_tokens < fit.context:
+            reason = (
+                "without RDMA the transfer keeps a copy of the KV cache in the node's memory: a replica on "
+                f"{role_placement.instance.name} has {role_placement.resources.memory_bytes / 2**30:.1f} GiB, of which "
+                f"half hold {max(0, fit.cache_tokens):,} tokens, and a request takes {fit.context:,}"
+            )
+            fix = "use a pool of types with more memory, or a shorter context"
+            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
 
 
 def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
