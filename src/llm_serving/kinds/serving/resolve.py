@@ -458,8 +458,8 @@ def _list_start_notes(context: Context, engine_services: Sequence[Service]) -> I
             megabytes = processes.MIN_LOAD_BYTES_S / 1e6
             yield (
                 f"{context.conventions.title} ends a container that has not answered {limit_min:.0f} minutes after its "
-                f"start. {role} may take {start_min:.0f}, with {megabytes:.0f} MB/s from S3: if its tasks end there, use "
-                "a pool of types with a faster network, or EKS."
+                f"start. {role} may take {start_min:.0f}, with {megabytes:.0f} MB/s from S3: if its tasks end there, "
+                "use a pool of types with a faster network, or EKS."
             )
 
 
