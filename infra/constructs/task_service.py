@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -188,10 +189,12 @@ def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsSe
 
 
 def _compute_healthy_percent(service: Service) -> tuple[int, int]:
-    """Return the least and most percent of tasks in a rollout. No spare GPUs: old tasks stop before new ones start."""
+    """Return the least and most percent of tasks in a rollout. By itself it stops old tasks first: no GPU is spare."""
     replicas = service.replicas
     if not service.placement.pool or replicas.unavailable == 0:
         return 100, 200
+    if replicas.surge:
+        return 100, 100 + math.ceil(100 * replicas.surge / max(1, replicas.min))
     return 100 * max(0, replicas.min - replicas.unavailable) // max(1, replicas.min), 100
 
 

@@ -61,7 +61,7 @@ def test_a_value_of_another_type_is_named(option: EngineOption, value: Any, desc
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_option_that_the_row_names_is_recorded(engine: str) -> None:
     row, recorded = engines.load_engines()[engine], _load(engine)
-    named = {*row.written_arguments, *row.reckoned_arguments, *row.argument_keys}
+    named = {*row.written_arguments, *row.reckoned_arguments, *row.argument_keys, *row.code_arguments}
     named |= {name for refused in row.refused_arguments for name in refused.names}
     assert named - recorded.options.keys() == set()
 

@@ -96,3 +96,9 @@ def test_a_budget_is_the_month_of_the_spend_limit_by_the_fleets_tag(tmp_path: Pa
 def test_without_addresses_there_is_no_budget(tmp_path: Path) -> None:
     folders = main.synthesize(load_fleet(ROOT / "fleet.yaml"), tmp_path / "out", stack_names=("storage",))
     assert "aws_budgets_budget" not in json.loads((folders["storage"] / "cdk.tf.json").read_text())["resource"]
+
+
+def test_cdktf_changes_no_tracked_file_and_runs_on_the_users_own_node() -> None:
+    """cdktf-cli 0.21.0 writes a projectId where there is none; its native modules fit the Node that npx installs them for."""
+    assert json.loads((ROOT / "cdktf.json").read_text())["projectId"]
+    assert not [name for name in ("node", "npm", "npx") if (ROOT / ".venv" / "bin" / name).exists()]

@@ -168,7 +168,8 @@ def read_rows(opened: OpenFile, template: Template, groups: Iterable[int] | None
 
 
 def _count_batch_rows(group: Any) -> int:
-    return max(1, min(BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+    rows = _BATCH_BYTES * int(group.num_rows) // max(1, int(group.total_byte_size))
+    return max(1, min(BATCH_ROWS, rows))
 
 
 def _read_records(source: Source, batches: Iterator[Any]) -> list[dict[str, Any]] | None:

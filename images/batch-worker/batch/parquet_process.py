@@ -123,7 +123,7 @@ def _raise_memory() -> NoReturn:
     raise CorruptFile(f"the file takes more than {_DATA_BYTES // 2**20} MiB of memory to read, or is damaged") from None
 
 
-def _send(stream: IO[bytes], kind: bytes, content: bytes) -> None:
+def _send(stream: IO[bytes], kind: bytes, content: bytes | bytearray) -> None:
     frame = memoryview(_FRAME.pack(kind, len(content)) + content)
     while frame:
         frame = frame[stream.write(frame) :]

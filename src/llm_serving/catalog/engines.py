@@ -368,6 +368,9 @@ class Engine(_NamedChoice):
     refused_arguments: tuple[RefusedArguments, ...] = ()
     """Options that `engine_arguments` cannot set although no key stands for them."""
 
+    code_arguments: tuple[str, ...] = ()
+    """Options in `engine_arguments` by which the engine loads code: of the model's folder, or of a module."""
+
     platforms: Mapping[str, Platform]
     """By kind of processor: `gpu`, `neuron`, `cpu`; those that are missing are refused."""
 

@@ -80,6 +80,9 @@ class Replicas(ResolvedData):
     unavailable: int = 1
     """Replicas that a rollout or a drain may stop at once."""
 
+    surge: int = 0
+    """Replicas that a rollout starts before it stops as many; with 0 it stops `unavailable` first."""
+
 
 class Resources(ResolvedData):
     """What one node gives to one replica."""

@@ -193,7 +193,7 @@ def run(
 def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
     """Look for the programs of later steps before anything is paid for."""
     if request.cdktf and not shutil.which("npx"):
-        raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20 or later.")
+        raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20; not 24.")
     if not is_emulated:
         add_ons.require_tools(load_aws_target(request.target).list_tools(request.fleet.value))
 

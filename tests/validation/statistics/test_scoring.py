@@ -178,12 +178,28 @@ def test_similarity_is_that_of_a_real_embedding_model(tmp_path: Path) -> None:
         ("9" * 5000, "{}"),
         ("{}", '{"$ref": "#/$defs/missing"}'),
         ("{}", '{"$ref": "#"}'),
+        ('"a"', '{"pattern": "("}'),
+        ('"b"', '{"pattern": "^a$"}'),
+        ('{"ab": 1}', '{"patternProperties": {"^a": {"type": "string"}}}'),
     ],
 )
 def test_an_answer_that_cannot_be_held_against_its_schema_scores_0(tmp_path: Path, text: str, schema: str) -> None:
     samples = [_build_sample(text, schema)]
     scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)
     assert samples[0].score == 0
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties"])
+def test_a_pattern_that_tries_every_way_has_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyword: str
+) -> None:
+    monkeypatch.setattr(scoring, "PATTERN_LIMIT_S", 0.1)
+    letters, endless = "a" * 40 + "!", "^(a|a)+$"
+    schema = {"pattern": endless} if keyword == "pattern" else {"patternProperties": {endless: False}}
+    texts = [letters, "aa"] if keyword == "pattern" else [{letters: 1}, {"b": 1}]
+    samples = [_build_sample(json.dumps(text), json.dumps(schema)) for text in texts]
+    scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)
+    assert [sample.score for sample in samples] == [0, 1], "and a text that it matches soon is held against it"
 
 
 def test_a_schema_that_names_a_url_fetches_nothing(tmp_path: Path) -> None:

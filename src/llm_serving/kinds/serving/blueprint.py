@@ -145,6 +145,10 @@ class Disruption(Settings):
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """Replicas of a role that an upgrade or a drained node may take down at once."""
 
+    surge: Annotated[bool, Switch()] = False
+    """Whether an upgrade starts a new replica before it stops an old one: the pool must hold one more. A role with one
+    replica answers nothing while it is upgraded otherwise."""
+
     drain: Duration = parse_default("120s")
     """How long a replica that is stopped may finish its requests."""
 

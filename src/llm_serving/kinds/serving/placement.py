@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_serving.catalog import engines, instances, quantizations
@@ -528,13 +528,27 @@ def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflic
     return conflicts
 
 
-def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
+def check_surge(fleet: Fleet, placed: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield pools without room for one replica more of each role, which an upgrade starts first."""
+    for name in dict.fromkeys(role.pool for _, role, _ in placed):
+        node_count = _count_shared_nodes([entry for entry in placed if entry[1].pool == name], surge=1)
+        size = fleet.pools[name].size
+        if node_count > size.max:
+            reason = (
+                f"an upgrade starts one replica more of each role first: {node_count} nodes of the pool {name}, which "
+            )
+            reason += f"grows to {size.max}"
+            fix = f"set surge: off, or size: {size.min}..{node_count} in the pool"
+            yield Conflict(("disruption", "surge"), reason, fix, "on")
+
+
+def _count_shared_nodes(pool_roles: Sequence[PlacedRole], surge: int = 0) -> int:
     """Return nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
     free_accelerators: list[int] = []
     node_count = 0
     for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):
         per_node = count_units(placement.instance)
-        for _ in range(role.replicas.max):
+        for _ in range(role.replicas.max + surge):
             if role.accelerators > per_node:
                 node_count += placement.nodes
                 continue

@@ -415,6 +415,13 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
                 "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
                 "decides when it starts."
             )
+    arguments = {name: value for _, role, _ in placed_roles for name, value in settings.merge_arguments(role).items()}
+    for name in context.engine.code_arguments:
+        if arguments.get(name):
+            yield (
+                f"engine_arguments.{name} makes the engine run code, of the model's folder or of a module: read it "
+                "before you deploy a blueprint that is not your own."
+            )
     for key_path, role, role_placement in placed_roles:
         if role_placement.model.vision:
             yield pictures.describe(context.blueprint, role, role_placement.model)
@@ -424,6 +431,11 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
                 f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
                 f"{role_placement.instance.name} that the pool {role.pool} gives each replica of {key_path[-1]} "
                 "stay unused."
+            )
+        if not context.conventions.is_local and role.replicas.max == 1 and not settings.disruption.surge:
+            yield (
+                f"An upgrade stops the one replica of {key_path[-1]} before it starts the new one, and nothing answers "
+                f"meanwhile. disruption: {{surge: on}} starts the new one first, if the pool {role.pool} holds both."
             )
         if context.conventions.is_local and role.replicas.min != role.replicas.max:
             replicas = compute_fixed_replicas(role).min

@@ -109,6 +109,7 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
         min=role.replicas.min,
         max=role.replicas.max,
         unavailable=disruption.unavailable,
+        surge=int(disruption.surge),
         scale=role.scale
         and Scale(
             signal="queue" if role.scale.queue else "kv-usage",

@@ -15,7 +15,7 @@ import json
 import re
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import jsonschema
 import referencing
+import regex
 
 from llm_serving import console, paths
 from llm_serving.services.traffic import Judge, Traffic
@@ -37,6 +38,7 @@ JUDGE_KEY = "BLUEPRINT_JUDGE_API_KEY"
 JUDGE_CONCURRENCY = 8
 JUDGE_LIMIT_S = 120.0
 SIMILARITY_LIMIT_S = 600.0
+PATTERN_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,49 @@ def _contains(text: str, expected: str) -> bool:
 def _fits_schema(text: str, expected: str) -> bool:
     try:
         build_validator(json.loads(expected)).validate(untrusted_json.parse(text))
-    except (ValueError, jsonschema.ValidationError, RecursionError, referencing.exceptions.Unresolvable):
+    except (
+        ValueError,
+        RecursionError,
+        TimeoutError,
+        regex.error,
+        jsonschema.ValidationError,
+        referencing.exceptions.Unresolvable,
+    ):
         return False
     return True
 
 
 def build_validator(schema: Any) -> jsonschema.protocols.Validator:
-    """Return what validates by a schema; a reference to a URL is not followed."""
-    return jsonschema.validators.validator_for(schema)(schema, registry=referencing.Registry())
+    """Return what validates by a schema; a reference to a URL is not followed, and a pattern has its time."""
+    validator = jsonschema.validators.extend(
+        jsonschema.validators.validator_for(schema),
+        {"pattern": _check_pattern, "patternProperties": _check_pattern_properties},
+    )
+    return validator(schema, registry=referencing.Registry())
+
+
+def _check_pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[jsonschema.ValidationError]:
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
+
+
+def _check_pattern_properties(
+    validator: Any, patterns: dict[str, Any], instance: Any, _: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if validator.is_type(instance, "object"):
+        for pattern, subschema in patterns.items():
+            for name, value in instance.items():
+                if _matches(pattern, name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Return whether a pattern is found.
+
+    Raises:
+        TimeoutError: it tries too many ways: `^(a+)+$` takes hours on some letters.
+    """
+    return regex.search(pattern, text, timeout=PATTERN_LIMIT_S) is not None
 
 
 _COMPARISONS: dict[str, Callable[[str, str], bool]] = {

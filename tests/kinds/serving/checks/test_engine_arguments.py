@@ -136,3 +136,13 @@ def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Pa
 def test_a_variable_that_the_deployment_writes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'environment.HF_HUB_OFFLINE: "0": the deployment writes it by itself on'):
         _resolve(tmp_path, 'environment: {HF_HUB_OFFLINE: "0"}\n')
+
+
+@pytest.mark.parametrize(("value", "noted"), [("true", 1), ("false", 0)])
+def test_an_option_that_makes_the_engine_run_code_is_noted(tmp_path: Path, value: str, noted: int) -> None:
+    deployment = _resolve(tmp_path, f"engine_arguments: {{trust_remote_code: {value}}}\n")
+    note = (
+        "engine_arguments.trust_remote_code makes the engine run code, of the model's folder or of a module: read it before "
+        "you deploy a blueprint that is not your own."
+    )
+    assert deployment.notes.count(note) == noted

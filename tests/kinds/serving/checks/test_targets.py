@@ -741,3 +741,38 @@ def test_a_start_that_is_longer_than_ecs_gives_a_task_is_noted_there_alone(tmp_p
     assert not any("has not answered" in note for note in notes["eks"])
     small = format_disaggregated({"pool": "on-ecs"}, {"pool": "on-ecs"})
     assert not any("has not answered" in note for note in resolve_blueprint(tmp_path, small, "ecs").notes)
+
+
+SURGE = "disruption: {surge: on}\n"
+
+
+def test_an_upgrade_can_start_the_new_replica_first_where_the_pool_holds_both(tmp_path: Path) -> None:
+    text = AGGREGATED.replace("MODEL", SMALL).replace(
+        "{WORKER}", "{pool: general, replicas: REPLICAS, accelerators: 4}"
+    )
+    deployment = resolve_blueprint(tmp_path, text.replace("REPLICAS", "3") + SURGE + TRAFFIC_AND_SLO)
+    assert [service.replicas.surge for service in deployment.services if not service.is_entry] == [1]
+    with pytest.raises(InputError) as error:
+        resolve_blueprint(tmp_path, text.replace("REPLICAS", "4") + SURGE + TRAFFIC_AND_SLO)
+    assert str(error.value).endswith(
+        'disruption.surge: "on": an upgrade starts one replica more of each role first: 5 nodes of the pool general, which '
+        "grows to 4. Fix: set surge: off, or size: 0..5 in the pool."
+    )
+
+
+def test_an_upgrade_of_one_replica_without_a_second_is_noted_as_an_outage(tmp_path: Path) -> None:
+    text = AGGREGATED.replace("MODEL", SMALL).replace("{WORKER}", "{pool: general}")
+    reason = "An upgrade stops the one replica of worker before it starts the new one, and nothing answers meanwhile. "
+    alone = resolve_blueprint(tmp_path, text + TRAFFIC_AND_SLO)
+    assert [note.startswith(reason) for note in alone.notes].count(True) == 1
+    assert not any(
+        note.startswith(reason) for note in resolve_blueprint(tmp_path, text + SURGE + TRAFFIC_AND_SLO).notes
+    )
+
+
+def test_on_ecs_a_replica_over_several_instances_has_no_second_beside_it(tmp_path: Path) -> None:
+    text = format_distributed(model=LARGE, pool="p5en", accelerators=16, pipeline=2, expert="on", extra=SURGE)
+    on_ecs = FLEET.replace("size: 4, efa: on}", "size: 4, efa: on, orchestrator: ecs}")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="on ECS each node of a replica is a service, and two of one rank would share"):
+        resolving.resolve_files(tmp_path / "mine", text, on_ecs, "ecs")

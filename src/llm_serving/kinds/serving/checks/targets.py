@@ -13,7 +13,7 @@ from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.load_balancer import MIN_ZONES
-from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
+from llm_serving.kinds.serving.placement import PlacedRole, Placement, check_surge, count_accelerators, format_bounds
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
@@ -34,6 +34,7 @@ def check(
     if not conventions.is_local:
         yield from _check_compile_cache(settings, conventions)
         yield from _check_host_memory(settings, placed_roles)
+        yield from _check_surge(settings, fleet, conventions, placed_roles)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
@@ -139,6 +140,17 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
             yield Conflict(key_path, *_describe_missing_rdma(role_placement), "rdma")
     if not without_rdma and settings.tuning.kv_transfer != "host":
         yield from _check_one_zone(placed_roles)
+
+
+def _check_surge(
+    settings: Blueprint, fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    if not settings.disruption.surge:
+        return
+    yield from check_surge(fleet, placed_roles)
+    if conventions.runs_tasks and any(role_placement.nodes > 1 for _, _, role_placement in placed_roles):
+        reason = f"on {conventions.title} each node of a replica is a service, and two of one rank would share a name"
+        yield Conflict(("disruption", "surge"), reason, "set surge: off", "on")
 
 
 def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
