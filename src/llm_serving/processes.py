@@ -36,6 +36,7 @@ def spawn(
     *,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
     output: IO[bytes] | int = subprocess.DEVNULL,
     orphan_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
@@ -50,7 +51,7 @@ def spawn(
         list(command),
         cwd=cwd,
         env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -78,6 +78,11 @@ class ControlPlane:
         return self.folder / "pods.log"
 
     @property
+    def pods_programs(self) -> Path:
+        """Programs that commands in a container find before this machine's own."""
+        return self.folder / "pods-bin"
+
+    @property
     def environment(self) -> dict[str, str]:
         """Environment in which helm and kubectl use this control plane only."""
         path = os.pathsep.join(
@@ -162,8 +167,10 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
             log = exit_stack.enter_context((folder / f"{program.name}.log").open("wb"))
             # Stop the API server first: without etcd it waits forever.
             command = [tools[program.name], *words]
+            path = os.pathsep.join([str(control_plane.pods_programs), os.environ["PATH"]])
+            environment = {**_COLLECT, "PATH": path}
             children[program.name] = processes.spawn(
-                command, cwd=folder, environment=_COLLECT, output=log, orphan_signal=signal.SIGKILL
+                command, cwd=folder, environment=environment, output=log, orphan_signal=signal.SIGKILL
             )
 
         def is_up(url: str, context: ssl.SSLContext | None = None) -> bool:
@@ -248,13 +255,14 @@ def _build_api_server_command(etcd: int, port: int) -> Sequence[str]:
 
 
 def _build_kwok_command(control_plane: ControlPlane, port: int, backend_port: int) -> Sequence[str]:
-    """Run kwok: stages.yaml decides the life of pods, and `pods_log` is the log of each."""
+    """Run kwok: stages.yaml decides the life of pods, `pods_log` is the log of each, and commands in them run here."""
     control_plane.pods_log.touch()
     forwards = {"forwards": [{"target": {"address": "127.0.0.1", "port": backend_port}}]}
     logs = {"logs": [{"logsFile": str(control_plane.pods_log)}]}
+    execs = {"execs": [{"local": {"workDir": str(control_plane.folder)}}]}
     documents = [
         {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "all"}, "spec": spec}
-        for kind, spec in (("ClusterPortForward", forwards), ("ClusterLogs", logs))
+        for kind, spec in (("ClusterPortForward", forwards), ("ClusterLogs", logs), ("ClusterExec", execs))
     ]
     config_path = control_plane.folder / "kwok.yaml"
     config_path.write_text(f"{STAGES.read_text()}---\n{yaml.safe_dump_all(documents)}")

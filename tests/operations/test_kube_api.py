@@ -160,6 +160,20 @@ def test_connections_reach_a_ready_pod_of_the_service_by_the_name_of_its_port(ap
         processes.wait_until(lambda: not list_forwarding_threads(), "the end of the connections", 30)
 
 
+def test_a_command_in_a_container_returns_its_output_or_says_why_it_failed(api: KubeApi, pod: str) -> None:
+    def run(*command: str, limit_s: float = 60) -> str:
+        return api.run_command(pod, "default", "web", command, limit_s=limit_s)
+
+    lines = run("sh", "-c", 'echo "$1" é; echo to stderr >&2', "sh", "a b").splitlines()
+    assert sorted(lines) == ["a b é", "to stderr"]
+    with pytest.raises(ApiError, match=r"cannot run a command in Pod web-0: .*exit 3.* it broke$"):
+        run("sh", "-c", "echo it broke; exit 3")
+    with pytest.raises(ApiError, match="cannot run a command in Pod web-0: it did not end within 1 s"):
+        run("sleep", "30", limit_s=1)
+    with pytest.raises(ApiError, match=r'cannot run a command in Pod none: .*"none" not found'):
+        api.run_command("none", "default", "web", ["true"], limit_s=60)
+
+
 def list_forwarding_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "port forward" in thread.name]
 

@@ -13,7 +13,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,6 +202,37 @@ class KubeApi:
                 if rest:
                     yield rest.decode(errors="replace")
 
+    def run_command(self, pod: str, namespace: str, container: str, command: Sequence[str], *, limit_s: float) -> str:
+        """Run a command in a container, and return what it printed.
+
+        Raises:
+            ApiError: it did not start, failed, or did not end within `limit_s` seconds.
+        """
+        from kubernetes.stream import stream
+        from kubernetes.stream.ws_client import ERROR_CHANNEL
+
+        action = f"run a command in Pod {pod}"
+        with _translate_errors(action):
+            session = stream(
+                *(self._open_streams().connect_get_namespaced_pod_exec, pod, namespace),
+                container=container,
+                command=list(command),
+                stdin=False,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                _preload_content=False,
+            )
+            with contextlib.closing(session):
+                session.run_forever(timeout=limit_s)
+                if session.is_open():
+                    raise ApiError(f"cannot {action}: it did not end within {limit_s:.0f} s")
+                status = json.loads(session.read_channel(ERROR_CHANNEL) or "{}")
+                output: str = session.read_all()
+        if status.get("status") == "Failure":
+            raise ApiError(f"cannot {action}: {' '.join([status['message'], *output.split()[-50:]])}")
+        return output
+
     @contextlib.contextmanager
     def forward_port(self, service: str, namespace: str, port: int) -> Iterator[int]:
         """Yield a port of the loopback interface that leads to a service: each connection to a pod that is ready then.
@@ -226,16 +257,19 @@ class KubeApi:
 
     def _open_connection(self, pod: str, namespace: str, port: int) -> socket.socket:
         """Return a socket that leads to a port of a pod."""
-        from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.stream import portforward
 
-        # The stream's function exchanges a method of its client for the time of the call.
-        core = CoreV1Api(ApiClient(self._client.configuration))
         with _translate_errors(f"forward a port to Pod {pod}"):
             connection: socket.socket = portforward(
-                core.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port)
+                self._open_streams().connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port)
             ).socket(port)
         return connection
+
+    def _open_streams(self) -> Any:
+        """Return a client for one stream, whose function exchanges a method of its client for the time of the call."""
+        from kubernetes.client import ApiClient, CoreV1Api
+
+        return CoreV1Api(ApiClient(self._client.configuration))
 
     def _choose_backend(self, service: str, namespace: str, port: int) -> tuple[str, int]:
         """Return the name of a service's first ready pod, and the pod's port behind the service's."""
@@ -377,8 +411,8 @@ def _translate_errors(action: str) -> Iterator[None]:
 
 
 def _read_message(error: Any) -> str:
-    """Return what the API server says of a refusal."""
+    """Return what the API server says of a refusal; that of a stream is the end of the client's reason."""
     try:
-        return str(json.loads(error.body)["message"])
+        return str(json.loads(error.body or str(error.reason).rpartition(" -+-+- ")[2])["message"])
     except (KeyError, TypeError, ValueError):
         return " ".join(str(error.reason or error.status).split())

@@ -314,3 +314,16 @@ def test_the_last_lines_of_one_role_are_shown(
     assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
     stack.show_logs(deployment_plan, None, lines=1, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]
+
+
+def test_the_tasks_of_a_role_are_those_in_which_commands_run(
+    aws: Ecs, deployment_plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.tasks = build_running_tasks()
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(stack.addons, "require_tools", lambda _: None)
+    monkeypatch.setattr(stack.container_command, "run", lambda *words, limit_s: str(calls.append((*words, limit_s))))
+    containers = stack.list_containers(deployment_plan, "worker")
+    assert [(entry.name, entry.answers) for entry in containers] == [("a1", True), ("a2", True), ("a3", True)]
+    containers[0].run(["true"], limit_s=5)
+    assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], 5)]

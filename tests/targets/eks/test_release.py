@@ -372,6 +372,38 @@ def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
         connected_cluster.check_output("scale", "deployment/mine-worker", *NAMESPACE_FLAGS, "--replicas=2")
 
 
+def test_an_adapter_is_changed_in_every_pod_of_a_role_and_a_failure_names_its_pod(
+    running_release: None, connected_cluster: ControlPlane, working_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    role = "worker: {pool: general, replicas: 2, accelerators: 1"
+    edit(working_folder / "mine/blueprint.yaml", role, f"{role}, adapters: {{sql: s3://models/sql}}")
+    edit(working_folder / "fleet.yaml", "spend_limit:", "storage: {model_buckets: {bucket: models}}\nspend_limit:")
+    workers = sorted(pod["metadata"]["name"] for pod in list_pods(connected_cluster)["worker"])
+    programs = connected_cluster.pods_programs
+    programs.mkdir()
+    try:
+        # The engines' Python: the first of two says that it is done, the other that it is not.
+        (programs / "python3").write_text(
+            f"#!/bin/sh\nif mkdir {programs}/first 2>/dev/null\n"
+            """then echo 'adapter: {"done": "unloaded"}'\nelse echo 'adapter: {"error": "it is busy"}'\nfi\n"""
+        )
+        (programs / "python3").chmod(0o755)
+        capfd.readouterr()
+        code = main.run(["adapter", "unload", "mine", "worker", "sql", "--target", "eks"])
+    finally:
+        shutil.rmtree(programs)
+    output = capfd.readouterr()
+    assert output.out, output.err
+    [done] = [line.removesuffix(": unloaded") for line in output.out.splitlines()]
+    [failed] = set(workers) - {done}
+    assert done in workers
+    assert (code, output.err) == (
+        1,
+        f"1 of 2 replicas of worker failed:\n  {failed}: it is busy\n"
+        "Fix: run the command again; what is done already stays as it is.\n",
+    )
+
+
 def test_validate_plays_the_load_through_the_api_servers_tunnel(
     running_release: None, working_folder: Path, run_cli: RunCli
 ) -> None:

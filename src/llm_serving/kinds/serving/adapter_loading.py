@@ -1,24 +1,45 @@
 """LoRA adapters at run time: loads them on every replica of a role, and unloads them, over the engine's API.
 
-The router needs no notice: its discovery lists each engine's models every few seconds.
+On AWS `adapter_program` does it in each replica's container, where the adapter has to be copied to. The router needs no
+notice: its discovery lists each engine's models every few seconds.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
 import urllib.error
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import AdapterApi
-from llm_serving.kinds.serving import adapters
-from llm_serving.kinds.serving.deployment import Role, ServingDeployment
+from llm_serving.kinds.serving import adapter_program, adapters
+from llm_serving.kinds.serving.deployment import Role, ServingDeployment, narrow
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws import remote_files
+from llm_serving.targets.on_aws.aws_target import AwsTarget
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 
-_LOAD_TIMEOUT_S = 60.0
-"""Longest that an engine takes to load one, in seconds."""
+_RUN_TIMEOUT_S = 300.0
+"""Longest that one container takes, in seconds: to copy an adapter from S3, and its engine to load it."""
+
+_RUN_PROGRAM = "import base64,sys;exec(base64.b64decode(sys.argv.pop(1)))"
+"""Runs the program in its first argument, in letters that every shell passes on."""
+
+
+class Outcome(NamedTuple):
+    """What came of it in one container."""
+
+    replica: str
+    done: str
+    """Empty where it failed."""
+
+    error: str = ""
 
 
 def parse_folder(text: str) -> Path:
@@ -47,10 +68,70 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
         folder, deployed_role.served_model.model if deployed_role.served_model else ""
     )
     if mismatch:
-        raise InputError(f"FOLDER: {quote_value(folder)}: {mismatch[0]}. Fix: {mismatch[1]}.")
+        _refuse_location(folder, mismatch)
     api = _get_api(deployment)
     for service in deployment.list_services(deployed_role):
         _post(service, api.load, {api.name_field: name, api.path_field: str(folder.resolve())})
+
+
+def change_remote(plan: DeploymentPlan, target: AwsTarget, role: str, name: str, location: str = "") -> list[Outcome]:
+    """Load the adapter at `location` as `name` on every replica of `role` on AWS, or unload it where that is empty.
+
+    Raises:
+        CheckFailed: no replica runs.
+        InputError: there is no such role, or its replicas cannot load the adapter.
+        Unavailable: the replicas cannot be listed.
+    """
+    deployment = narrow(plan.deployment)
+    deployed_role = _require_role(deployment, role)
+    api, port = _get_api(deployment), deployment.list_services(deployed_role)[0].port
+    files = _sign_files(plan, deployed_role, location) if location else {}
+    request: adapter_program.Request = {"name": name, "files": files, "api": None}
+    answering = {**request, "api": {"url": f"http://127.0.0.1:{port}", **api.model_dump()}}
+    containers = target.list_containers(plan, role)
+    if not containers:
+        raise CheckFailed(f"{deployment.name}: no replica of {role} runs on {target.name}. Fix: deploy it first.")
+    outcomes: list[Outcome] = []
+    with ThreadPoolExecutor(len(containers)) as executor:
+        # The first node of a replica has its others read what they were to copy before.
+        for answers in (False, True):
+            run = functools.partial(_run_in_container, answering if answers else request)
+            outcomes += executor.map(run, [entry for entry in containers if entry.answers == answers])
+    return outcomes
+
+
+def _sign_files(plan: DeploymentPlan, role: Role, location: str) -> dict[str, str]:
+    """Return presigned URLs of the adapter's files, for containers that may not read them by themselves.
+
+    Raises:
+        InputError: it is of another model, or not in S3.
+        Unavailable: whoever runs this may not read it, or S3 does not answer.
+    """
+    if not location.startswith("s3://"):
+        _refuse_location(location, adapters.describe_unreachable(plan.deployment.target))
+    names_and_text = remote_files.read_files(plan.aws, location, adapters.CONFIG)
+    if names_and_text is None:
+        raise Unavailable(f"{location}: replicas copy it with your own permission to read it, and you have none")
+    model = role.served_model.model if role.served_model else ""
+    if problem := adapters.find_error(*names_and_text, location, model):
+        _refuse_location(location, problem)
+    return remote_files.sign_files(plan.aws, location, (adapters.CONFIG, adapters.WEIGHTS))
+
+
+def _refuse_location(location: str | Path, problem: tuple[str, str]) -> NoReturn:
+    raise InputError(f"FOLDER: {quote_value(location)}: {problem[0]}. Fix: {problem[1]}.")
+
+
+def _run_in_container(request: adapter_program.Request, container: ReplicaContainer) -> Outcome:
+    program = base64.b64encode(Path(adapter_program.__file__).read_bytes()).decode()
+    try:
+        text = container.run(["python3", "-c", _RUN_PROGRAM, program, json.dumps(request)], limit_s=_RUN_TIMEOUT_S)
+    except Unavailable as error:
+        return Outcome(container.name, "", str(error))
+    answers = [line.strip() for line in text.splitlines() if line.startswith(adapter_program.MARK)]
+    if not answers:
+        return Outcome(container.name, "", f"no answer: {' '.join(text.split())[-300:]}")
+    return Outcome(container.name, **{"done": "", **json.loads(answers[-1].removeprefix(adapter_program.MARK))})
 
 
 def unload(deployment: ServingDeployment, role: str, name: str) -> None:
@@ -89,23 +170,9 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
 
 
 def _post(service: Service, path: str, body: dict[str, str]) -> None:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{service.port}{path}",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        opener.open(request, timeout=_LOAD_TIMEOUT_S).close()
+        adapter_program.post(f"http://127.0.0.1:{service.port}{path}", body)
     except urllib.error.HTTPError as error:
-        raise CheckFailed(f"{service.name} refuses: {_read_error_message(error)}") from None
+        raise CheckFailed(f"{service.name} refuses: {adapter_program.read_error_message(error)}") from None
     except OSError as error:
         raise Unavailable(f"{service.name} does not answer: {error}") from None
-
-
-def _read_error_message(error: urllib.error.HTTPError) -> str:
-    """Return the engine's message, or the status code if it has none."""
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {error.code}"

@@ -48,9 +48,14 @@ def _find_load_error(
     if is_remote:
         return None  # read when it is deployed: `check_remote`
     if not conventions.is_local:
-        reason = f"a container on {target} cannot read this folder"
-        return reason, "use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
+        return describe_unreachable(target)
     return find_folder_error(folder / location, model)
+
+
+def describe_unreachable(target: str) -> tuple[str, str]:
+    """Return why replicas on a target do not load an adapter from a folder of this machine, and the fix."""
+    reason = f"a container on {target} cannot read this folder"
+    return reason, "use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
 
 
 def check_remote(settings: Blueprint, read_files: ReadRemoteFiles) -> Iterator[Conflict]:
@@ -59,7 +64,7 @@ def check_remote(settings: Blueprint, read_files: ReadRemoteFiles) -> Iterator[C
         model = settings.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
             files = read_files(location, CONFIG) if location.startswith("s3://") else None
-            problem = files and _find_error(*files, location, model)
+            problem = files and find_error(*files, location, model)
             if problem:
                 yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)
 
@@ -68,10 +73,16 @@ def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:
     """Return why the adapter in `folder` does not belong to `model`, and the fix; None where it does."""
     file_names = {name for name in (CONFIG, WEIGHTS) if (folder / name).is_file()}
     text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace") if CONFIG in file_names else ""
-    return _find_error(file_names, text, str(folder), model)
+    return find_error(file_names, text, str(folder), model)
 
 
-def _find_error(file_names: Container[str], text: str, location: str, model: str) -> tuple[str, str] | None:
+def find_error(file_names: Container[str], text: str, location: str, model: str) -> tuple[str, str] | None:
+    """Return why an adapter does not belong to `model`, and the fix; None where it does.
+
+    Args:
+        file_names: below its location.
+        text: of its CONFIG.
+    """
     missing = [name for name in (CONFIG, WEIGHTS) if name not in file_names]
     if missing:
         return f"{location} has no {' and no '.join(missing)}", "use a folder that PEFT wrote"

@@ -7,6 +7,7 @@ fails to what ran before.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +35,9 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.ecs import container_command
 from llm_serving.targets.on_aws import deployment_stack, images, metrics_pages
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
@@ -150,6 +153,32 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
             for task in _list_tasks(ecs, deployed, name, "RUNNING")
         ]
     return sorted(tasks, key=lambda replica: (replica.role, replica.name))
+
+
+def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+    """List the containers of a role's tasks.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or AWS refuses or does not answer.
+    """
+    addons.require_tools(SESSION_TOOLS)
+    deployed, aws = _read_deployed(plan), plan.aws
+    cluster, ecs = names.format_cluster_name(deployed.fleet), aws.client("ecs")
+    with clients.translate_errors():
+        tasks = [
+            (service, _shorten_arn(task["taskArn"]))
+            for service, name in deployed.services
+            if service.role == role
+            for task in _list_tasks(ecs, deployed, name, "RUNNING")
+        ]
+    return [
+        ReplicaContainer(
+            task,
+            not (service.node and service.node.rank),
+            functools.partial(container_command.run, aws, cluster, task, role),
+        )
+        for service, task in tasks
+    ]
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:

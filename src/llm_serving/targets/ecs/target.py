@@ -15,6 +15,7 @@ from llm_serving.targets.ecs import load_tasks, stack
 from llm_serving.targets.ecs.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
@@ -48,6 +49,10 @@ class EcsTarget(AwsTarget):
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the services' tasks."""
         return stack.list_replicas(plan)
+
+    def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+        """List those of the role's tasks."""
+        return stack.list_containers(plan, role)
 
     def show_role_logs(self, plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
         """Print the tasks' logs from CloudWatch."""

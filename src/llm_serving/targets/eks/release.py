@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images, metrics_pages
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
@@ -151,6 +153,26 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
         Unavailable: the cluster does not answer.
     """
     return sorted(map(parse_pod, _list_pods(plan)), key=lambda pod: (pod.role, pod.name))
+
+
+def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+    """List the containers of a role's pods, but for those that are to end.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    api, namespace = open_api(plan), _get_namespace(plan)
+    return [
+        ReplicaContainer(
+            pod["metadata"]["name"],
+            pod["metadata"]["labels"].get("inference/listens") == "true",
+            functools.partial(
+                api.run_command, pod["metadata"]["name"], namespace, pod["spec"]["containers"][0]["name"]
+            ),
+        )
+        for pod in _list_pods(plan, role)
+        if "deletionTimestamp" not in pod["metadata"]
+    ]
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:

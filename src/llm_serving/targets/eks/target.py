@@ -18,6 +18,7 @@ from llm_serving.targets.eks import load_job, release, stacked_release
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
@@ -81,6 +82,10 @@ class EksTarget(AwsTarget):
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the release's pods."""
         return release.list_replicas(plan)
+
+    def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+        """List those of the role's pods."""
+        return release.list_containers(plan, role)
 
     def show_role_logs(self, plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
         """Print the pods' logs."""

@@ -22,6 +22,7 @@ from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Vali
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import load_drivers, remote_files
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
@@ -116,6 +117,10 @@ class AwsTarget(abc.ABC):
     @abc.abstractmethod
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the running replicas, by role and name."""
+
+    @abc.abstractmethod
+    def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+        """List the containers of a role's replicas, in which commands can be run."""
 
     def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
         """Print the log output of the replicas of one role, or of all."""

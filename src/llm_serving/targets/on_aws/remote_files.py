@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from llm_serving import console
-from llm_serving.aws import s3
+from llm_serving.aws import s3, session
 from llm_serving.aws.session import AwsSession
 from llm_serving.services import kinds
 from llm_serving.settings.document import raise_mistakes
 from llm_serving.targets.deployment_plan import DeploymentPlan
+
+_URL_LIFE_S = 900
 
 _MAX_BYTES = 2**20
 """Most bytes of a file that are read; the settings of an adapter are about a thousand."""
@@ -22,12 +25,12 @@ def check(plan: DeploymentPlan) -> None:
         InputError: with every file that does not do.
         Unavailable: S3 does not answer, or has no such bucket.
     """
-    read_files = functools.partial(_read_files, plan.aws)
-    conflicts = kinds.get_for(plan.blueprint).check_remote_files(plan.blueprint.value, read_files)
+    read_here = functools.partial(read_files, plan.aws)
+    conflicts = kinds.get_for(plan.blueprint).check_remote_files(plan.blueprint.value, read_here)
     raise_mistakes(plan.blueprint.locate(conflicts))
 
 
-def _read_files(aws: AwsSession, uri: str, name: str) -> tuple[dict[str, int], str] | None:
+def read_files(aws: AwsSession, uri: str, name: str) -> tuple[dict[str, int], str] | None:
     """Read the sizes of the objects at s3://BUCKET/PREFIX, and the text of the one called `name`; None if denied."""
     try:
         bucket = s3.Bucket(s3.parse_location(uri), env=aws.variables)
@@ -37,3 +40,22 @@ def _read_files(aws: AwsSession, uri: str, name: str) -> tuple[dict[str, int], s
         console.err.print(f"[yellow]{uri}: not checked against its model[/yellow]: {error}")
         return None
     return sizes, text.decode("utf-8", "replace")
+
+
+def sign_files(aws: AwsSession, uri: str, names: Iterable[str]) -> dict[str, str]:
+    """Return a URL of each object at s3://BUCKET/PREFIX, by which its holder may read it for minutes as the caller may.
+
+    Raises:
+        Unavailable: there are no credentials.
+    """
+    from botocore.config import Config
+
+    location = s3.parse_location(uri)
+    with session.translate_errors():
+        # S3 presigns with its old signature by default, which a bucket encrypted by KMS refuses.
+        client = aws.create_client("s3", Config(signature_version="s3v4"))
+        keys = {name: {"Bucket": location.bucket, "Key": f"{location.prefix}{name}"} for name in names}
+        return {
+            name: str(client.generate_presigned_url("get_object", Params=key, ExpiresIn=_URL_LIFE_S))
+            for name, key in keys.items()
+        }

@@ -1,4 +1,4 @@
-"""`blueprint adapter`: LoRA adapters of a deployment on this machine, at run time."""
+"""`blueprint adapter`: LoRA adapters of a running deployment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import typer
 
 from llm_serving import console
 from llm_serving.kinds.serving import adapter_loading
+from llm_serving.kinds.serving.adapter_loading import Outcome
 from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
-from llm_serving.options.arguments import Folder
+from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
 from llm_serving.services import inputs
+from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.services.kinds import Capability
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets import planning, registry
 from llm_serving.targets.local.target import LocalTarget
+from llm_serving.targets.on_aws.aws_target import load_aws_target
 
 app = typer.Typer(help="Load and unload LoRA adapters at run time.", no_args_is_help=True)
 
@@ -26,20 +31,59 @@ def load(
     folder: Folder,
     role: RoleName,
     name: Name,
-    adapter: Annotated[str, typer.Argument(metavar="FOLDER", help="The adapter's folder, as PEFT writes it.")],
+    adapter: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="The adapter's folder, as PEFT writes it; on AWS s3://BUCKET/PREFIX."),
+    ],
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
 ) -> None:
     """Load an adapter on all replicas of a role, until they restart."""
-    adapter_loading.load(_require_deployment(folder), role, name, adapter_loading.parse_folder(adapter))
+    inputs.require_capability(folder, Capability.ADAPTER)
+    if registry.load_target(target).needs_aws:
+        _report(role, _change_on_aws(folder, fleet, target, role, name, adapter))
+        console.out.print(
+            f"{name}: replicas that start from now on do not have it. To keep it, add `{name}: {adapter}` to "
+            f"`adapters` of {role} in {folder / FILE_NAME} and deploy.",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
+    adapter_loading.load(_require_local(folder), role, name, adapter_loading.parse_folder(adapter))
     console.out.print(f"{name}: loaded on {role}; the router finds it within seconds", markup=False)
 
 
 @app.command()
-def unload(folder: Folder, role: RoleName, name: Name) -> None:
+def unload(folder: Folder, role: RoleName, name: Name, fleet: Fleet = FLEET, target: Target = TARGET) -> None:
     """Unload an adapter from all replicas of a role."""
-    adapter_loading.unload(_require_deployment(folder), role, name)
+    inputs.require_capability(folder, Capability.ADAPTER)
+    if registry.load_target(target).needs_aws:
+        _report(role, _change_on_aws(folder, fleet, target, role, name))
+        return
+    adapter_loading.unload(_require_local(folder), role, name)
     console.out.print(f"{name}: unloaded from {role}", markup=False)
 
 
-def _require_deployment(folder: Path) -> ServingDeployment:
-    inputs.require_capability(folder, Capability.ADAPTER)
+def _require_local(folder: Path) -> ServingDeployment:
     return narrow(LocalTarget().require_deployment(folder))
+
+
+def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str, location: str = "") -> list[Outcome]:
+    plan = planning.plan(folder, fleet, target=target)
+    return adapter_loading.change_remote(plan, load_aws_target(target), role, name, location)
+
+
+def _report(role: str, outcomes: list[Outcome]) -> None:
+    """Print what was done on each replica.
+
+    Raises:
+        CheckFailed: some failed; names each.
+    """
+    for outcome in outcomes:
+        if outcome.done:
+            console.out.print(f"{outcome.replica}: {outcome.done}", markup=False, soft_wrap=True)
+    failed = [f"  {outcome.replica}: {outcome.error}" for outcome in outcomes if outcome.error]
+    if failed:
+        head = f"{len(failed)} of {len(outcomes)} replicas of {role} failed:"
+        fix = "Fix: run the command again; what is done already stays as it is."
+        raise CheckFailed("\n".join([head, *failed, fix]))

@@ -1,0 +1,54 @@
+"""ECS Exec: run a command in a task's container.
+
+SSM's agent splits the command as a shell would and runs it on a terminal, so its errors are among its output and its
+exit status is lost. The session ends early where its own input does. Source: aws/amazon-ssm-agent at 098ebca,
+agent/session/shell/shell_unix.go, StartCommandExecutor; aws/session-manager-plugin at 61cf128, session/shellsession/
+shellsession_unix.go, handleKeyboardInput.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+from llm_serving import console, processes
+from llm_serving.aws.session import AwsSession
+from llm_serving.settings.errors import Unavailable
+
+
+def run(aws: AwsSession, cluster: str, task: str, container: str, command: list[str], *, limit_s: float) -> str:
+    """Run a command, and return what it printed among the session's own lines.
+
+    Raises:
+        Unavailable: the session did not start, or did not end within `limit_s` seconds.
+    """
+    words = ["aws", "ecs", "execute-command", "--region", aws.region, "--cluster", cluster, "--task", task]
+    words += ["--container", container, "--interactive", "--command", shlex.join(command)]
+    with _open_silent_input() as silence, tempfile.TemporaryFile() as output:
+        child = processes.spawn(words, environment=aws.child_env, stdin=silence, output=output)
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"ECS Exec did not end within {limit_s:.0f} s") from None
+        finally:
+            processes.stop(child)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if code:
+        raise Unavailable(f"{console.quote_command(words[:3])}: {' '.join(text.split()) or f'status {code}'}")
+    return text
+
+
+@contextlib.contextmanager
+def _open_silent_input() -> Iterator[int]:
+    """Yield an input that says nothing, and does not end before the block does."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
