@@ -269,6 +269,7 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
         assert router == f"--router={router_host}:{router_port}"
         assert ipaddress.ip_address(router_host).is_loopback
         assert router_port != str(process.port)
+        assert arguments[arguments.index("--cors-allowed-origins") + 1] == "http://none.invalid"
 
 
 def _list_router_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:

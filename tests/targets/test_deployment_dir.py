@@ -63,6 +63,17 @@ def test_saving_ports_creates_nothing_else(tmp_path: Path) -> None:
     assert run.load_ports() == {}
 
 
+def test_a_deployments_secret_is_its_own_and_its_users_alone(tmp_path: Path) -> None:
+    run, other = DeploymentDir("mine", tmp_path), DeploymentDir("other", tmp_path)
+    assert run.load_secret() == run.load_secret() != other.load_secret()
+    assert stat.S_IMODE(run.data.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run.data / "secret").stat().st_mode) == 0o600
+    first = run.load_secret()
+    run.create()
+    run.remove("local")
+    assert run.load_secret() != first
+
+
 def test_a_second_command_on_the_same_deployment_is_refused(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     with run.lock():

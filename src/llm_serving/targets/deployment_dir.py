@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -148,6 +149,15 @@ class DeploymentDir:
         """Save the ports."""
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
+
+    def load_secret(self) -> str:
+        """Load what other users of this machine cannot guess of the deployment; draw it the first time."""
+        file = self.data / "secret"
+        if not file.exists():
+            self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            file.write_text(secrets.token_hex(16))
+        return file.read_text()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 
 import pytest
@@ -32,3 +33,14 @@ def test_without_shortcuts_every_engine_process_runs_as_in_production(
     assert SHORTCUTS_NOTE not in plan.deployment.emulated
     assert all(process.env[SHORTCUTS_VARIABLE] == "off" for process in plan.deployment.workers)
     assert f'{SHORTCUTS_VARIABLE}="off"' in plan.text, "a changed switch restarts the engines"
+
+
+def test_the_routers_administration_is_at_an_address_that_the_folders_path_does_not_tell(
+    make_plan: PlanFactory,
+) -> None:
+    plan = make_plan()
+    address = plan.deployment.environment.router_host
+    assert ipaddress.ip_address(address).is_loopback
+    assert make_plan().deployment.environment.router_host == address, "a second deploy changes nothing"
+    (plan.directory.data / "secret").unlink()
+    assert make_plan().deployment.environment.router_host != address

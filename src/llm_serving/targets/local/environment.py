@@ -113,7 +113,7 @@ def _choose_router_host(directory: DeploymentDir) -> str:
 
     A web page in the user's browser can send requests to any port of 127.0.0.1; it does not know this address.
     """
-    digest = hashlib.sha256(str(directory.data.resolve()).encode()).digest()
+    digest = hashlib.sha256(f"{ROUTER} {directory.load_secret()}".encode()).digest()
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
 
 
