@@ -49,6 +49,9 @@ REFUSALS = {
     "port: 80": 'port: "80": the deployment writes it by itself. Fix: remove port.',
     "block_size: 16": 'block_size: "16": it changes how the engine divides memory, and this program\'s arithmetic '
     "would not know. Fix: remove block_size.",
+    "all2all_backend: deepep_v2": 'all2all_backend: "deepep_v2": experts over several nodes exchange tokens by NCCL; '
+    "DeepEP on EFA takes a fork of it, efa driver 3.3.0 and gdrdrv, which the image and the nodes do not have. "
+    "Fix: remove all2all_backend.",
     "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
     "line is. Fix: remove api_key.",
 }
