@@ -49,6 +49,16 @@ def test_an_adapter_in_s3_is_fetched_to_the_path_in_the_engines_command(tmp_path
     assert command[command.index("--lora-modules") + 1] == "sql=/scratch/fetched/adapter-sql"
 
 
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_an_engine_takes_adapters_at_run_time_only_where_its_role_has_some(tmp_path: Path, target: str) -> None:
+    one = f"one: {{model: Qwen/Qwen3-8B, pool: {target}, adapters: {{sql: s3://my-adapters/sql}}}}"
+    two = f"two: {{model: Qwen/Qwen3-0.6B, pool: {target}}}"
+    text = f"name: mine\npattern: multi-model\nroles: {{models: {{{one}, {two}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    workers = resolving.resolve_files(tmp_path, text, FLEET, target).workers
+    switches = {worker.role: worker.env.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") for worker in workers}
+    assert switches == {"one": "True", "two": None}
+
+
 def _find_errors(
     folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
 ) -> list[str]:
