@@ -13,8 +13,8 @@ vllm-router takes addresses when it starts, or watches Kubernetes; how to regist
 - Prefill and decode register by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). This program
   sends them from the same container: that socket is reachable from nowhere else.
 
-An engine is registered only while it answers `/v1/models`, whatever DNS returns. With ENGINE_PROBE set, {"path": PATH,
-"body": BODY}, it must first have answered that request once: whoever only listens gets no traffic.
+An engine is registered only while it answers `/health` and `/v1/models`, whatever DNS returns. With ENGINE_PROBE set,
+{"path": PATH, "body": BODY}, it must first have answered that request once: whoever only listens gets no traffic.
 """
 
 from __future__ import annotations
@@ -185,8 +185,9 @@ def build_fetch(probe: Mapping[str, Any] | None) -> Callable[[str], tuple[str, .
 
 
 def fetch_models(url: str) -> tuple[str, ...] | None:
-    """Return the models that an engine lists, adapters among them; None if it does not respond."""
+    """Return the models that a healthy engine lists, adapters among them; None if it does not respond."""
     try:
+        _send_request("GET", f"{url}/health")
         return tuple(str(entry["id"]) for entry in json.loads(_send_request("GET", f"{url}/v1/models"))["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

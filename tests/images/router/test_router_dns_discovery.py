@@ -35,6 +35,7 @@ class Engine(ThreadingHTTPServer):
     bodies: list[dict[str, Any]]
     delay_s = 0.0
     """Until it answers a GET."""
+    is_healthy = True
 
     @property
     def address(self) -> str:
@@ -47,7 +48,10 @@ class Handler(QuietHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
         time.sleep(self.server.delay_s)
-        self.respond_json({"object": "list", "data": [{"id": model} for model in self.server.models]})
+        if self.path == "/health" and not self.server.is_healthy:
+            self.send_error(503)
+        else:
+            self.respond_json({"object": "list", "data": [{"id": model} for model in self.server.models]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
@@ -129,6 +133,9 @@ def wait_until_served(url: str, expected: set[str], model: str = "alpha") -> Non
 
 
 MULTI_MODEL_FLAGS = ("--enable-igw", "--policy", "round_robin")
+CATALOG_FLAGS = (*engines.load_routers()["vllm-router"].discovery["names"].aggregated.arguments, "--policy", "round_robin")
+"""Of engines found by name, as the catalog has them."""
+
 A, B, C, D = (f"127.0.1.{number}" for number in range(1, 5))
 
 
@@ -236,10 +243,11 @@ def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterT
     [
         # The router's own limit for an engine that its API adds under a model is 5 s, whatever its options say.
         (("worker",), MULTI_MODEL_FLAGS, 4),
+        (("worker",), CATALOG_FLAGS, 7),
         (("worker",), ("--policy", "round_robin", "--health-check-timeout-secs", "10"), 7),
         (("prefill", "decode"), ("--vllm-pd-disaggregation", "--kv-connector", "nixl", "--policy", "round_robin"), 7),
     ],
-    ids=["models", "one-model", "disaggregated"],
+    ids=["models-own-check", "models", "one-model", "disaggregated"],
 )
 def test_engines_that_answer_late_under_load_stay_registered(
     testbed: RouterTestbed, kinds: tuple[str, ...], router: tuple[str, ...], delay_s: float
@@ -260,6 +268,18 @@ def test_engines_that_answer_late_under_load_stay_registered(
         testbed.engines[B].delay_s = 0
         testbed.stop(B)
         wait_until_served(url, {A})
+
+
+@pytest.mark.engine
+def test_an_engine_that_reports_ill_health_leaves_and_returns(testbed: RouterTestbed) -> None:
+    testbed.write_dns(worker=[A, B])
+    testbed.start(A), testbed.start(B)
+    with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=CATALOG_FLAGS) as url:
+        wait_until_served(url, {A, B})
+        testbed.engines[B].is_healthy = False
+        wait_until_served(url, {A})
+        testbed.engines[B].is_healthy = True
+        wait_until_served(url, {A, B})
 
 
 @pytest.mark.engine
