@@ -133,7 +133,11 @@ def wait_until_served(url: str, expected: set[str], model: str = "alpha") -> Non
 
 
 MULTI_MODEL_FLAGS = ("--enable-igw", "--policy", "round_robin")
-CATALOG_FLAGS = (*engines.load_routers()["vllm-router"].discovery["names"].aggregated.arguments, "--policy", "round_robin")
+CATALOG_FLAGS = (
+    *engines.load_routers()["vllm-router"].discovery["names"].aggregated.arguments,
+    "--policy",
+    "round_robin",
+)
 """Of engines found by name, as the catalog has them."""
 
 A, B, C, D = (f"127.0.1.{number}" for number in range(1, 5))
