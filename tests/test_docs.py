@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from llm_serving.cli import main
 from llm_serving.fleet import loading
@@ -24,6 +25,21 @@ COMMANDS = [
 ]
 
 
+WORKFLOWS = sorted((ROOT / "docs" / "workflows").glob("*.yaml"))
+STEPS = [
+    (file.name, step)
+    for file in WORKFLOWS
+    for job in yaml.safe_load(file.read_text("utf-8"))["jobs"].values()
+    for step in job["steps"]
+]
+COMMANDS += [
+    (name, command.partition(">")[0].strip())
+    for name, step in STEPS
+    for command in step.get("run", "").split(" && ")
+    if command.startswith("blueprint ")
+]
+
+
 def _parse(line: str) -> int:
     """The exit code of a command whose options are parsed, and that then shows its help instead of running."""
     return main.run([*shlex.split(line)[1:], "--help"])
@@ -32,6 +48,14 @@ def _parse(line: str) -> int:
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_every_command_of_a_page_parses(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _parse(line) == 0, (page, capsys.readouterr().err)
+
+
+def test_a_workflow_takes_others_actions_by_their_commit_and_no_more_rights_than_it_uses() -> None:
+    actions = [step["uses"] for _, step in STEPS if "uses" in step]
+    assert actions
+    assert [action for action in actions if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
+    for file in WORKFLOWS:
+        assert yaml.safe_load(file.read_text("utf-8"))["permissions"] == {"contents": "read", "id-token": "write"}
 
 
 def test_every_objective_has_a_row_on_the_page_of_validations() -> None:
