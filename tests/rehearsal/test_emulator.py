@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from botocore.config import Config
 
 from llm_serving import processes
 from llm_serving.rehearsal import emulator, moto_patches
@@ -157,6 +158,82 @@ def test_no_web_page_empties_it(endpoint: str, headers: dict[str, str], status: 
     except urllib.error.HTTPError as error:
         assert error.code == status
     assert bool(s3.list_buckets()["Buckets"]) == (status == 403)
+
+
+KEYED = "f00dfeed" * 4
+
+
+@pytest.fixture(scope="module")
+def keyed_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that requires an access key, which this process's clients know."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(emulator.ACCESS_KEY_VARIABLE, KEYED)
+        with emulator.start(tmp_path_factory.mktemp("keyed")) as endpoint:
+            emulator.require_access_key(endpoint, KEYED)
+            yield endpoint
+
+
+SIGNED = "AWS4-HMAC-SHA256 Credential={}/20261125/us-west-2/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({}, ""),
+        ({"Authorization": SIGNED.format("x")}, ""),
+        ({"Authorization": SIGNED.format(emulator.DUMMY_KEY)}, ""),
+        ({"Authorization": SIGNED.format(f"{KEYED}0")}, ""),
+        ({"Authorization": "AWS x:signature"}, ""),
+        ({"Authorization": SIGNED.format("x")}, f"?X-Amz-Credential={KEYED}%2F20261125"),
+        ({}, "?X-Amz-Credential=x%2F20261125%2Fus-west-2%2Fs3%2Faws4_request"),
+        ({}, "?AWSAccessKeyId=x&Signature=0"),
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("PUT", "models/gguf/a"), ("GET", "models"), ("POST", "moto-api/reset")])
+def test_another_user_who_lacks_the_access_key_reads_writes_and_empties_nothing(
+    keyed_endpoint: str, method: str, path: str, headers: dict[str, str], query: str
+) -> None:
+    request = urllib.request.Request(f"{keyed_endpoint}/{path}{query}", data=b"", headers=headers, method=method)
+    with pytest.raises(urllib.error.HTTPError, match="403") as refusal:
+        urllib.request.urlopen(request, timeout=10)
+    answer = b"The embedded AWS answers requests that are signed with its deployment's access key alone.\n"
+    assert refusal.value.read() == answer
+
+
+def test_clients_with_the_access_key_are_answered_as_the_default_account(keyed_endpoint: str) -> None:
+    s3 = create_bucket(keyed_endpoint, "keyed")
+    s3.put_object(Bucket="keyed", Key="a", Body=b"1")
+    for version in ("s3v4", "s3"):
+        signer = emulator.open_session(keyed_endpoint, REGION).create_client("s3", Config(signature_version=version))
+        url = signer.generate_presigned_url("get_object", Params={"Bucket": "keyed", "Key": "a"})
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert response.read() == b"1", version
+    assert emulator.create_client("sts", keyed_endpoint, REGION).get_caller_identity()["Account"] == emulator.ACCOUNT
+    emulator.reset(keyed_endpoint)
+    assert s3.list_buckets()["Buckets"] == []
+
+
+def test_state_machines_call_with_the_access_key(keyed_endpoint: str) -> None:
+    settings = b'{"stepfunctions": {"execute_state_machine": true}, "lambda": {"use_docker": false}}'
+    headers = {"Content-Type": "application/json", "Authorization": f"Credential={KEYED}/"}
+    urllib.request.urlopen(
+        urllib.request.Request(f"{keyed_endpoint}/moto-api/config", data=settings, headers=headers), timeout=10
+    ).close()
+    sqs, machines = (emulator.create_client(name, keyed_endpoint, REGION) for name in ("sqs", "stepfunctions"))
+    queue = sqs.create_queue(QueueName="told")["QueueUrl"]
+    send = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::sqs:sendMessage",
+        "Parameters": {"QueueUrl": queue, "MessageBody": "a"},
+        "End": True,
+    }
+    machine = machines.create_state_machine(
+        name="tells",
+        definition=json.dumps({"StartAt": "Send", "States": {"Send": send}}),
+        roleArn=f"arn:aws:iam::{emulator.ACCOUNT}:role/any",
+    )
+    machines.start_execution(stateMachineArn=machine["stateMachineArn"])
+    assert [message["Body"] for message in sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20)["Messages"]] == ["a"]
 
 
 def test_it_ends_with_its_block(tmp_path: Path) -> None:

@@ -30,6 +30,12 @@ EMULATION_NOTE = (
 DUMMY_KEY = "rehearsal"
 """Stands for access key and secret: moto checks neither, and AWS would refuse it."""
 
+ACCESS_KEY_VARIABLE = "BLUEPRINT_EMULATOR_KEY"
+"""Has the access key that the server requires; without it the server asks for none."""
+
+_access_keys: dict[str, str] = {}
+"""Of servers that require one, by endpoint."""
+
 CONFIG_FILE = Path(__file__).with_name("aws.ini")
 """An AWS configuration with none of the user's settings."""
 
@@ -39,6 +45,17 @@ _START_LIMIT_S = 60.0
 def build_command(port: int) -> list[str]:
     """Return the command line of the server on 127.0.0.1:`port`."""
     return [sys.executable, "-m", "llm_serving.rehearsal.moto_server", "-H", "127.0.0.1", "-p", str(port)]
+
+
+def require_access_key(endpoint: str, access_key: str) -> dict[str, str]:
+    """Have this process's clients of `endpoint` sign with an access key; return what makes the server require it."""
+    _access_keys[endpoint] = access_key
+    return {ACCESS_KEY_VARIABLE: access_key}
+
+
+def get_access_key(endpoint: str) -> str:
+    """Return the access key for clients of `endpoint`."""
+    return _access_keys.get(endpoint, DUMMY_KEY)
 
 
 def build_server_env(*, bare: bool = False) -> dict[str, str]:
@@ -65,17 +82,17 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,  # a user's own setting for S3 alone would win over the general one
         "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-        **_build_settings(region),
+        **_build_settings(region, get_access_key(endpoint)),
         "AWS_DEFAULT_REGION": region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"])),
     }
 
 
-def _build_settings(region: str) -> dict[str, str]:
+def _build_settings(region: str, access_key: str) -> dict[str, str]:
     """Return dummy credentials, and nothing of the user's configuration."""
     return {
-        "AWS_ACCESS_KEY_ID": DUMMY_KEY,
+        "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": DUMMY_KEY,
         "AWS_SESSION_TOKEN": "",
         "AWS_PROFILE": "default",
@@ -119,7 +136,9 @@ def reset(endpoint: str) -> None:
 def _request(endpoint: str, path: str, body: bytes | None = None) -> bytes:
     """Send GET, or POST with a body, to moto's own API; never through a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"{endpoint}/moto-api/{path}", data=body, timeout=30) as response:
+    headers = {"Authorization": f"Credential={get_access_key(endpoint)}/"}
+    request = urllib.request.Request(f"{endpoint}/moto-api/{path}", data=body, headers=headers)
+    with direct.open(request, timeout=30) as response:
         return bytes(response.read())
 
 
@@ -129,7 +148,7 @@ def create_client(service: str, endpoint: str, region: str) -> Any:
 
     config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
     with _CLIENT_LOCK:
-        return _create_session(region).client(service, endpoint_url=endpoint, config=config)
+        return _create_session(region, get_access_key(endpoint)).client(service, endpoint_url=endpoint, config=config)
 
 
 _CLIENT_LOCK = threading.Lock()
@@ -137,8 +156,8 @@ _CLIENT_LOCK = threading.Lock()
 
 
 @functools.cache
-def _create_session(region: str) -> Any:
-    return session.create_session(_build_settings(region))
+def _create_session(region: str, access_key: str) -> Any:
+    return session.create_session(_build_settings(region, access_key))
 
 
 @contextlib.contextmanager

@@ -7,12 +7,15 @@ moto no longer needs.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import boto3
 from moto import backends, server
 from moto.acm.models import AWSCertificateManagerBackend
 from moto.autoscaling.models import AutoScalingBackend
@@ -24,8 +27,10 @@ from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.logs.responses import LogsResponse
 from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.sqs.models import Queue
+from moto.stepfunctions.parser.asl.utils import boto_client
 from moto.stepfunctions.responses import StepFunctionResponse
 
+from llm_serving.rehearsal import emulator
 from llm_serving.rehearsal.loopback_guard import LoopbackGuard
 
 _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
@@ -285,14 +290,24 @@ def keep_service_names() -> None:
     backends.list_of_moto_modules = lambda: names
 
 
+def sign_calls_of_state_machines(access_key: str) -> None:
+    """Have state machines call moto with the access key that its guard requires, in place of one of moto's."""
+    boto_client.boto3 = SimpleNamespace(
+        client=lambda **settings: boto3.client(**{**settings, "aws_access_key_id": access_key})
+    )
+
+
 def main() -> None:
     """Serve until it is stopped, with moto's own arguments."""
     for patch in PATCHES:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
     Queue.wait_for_messages = wait_for_messages
     keep_service_names()
+    access_key = os.environ.get(emulator.ACCESS_KEY_VARIABLE, "")
+    if access_key:
+        sign_calls_of_state_machines(access_key)
     run_server = server.run_simple
     server.run_simple = lambda host, port, application, **options: run_server(
-        host, port, LoopbackGuard(application), **options
+        host, port, LoopbackGuard(application, access_key), **options
     )
     server.main()

@@ -24,7 +24,6 @@ run of Terraform (measured with 5.100.0: it writes the block's 280 settings out 
 
 _PROVIDER = {
     "s3_use_path_style": True,
-    "access_key": emulator.DUMMY_KEY,
     "secret_key": emulator.DUMMY_KEY,
     "profile": "default",
     "shared_config_files": [_PROFILE],
@@ -37,7 +36,6 @@ _PROVIDER = {
 
 _BACKEND = {
     "use_path_style": True,
-    "access_key": emulator.DUMMY_KEY,
     "secret_key": emulator.DUMMY_KEY,
     "skip_credentials_validation": True,
     "skip_requesting_account_id": True,
@@ -64,7 +62,13 @@ def write_override(
     override: dict[str, Any] = {
         "terraform": {"backend": backend or {"local": {"path": state.FILE}}},
         # A fleet that names its account names one of AWS's.
-        "provider": {"aws": {**_PROVIDER, **({"allowed_account_ids": [emulator.ACCOUNT]} if fleet.account else {})}},
+        "provider": {
+            "aws": {
+                **_PROVIDER,
+                "access_key": emulator.get_access_key(endpoint),
+                **({"allowed_account_ids": [emulator.ACCOUNT]} if fleet.account else {}),
+            }
+        },
     }
     if resources:
         override["resource"] = resources
@@ -84,4 +88,11 @@ def build_backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
         return backend
     if "s3" not in backend:
         return {"local": {"path": state.FILE}}
-    return {"s3": {**backend["s3"], "endpoints": {"s3": endpoint}, **_BACKEND}}
+    return {
+        "s3": {
+            **backend["s3"],
+            "endpoints": {"s3": endpoint},
+            "access_key": emulator.get_access_key(endpoint),
+            **_BACKEND,
+        }
+    }

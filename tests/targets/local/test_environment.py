@@ -44,3 +44,13 @@ def test_the_routers_administration_is_at_an_address_that_the_folders_path_does_
     assert make_plan().deployment.environment.router_host == address, "a second deploy changes nothing"
     (plan.directory.data / "secret").unlink()
     assert make_plan().deployment.environment.router_host != address
+
+
+def test_the_embedded_aws_requires_a_key_that_every_process_has_and_no_other_user(make_plan: PlanFactory) -> None:
+    plan = make_plan()
+    [server] = [process for process in plan.deployment.all_services if process.name == "aws"]
+    access_key = server.env[emulator.ACCESS_KEY_VARIABLE]
+    assert access_key not in ("", emulator.DUMMY_KEY)
+    assert {process.env["AWS_ACCESS_KEY_ID"] for process in plan.deployment.workers} == {access_key}
+    assert not any(access_key in word for process in plan.deployment.all_services for word in process.command)
+    assert emulator.get_access_key(plan.deployment.environment.s3_endpoint or "") == access_key

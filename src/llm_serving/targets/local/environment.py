@@ -61,6 +61,7 @@ def resolve_environment(
     kind = kinds.get(blueprint.kind)
     ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
+    key_variable = emulator.require_access_key(endpoint, _derive(directory, AWS).hex()[:32])
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and kind.can_fork(blueprint)
     return Environment(
         target=NAME,
@@ -84,7 +85,7 @@ def resolve_environment(
         router_host=_choose_router_host(directory),
         module_folder=str(paths.IMAGES / "vllm"),
         services=(
-            _build_emulator_process(directory, ports[AWS]),
+            _build_emulator_process(directory, ports[AWS], key_variable),
             *servers.build_services(directory, blueprint, ports),
         ),
         ports=ports,
@@ -93,14 +94,14 @@ def resolve_environment(
     )
 
 
-def _build_emulator_process(directory: DeploymentDir, port: int) -> Service:
+def _build_emulator_process(directory: DeploymentDir, port: int, key_variable: dict[str, str]) -> Service:
     return Service(
         name=AWS,
         role=AWS,
         command=tuple(emulator.build_command(port)),
         # No stack applied here needs AWS's managed policies or machine images. TMPDIR has what moto does not hold in
         # memory.
-        env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
+        env={**emulator.build_server_env(bare=True), **key_variable, "TMPDIR": str(directory.sockets)},
         port=port,
         is_stateful=True,
         start_retries=0,
@@ -113,8 +114,13 @@ def _choose_router_host(directory: DeploymentDir) -> str:
 
     A web page in the user's browser can send requests to any port of 127.0.0.1; it does not know this address.
     """
-    digest = hashlib.sha256(f"{ROUTER} {directory.load_secret()}".encode()).digest()
+    digest = _derive(directory, ROUTER)
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
+
+
+def _derive(directory: DeploymentDir, purpose: str) -> bytes:
+    """Return bytes for a purpose that other users of this machine cannot guess: the same at each deploy."""
+    return hashlib.sha256(f"{purpose} {directory.load_secret()}".encode()).digest()
 
 
 def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
