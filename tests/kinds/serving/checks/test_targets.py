@@ -717,7 +717,13 @@ def test_the_engine_streams_with_as_many_clients_of_s3_as_its_instance_fills(tmp
         assert config["concurrency"] == clients
 
 
-@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "BASH_ENV", "NODE_OPTIONS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PYTHONPATH", "LD_PRELOAD", "BASH_ENV", "NODE_OPTIONS", "PERL5OPT", "PERL5LIB", "RUBYOPT", "RUBYLIB"),
+        *("GLIBC_TUNABLES", "GCONV_PATH", "PATH", "VLLM_PLUGINS"),
+    ],
+)
 def test_variables_that_load_code_are_refused_on_this_machine_alone(tmp_path: Path, name: str) -> None:
     text = "name: mine\n" + format_aggregated(pool="general", extra=f"environment: {{{name}: env1/lib}}\n")
     with pytest.raises(InputError) as error:

@@ -19,7 +19,10 @@ from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
 
-_LOADS_CODE = re.compile("LD_.*|DYLD_.*|PYTHON.*|BASH_ENV|ENV|NODE_OPTIONS")
+_LOADS_CODE = re.compile(
+    "LD_.*|DYLD_.*|PYTHON.*|BASH_ENV|ENV|NODE_OPTIONS|PERL5.*|RUBY(OPT|LIB)|GLIBC_TUNABLES|GCONV_PATH|PATH|VLLM_PLUGINS"
+)
+"""Variables by which the loader, an interpreter, a shell or the engine takes code from where the value says."""
 
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
