@@ -527,6 +527,16 @@ def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(
     assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
 
 
+def test_an_engine_with_requests_that_computes_nothing_is_an_alert(render_chart: Render) -> None:
+    groups = filter_by_kind(render_chart(FULL_VALUES), "PrometheusRule")[0]["spec"]["groups"]
+    [query] = [rule["expr"] for group in groups for rule in group["rules"] if rule["alert"] == "InferenceEngineHangs"]
+    labels = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
+    assert query == (
+        f"(sum by (pod) (vllm:num_requests_running{{{labels}}}) > 0) "
+        f"unless (sum by (pod) (increase(vllm:iteration_tokens_total_count{{{labels}}}[10m])) > 0)"
+    ), "requests that wait do not count: a long queue is no hang"
+
+
 def test_another_engines_scaling_and_alerts_use_its_own_metrics(render_chart: Render) -> None:
     names = {"queue": "", "running": "", "preemptions": "", "failed-transfers": "", "kv-usage": "other:cache"}
     manifests = render_chart({**FULL_VALUES, "metrics": {"engine": names, "router": {"requests": "r", "errors": "e"}}})

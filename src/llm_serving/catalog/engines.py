@@ -238,6 +238,7 @@ EngineMetric = Literal[
     "kv-usage",  # share of the KV cache in use
     "preemptions",  # requests whose KV cache was dropped
     "failed-transfers",  # of KV caches between prefill and decode
+    "steps",  # that computed tokens
     "transfer-time",  # histogram of their times, in seconds
     "transfer-bytes",  # histogram of their sizes
     "finished",  # requests, by `finish_reasons.label`
