@@ -97,7 +97,7 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)
     # The first command proves vLLM; these commands are the same with the engine that starts in a second.
     script = script.replace("--from aggregated\n", "--from aggregated --preset quick\n", 1)
-    script = script.replace("s|arrivals: 6/s|", "s|arrivals: 20/s|", 1)  # what the preset sends
+    script = script.replace("s|arrivals: 10/s|", "s|arrivals: 20/s|", 1)  # what the preset sends
     assert script.count(str(ROOT)) == script.count("--preset quick") == 1
     try:
         output = _run(script, tmp_path, 850)

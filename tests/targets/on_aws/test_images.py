@@ -39,7 +39,7 @@ def build_plan(ecr: Ecr) -> Any:
     return SimpleNamespace(
         deployment=SimpleNamespace(
             environment=SimpleNamespace(registry=REGISTRY),
-            services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-2")],
+            services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-3")],
         ),
         aws=SimpleNamespace(client=lambda _: ecr),
         fleet=SimpleNamespace(value=SimpleNamespace(name="demo", account=None), path=Path("fleet.yaml")),
@@ -62,16 +62,16 @@ def test_a_deployment_pulls_by_the_fleets_image_cache() -> None:
 
 
 def test_only_images_of_the_fleets_own_registry_are_looked_up() -> None:
-    ecr = Ecr("demo/router:0.1.17-2")
-    images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-2", "vllm/vllm-openai:v0.32.0"])
-    assert ecr.requests == ["demo/router:0.1.17-2"]
+    ecr = Ecr("demo/router:0.1.17-3")
+    images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-3", "vllm/vllm-openai:v0.32.0"])
+    assert ecr.requests == ["demo/router:0.1.17-3"]
 
 
 def test_a_missing_image_is_refused_with_the_command_that_builds_it() -> None:
     with pytest.raises(CheckFailed) as error:
-        images.require_images(build_plan(Ecr()), [f"{REGISTRY}/router:0.1.17-2"])
+        images.require_images(build_plan(Ecr()), [f"{REGISTRY}/router:0.1.17-3"])
     assert str(error.value) == (
-        f"{REGISTRY}/router:0.1.17-2 is not in the fleet's registry. Nothing was changed. Fix: add router to "
+        f"{REGISTRY}/router:0.1.17-3 is not in the fleet's registry. Nothing was changed. Fix: add router to "
         "storage.repositories of fleet.yaml, apply the stack storage, and run images/build router --fleet fleet.yaml"
     )
 
