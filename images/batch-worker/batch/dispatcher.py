@@ -114,7 +114,7 @@ class Dispatcher:
         """Send a row until it has a result; an interrupted one stays in its chunk, for the next worker."""
         used = 0
         try:
-            outcome = await self._runner.run(row, chunk.job)
+            outcome = await self._runner.run(row, chunk.job, lambda: chunk.is_cancelled)
             used = outcome.tokens
             self._chunks.share_time()  # before the row is added: both are saved together
             chunk.state.add(outcome)

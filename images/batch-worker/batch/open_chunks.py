@@ -11,7 +11,7 @@ from batch import layout
 from batch.chunk import ChunkState, Results
 from batch.layout import Job
 from batch.queue import Message
-from batch.row_runner import EXPIRED
+from batch.row_runner import CANCELLED, EXPIRED
 
 
 @dataclass(eq=False)
@@ -35,14 +35,19 @@ class OpenChunk:
         """Whether every row has a result."""
         return not self.state.pending and not self.in_flight
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for its rows any more."""
+        return self.job["state"] in (layout.CANCELLING, layout.CANCELLED)
+
     def apply_job(self, job: Job, now: float) -> None:
         """End the rows of a job that failed, was cancelled, or is out of time."""
         self.job = job
         if job["state"] == layout.FAILED or self.is_abandoned:
             self.is_abandoned = True
             self.state.pending.clear()
-        elif job["state"] in (layout.CANCELLING, layout.CANCELLED):
-            self.state.fail_rest("batch_cancelled", "the batch was cancelled before this row ran")
+        elif self.is_cancelled:
+            self.state.fail_rest(*CANCELLED)
         elif now > job["deadline_at"]:
             self.state.fail_rest(*EXPIRED)
 

@@ -25,6 +25,9 @@ MAX_REQUESTS = 512
 EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
 """Code and message of rows that ran out of time, as OpenAI names it."""
 
+CANCELLED = "batch_cancelled", "the batch was cancelled before this row ran"
+"""Code and message of rows, and of what is left of a row's pieces, that nobody waits for any more."""
+
 
 class _RowFailed(Exception):
     def __init__(self, code: str, message: str, answer: Answer | None = None) -> None:
@@ -38,6 +41,7 @@ class _Request:
 
     url: str
     deadline_at: float
+    is_cancelled: Callable[[], bool]
     sent: int = 0
     """Requests of the row, with those of its pieces."""
 
@@ -61,10 +65,14 @@ class RowRunner:
         self._answered: set[tuple[str, str]] = set()
         """Paths and models that have answered a row."""
 
-    async def run(self, pending: PendingRow, job: Job) -> Outcome:
-        """Send a row until it has a result or its attempts are used up; returns the result."""
+    async def run(self, pending: PendingRow, job: Job, is_cancelled: Callable[[], bool] = lambda: False) -> Outcome:
+        """Send a row until it has a result or its attempts are used up; returns the result.
+
+        Args:
+            is_cancelled: whether the job was cancelled since: no further piece of the row is sent.
+        """
         row = rows.parse(pending.content)
-        request = _Request(row.url, job["deadline_at"])
+        request = _Request(row.url, job["deadline_at"], is_cancelled)
         failure = ""
         try:
             answer = await self._ask(request, self._build_body(row.body, job), cuts=0)
@@ -100,6 +108,8 @@ class RowRunner:
             raise _RowFailed("context_length_exceeded", f"its pieces take more than {MAX_REQUESTS} requests")
         if request.sent > 1 and self._clock() > request.deadline_at:
             raise _RowFailed(*EXPIRED)
+        if request.sent > 1 and request.is_cancelled():
+            raise _RowFailed(*CANCELLED)
         answer = await self._send(request, body)
         if answer.status == 200:
             request.input_tokens += answer.input_tokens

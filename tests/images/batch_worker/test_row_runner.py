@@ -124,6 +124,18 @@ def test_pieces_are_not_sent_past_the_deadline() -> None:
     assert len(endpoint.bodies) < 10, "of about a hundred"
 
 
+def test_pieces_are_not_sent_once_the_job_is_cancelled() -> None:
+    row = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m", "messages": [
+        {"role": "user", "content": " ".join(["word"] * 20_000)}]}}  # fmt: skip
+    endpoint = FakeEndpoint(answer_with_its_ends)
+    runner = RowRunner(endpoint, read_settings(long_inputs="split-and-reduce"), lambda: 0.0)  # type: ignore[arg-type]
+    pending = PendingRow(7, json.dumps(row).encode())
+    outcome = asyncio.run(runner.run(pending, JOB, lambda: len(endpoint.bodies) == 5))
+    assert outcome.failure == "batch_cancelled"
+    assert len(endpoint.bodies) == 5, "of about a hundred"
+    assert outcome.input_tokens > 0, "what was used counts for the team"
+
+
 def test_a_row_whose_pieces_are_answered_at_its_own_length_fails() -> None:
     def echo(body: dict[str, Any]) -> Answer:
         answer = answer_with_its_ends(body)
