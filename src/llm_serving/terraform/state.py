@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
 
 FILE = "terraform.tfstate"
@@ -30,7 +31,7 @@ def parse_state(name: str, text: str) -> StackState:
     if "{" not in text:
         return StackState({}, ())
     try:
-        payload = json.loads(text[text.index("{") :])
+        payload = untrusted_json.parse(text[text.index("{") :])
         return StackState(
             {key: output["value"] for key, output in payload["outputs"].items()},
             tuple(
@@ -39,7 +40,7 @@ def parse_state(name: str, text: str) -> StackState:
                 if resource["mode"] == "managed" and resource["instances"]
             ),
         )
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None
 
 

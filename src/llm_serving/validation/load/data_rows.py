@@ -136,7 +136,7 @@ def _parse_expected(value: Any, traffic: Traffic) -> str | None:
         )
     try:
         jsonschema.validators.validator_for(value).check_schema(value)
-    except (jsonschema.SchemaError, TypeError, AttributeError) as error:
+    except (jsonschema.SchemaError, TypeError, AttributeError, ValueError, RecursionError) as error:
         reason = f"it is not a JSON Schema: {getattr(error, 'message', error)}"
         raise _RowError("expected", reason, 'write "expected": {"type": "object"}') from None
     return json.dumps(value)

@@ -137,7 +137,7 @@ def count_requests(text: str, pattern: str) -> float:
 
 def _add_to_histogram(histogram: Histogram, part: str, sample: Sample) -> None:
     if part == "bucket":
-        histogram.buckets[float(sample.labels["le"])] += sample.value
+        histogram.buckets[float(sample.labels.get("le", ""))] += sample.value
     elif part == "sum":
         histogram.total += sample.value
     elif part == "count":
