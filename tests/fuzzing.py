@@ -406,7 +406,7 @@ PARSERS: dict[str, tuple[Callable[[Path], Parser], int]] = {
     "metrics page, validate": (_build_metrics, 1500),
     "metrics page, batch worker": (_build_worker_metrics, 3000),
     "report.json": (_build_report, 300),
-    "requests.jsonl": (_build_samples, 500),
+    "requests.jsonl": (_build_samples, 150),
     "blueprint.yaml": (_build_blueprint, 60),
     "fleet.yaml": (_build_fleet, 100),
     "Terraform state": (_build_state, 3000),
