@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -140,6 +141,123 @@ def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
             f"images/build router: docker's default builder takes one platform, and the fleet of infra/fleets/{fleet}.yaml "
             "needs linux/amd64,linux/arm64. Fix: run docker buildx create --use --driver docker-container\n"
         )
+
+
+_BUILDER = """\
+#!/bin/sh
+tool=$(basename "$0")
+case "$*" in
+  info*) [ -z "$NO_DAEMON" ] || { echo "Cannot connect to the daemon." >&2; exit 1; } ;;
+  "image inspect"*) echo "sha256:abc 267000000" ;;
+  images*) echo "sha256:abc 267 MB" ;;
+  *) echo "$tool $*" >&2; [ -z "$FAILURE" ] || { echo "$FAILURE" >&2; exit 125; } ;;
+esac
+"""
+
+
+def _load_with(
+    tools: Iterable[str], folder: Path, *words: str, machine: str = "x86_64", **environment: str
+) -> tuple[int, str, str]:
+    """Run the build with these builders alone on PATH; return its status, its output and its messages."""
+    programs = {"uname": f"#!/bin/sh\necho {machine}\n"} | dict.fromkeys(tools, _BUILDER)
+    for name in ("bash", "dirname", "basename", "sed", "grep", "awk", "tee", "tail", "mktemp", "rm", "find"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    (folder / "sh").symlink_to("/bin/sh")
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    result = _build(*words, "--load", PATH=str(folder), **environment)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("tools", "words", "command"),
+    [
+        (["docker", "podman", "buildah"], [], "docker buildx build --load"),
+        (["podman", "buildah"], [], "podman build"),
+        (["buildah"], [], "buildah build"),
+        (["docker", "podman", "buildah"], ["--builder", "buildah"], "buildah build"),
+    ],
+)
+def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
+    tools: list[str], words: list[str], command: str, tmp_path: Path
+) -> None:
+    status, printed, messages = _load_with(tools, tmp_path, "router", *words)
+    assert (status, printed) == (0, "router sha256:abc 267MB\n")
+    version = _list_image_versions()["router"]
+    assert f"\n{command} --platform linux/amd64 --tag router:{version} images/router\n" in messages
+
+
+@pytest.mark.parametrize(
+    ("tools", "environment", "message"),
+    [
+        ([], {}, "no docker, podman or buildah is on PATH. Fix: install one"),
+        (
+            ["docker"],
+            {"NO_DAEMON": "yes"},
+            "docker: Cannot connect to the daemon. Fix: start its daemon, or install podman or buildah",
+        ),
+        (
+            ["buildah"],
+            {"FAILURE": "write /tmp/x: no space left on device"},
+            "the disk is full. Fix: free space where buildah keeps its images, then build again",
+        ),
+        (
+            ["buildah"],
+            {"FAILURE": "exec /bin/sh: Exec format error"},
+            "this computer cannot run programs for linux/amd64. Fix: build on such a computer, or install its emulator "
+            "(qemu-user-static)",
+        ),
+        (
+            ["podman"],
+            {"FAILURE": "Error: initializing source docker://x: manifest unknown"},
+            "the image of FROM, {base}, could not be pulled: Error: initializing source docker://x: manifest unknown. "
+            "Fix: check the network and the sign-in to its registry; if it is gone, change FROM",
+        ),
+        (
+            ["podman"],
+            {"FAILURE": "Error: no such file"},
+            "podman failed: Error: no such file. Fix: read its output above",
+        ),
+    ],
+)
+def test_a_build_that_fails_ends_with_its_reason_and_no_image(
+    tools: list[str], environment: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    [base] = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "router" / "Dockerfile").read_text())
+    status, printed, messages = _load_with(tools, tmp_path, "router", **environment)
+    assert (status, printed) == (3, "")
+    assert messages.splitlines()[-1] == f"images/build router: {message.format(base=base)}"
+
+
+def test_all_images_of_this_architecture_are_loaded_and_the_others_are_named(tmp_path: Path) -> None:
+    status, printed, messages = _load_with(["buildah"], tmp_path, "--all", machine="aarch64")
+    assert (status, printed) == (0, "".join(f"{name} sha256:abc 267MB\n" for name in IMAGE_NAMES if name != "vllm"))
+    assert messages.splitlines()[-1] == (
+        "vllm not built: NAME: vllm: the image is for linux/amd64, and this computer is linux/arm64. "
+        "Fix: build on the other architecture"
+    )
+
+
+def test_all_images_with_one_that_fails_end_with_a_failure(tmp_path: Path) -> None:
+    status, printed, messages = _load_with(["buildah"], tmp_path, "--all", FAILURE="no space left on device")
+    assert (status, printed) == (1, "")
+    assert [line.split()[0] for line in messages.splitlines()[-len(IMAGE_NAMES) :]] == IMAGE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--builder", "kaniko", "--load"],
+            '--builder: "kaniko" is not a builder. Fix: choose one of: docker podman buildah\n',
+        ),
+        (["--builder", "podman"], "--builder: only docker pushes. Fix: add --load, or remove --builder\n"),
+    ],
+)
+def test_a_builder_that_cannot_serve_is_refused(words: list[str], message: str) -> None:
+    result = _build("router", *words)
+    assert (result.returncode, result.stderr) == (2, message)
 
 
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
