@@ -271,8 +271,9 @@ def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
     engine = "".join(file.read_text() for file in sources)
     router = (packages / "vllm_router_rs.abi3.so").read_bytes()
     for name in engines.load_engines()["vllm"].metrics.values():
-        # Prometheus' client puts _total behind a counter's name.
-        assert f'"{name.removesuffix("_total")}"' in engine, name
+        # Prometheus' client puts _total behind a counter's name, and _count behind a histogram's.
+        written = name.removesuffix("_count") if name.endswith("_count") else name.removesuffix("_total")
+        assert f'"{written}"' in engine, name
     for names in engines.load_routers()["vllm-router"].metrics.values():
         assert all(name.encode() in router for name in names.values()), names
 

@@ -220,7 +220,7 @@ def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
-    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-2 is not in the fleet's registry") as error:
+    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-3 is not in the fleet's registry") as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert "images/build router --fleet" in str(error.value)
     assert terraform_calls == []
