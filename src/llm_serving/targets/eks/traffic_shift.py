@@ -28,9 +28,9 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
     weights: dict[str, int] = {}
     for argument in arguments:
         name, separator, weight = argument.partition("=")
-        if not (name and separator and weight.isdigit() and int(weight) <= 1_000_000):
+        if not (name and separator and weight.isdecimal() and int(weight) <= 1_000_000):
             reason = "it is not a deployment and its weight"
-            raise InputError(f"SHARE: {quote_value(argument)}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
+            raise InputError(f"SHARE: {quote_value(argument)}: {reason}. Fix: write NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
             raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: list each deployment once.")
         weights[name] = int(weight)
@@ -55,7 +55,7 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
     namespace, separator, name = gateway.partition("/")
     if not (namespace and separator and name):
         raise InputError(
-            f"--gateway: {quote_value(gateway)}: it is not a Gateway. Fix: NAMESPACE/NAME, such as gateway/edge."
+            f"--gateway: {quote_value(gateway)}: it is not a Gateway. Fix: write NAMESPACE/NAME, such as gateway/edge."
         )
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
