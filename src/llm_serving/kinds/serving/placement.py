@@ -111,6 +111,12 @@ PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
 """The key path of a role, the role, and its placement."""
 
 
+def goes_through_host(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
+    """Return whether KV caches go from prefill to decode through the nodes' memory, where no machine is shared."""
+    has_rdma = all(placement.rdma for _, _, placement in placed)
+    return settings.is_disaggregated and not (has_rdma and settings.tuning.kv_transfer != "host")
+
+
 class PlacementError(Exception):
     """The role cannot be placed."""
 

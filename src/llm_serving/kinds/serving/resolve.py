@@ -190,8 +190,7 @@ def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], e
         return ""
     if environment.conventions.is_local:
         return "loopback"
-    has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
-    return "rdma" if has_rdma and blueprint.tuning.kv_transfer != "host" else "host"
+    return "host" if placement.goes_through_host(blueprint, placed_roles) else "rdma"
 
 
 def _place_roles(

@@ -13,7 +13,14 @@ from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.load_balancer import MIN_ZONES
-from llm_serving.kinds.serving.placement import PlacedRole, Placement, check_surge, count_accelerators, format_bounds
+from llm_serving.kinds.serving.placement import (
+    PlacedRole,
+    Placement,
+    check_surge,
+    count_accelerators,
+    format_bounds,
+    goes_through_host,
+)
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
@@ -158,8 +165,7 @@ def _check_surge(
 
 def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
-    has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
-    if not settings.is_disaggregated or (has_rdma and settings.tuning.kv_transfer != "host"):
+    if not goes_through_host(settings, placed_roles):
         return
     for key_path, role, role_placement in placed_roles:
         fit = role_placement.limit_cache().fit
