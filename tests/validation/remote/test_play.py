@@ -23,7 +23,7 @@ from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import TargetFactory, build_options
+from tests.validation.conftest import TargetFactory, build_options, ignore_busy_driver
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
@@ -89,7 +89,7 @@ def validate(tmp_path: Path, make_target: TargetFactory) -> Callable[..., Any]:
 def test_two_containers_send_one_load_and_leave_nothing(
     aws: AwsSession, build_source: Callable[..., LoadSource], validate: Callable[..., Any]
 ) -> None:
-    with known_server.run_server(Behaviour(0.05, 0.01)) as url:
+    with ignore_busy_driver(), known_server.run_server(Behaviour(0.05, 0.01)) as url:
         report, folder = validate(url, build_source(url))
     assert report.verdict == "pass", report.not_shown
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
