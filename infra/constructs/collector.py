@@ -16,7 +16,7 @@ IMAGE = images.pin(images.COLLECTOR)
 
 CPU_UNITS, MEMORY_MIB = 128, 256
 
-METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_router()}
+METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_role("router")}
 """What is sent of a service's tasks, by kind; a service has the Prometheus names."""
 
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
@@ -49,7 +49,7 @@ def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     is_router, part = service.is_entry, "router" if service.is_entry else "engine"
     scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
     concepts = METRICS[part] + (SCALE_TO_ZERO_METRICS[part] if scales_to_zero else ())
-    names = {**service.metrics, "up": "up"}
+    names = {**service.metrics, "up": signals.load()["up"].name}
     return {concept: names[concept] for concept in concepts if concept in names}
 
 
@@ -123,8 +123,8 @@ def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
                 }
             ],
         }
-        for concept, signal in signals.SIGNALS.items()
-        if signal.source == "engine" and concept in metrics
+        for concept, signal in signals.load().items()
+        if signal.role == "engine" and concept in metrics
     ]
     summaries = {"metricstransform": {"transforms": transforms}} if transforms else {}
     return {**summaries, "batch": {"timeout": f"{INTERVAL_S}s"}}

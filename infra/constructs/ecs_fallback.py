@@ -10,13 +10,11 @@ from infra.constructs import alarm
 from infra.constructs.account import Account
 from infra.constructs.function import add_function, add_trigger
 from infra.constructs.policy import Statement, allow
+from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 NAME = "ecs-fallback"
-
-METRIC_NAMESPACE, METRIC = "Fleet/ECS", "provisioning"
-"""As in infra.functions.ecs_fallback, which is not imported: handlers import boto3."""
 
 _MAX_WAITING, _WAITING_THRESHOLD = 500, 300
 """Tasks in the state PROVISIONING: what ECS allows, and what rings the alarm.
@@ -48,10 +46,11 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
 
 def _add_waiting_alarm(stack: TerraformStack, fleet: Fleet) -> None:
     """Ring before ECS starts no task of the cluster any more."""
+    signal = signals.load()["waiting-tasks"]
     query = alarm.build_metric_query(
         "waiting",
-        namespace=METRIC_NAMESPACE,
-        name=METRIC,
+        namespace=signal.program,
+        name=signal.name,
         dimensions={"cluster": names.format_cluster_name(fleet)},
         stat="Maximum",
         returned=True,

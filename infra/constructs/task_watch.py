@@ -10,6 +10,7 @@ from infra.constructs import alarm
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
 from infra.constructs.task_scaling import build_task_metric
+from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
@@ -89,11 +90,12 @@ def add_running_alarm(
     stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
 ) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
+    signal = signals.load()["running-tasks"]
     queries = [
         alarm.build_metric_query(
             f"choice{number}",
-            namespace="ECS/ContainerInsights",
-            name="RunningTaskCount",
+            namespace=signal.program,
+            name=signal.name,
             dimensions={"ClusterName": names.format_cluster_name(fleet), "ServiceName": name},
             stat="Minimum",
         )

@@ -16,6 +16,7 @@ from infra.constructs import alarm, policy
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
+from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
@@ -379,15 +380,16 @@ def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
     """Add alarms for steps that no worker takes, and for files that did not become a job."""
     batch, topic = context.batch, context.fleet.alarms_to
     limits = {
-        "waiting": (batch.control_queue, "ApproximateAgeOfOldestMessage", _QUEUE_ALARM_S, "Steps wait for workers"),
+        "waiting": (batch.control_queue, "oldest-step", _QUEUE_ALARM_S, "Steps wait for workers"),
         "undelivered": (
             format_undelivered_queue(batch),
-            "ApproximateNumberOfMessagesVisible",
+            "undelivered-files",
             0,
             "Files of which no job was made",
         ),
     }
-    for name, (queue, metric, threshold, description) in limits.items():
+    for name, (queue, signal_name, threshold, description) in limits.items():
+        signal = signals.load()[signal_name]
         alarm.add_alarm(
             stack,
             f"{name}-alarm",
@@ -398,8 +400,8 @@ def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
             metric_query=[
                 alarm.build_metric_query(
                     name,
-                    namespace="AWS/SQS",
-                    name=metric,
+                    namespace=signal.program,
+                    name=signal.name,
                     dimensions={"QueueName": queue},
                     stat="Maximum",
                     returned=True,

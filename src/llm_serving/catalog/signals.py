@@ -1,22 +1,44 @@
-"""Signals that scaling, alarms and alerts of a target read: the catalog's names, and what each counts.
+"""Signals that scaling, alarms, alerts and dashboards read: our names, what each counts, and the programs' names.
 
-An engine's row and a router's row hold the Prometheus name of each (`metrics`); who reads them selects from here.
+They are data, in `signals.yaml`. An engine's row and a router's row hold the Prometheus name of each (`metrics`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from llm_serving.catalog.engines import EngineMetric, RouterMetric
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.catalog.engines import load_engines, load_routers
+
+FILE = Path(__file__).with_name("signals.yaml")
+
+SignalRole = Literal["engine", "router", "replica", "task", "batch", "gpu"]
+"""Whose metric it is."""
 
 
-class Signal(NamedTuple):
+class Signal(BaseModel):
     """What a signal counts."""
 
-    source: Literal["engine", "router"]
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: SignalRole
+    program: str = ""
+    """Whose metric it is; empty of engines and routers."""
+
+    name: str = ""
+    """The program's name of it; empty of engines and routers, whose rows have it."""
+
     unit: str
+    meaning: str
+    action: str
+    """What to do about it."""
+
     over_ranks: Literal["sum", "mean"] = "sum"
     """What the series of a replica's data-parallel ranks come to as one."""
 
@@ -24,25 +46,54 @@ class Signal(NamedTuple):
     """Whether replicas can follow it."""
 
 
-SIGNALS: Mapping[EngineMetric | RouterMetric, Signal] = MappingProxyType(
-    {
-        "queue": Signal("engine", "requests that wait", scales=True),
-        "running": Signal("engine", "requests that it works on"),
-        "kv-usage": Signal("engine", "share of the KV cache in use, 0 to 1", over_ranks="mean", scales=True),
-        "preemptions": Signal("engine", "requests whose KV cache was dropped, since the start"),
-        "failed-transfers": Signal("engine", "transfers of KV caches that failed, since the start"),
-        "requests": Signal("router", "requests, since the start"),
-        "errors": Signal("router", "requests that failed, since the start"),
-    }
-)
-"""By the catalog's name, in the order in which they are written."""
+class ProgramName(NamedTuple):
+    """What one program calls a signal."""
+
+    signal: str
+    program: str
+    name: str
+
+
+@functools.cache
+def load() -> Mapping[str, Signal]:
+    """Return all signals by our name, in the order in which they are written."""
+    roles = yaml.safe_load(FILE.read_text("utf-8"))
+    return MappingProxyType(
+        {
+            name: Signal.model_validate({"role": role, **row})
+            for role in get_args(SignalRole)
+            for name, row in roles[role].items()
+        }
+    )
 
 
 def list_scaling() -> tuple[str, ...]:
     """Return the signals that replicas can follow."""
-    return tuple(name for name, signal in SIGNALS.items() if signal.scales)
+    return tuple(name for name, signal in load().items() if signal.scales)
 
 
-def list_of_router() -> tuple[str, ...]:
-    """Return the signals of a router."""
-    return tuple(name for name, signal in SIGNALS.items() if signal.source == "router")
+def list_of_role(role: SignalRole) -> tuple[str, ...]:
+    """Return the signals of a role."""
+    return tuple(name for name, signal in load().items() if signal.role == role)
+
+
+def list_program_names() -> Iterator[ProgramName]:
+    """Yield each signal with each program's name of it."""
+    for name, signal in load().items():
+        if signal.program:
+            yield ProgramName(name, signal.program, signal.name)
+        elif signal.role == "engine":
+            yield from (
+                ProgramName(name, engine, row.metrics[metric])
+                for engine, row in load_engines().items()
+                for metric in row.metrics
+                if metric == name
+            )
+        else:
+            yield from (
+                ProgramName(name, router, metrics[metric])
+                for router, row in load_routers().items()
+                for metrics in row.metrics.values()
+                for metric in metrics
+                if metric == name
+            )

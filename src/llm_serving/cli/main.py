@@ -50,6 +50,7 @@ _GENERAL = (
     CommandEntry(AWS, "install", "install:install", "Run the whole workflow: fleet, weights, deploy, validate."),
     CommandEntry(TOOLS, "matrix", "matrix:matrix", "Show which pattern renders for which target and fleet."),
     CommandEntry(TOOLS, "schema", "schema:schema", "Print the JSON Schema of a file."),
+    CommandEntry(TOOLS, "signals", "signals:list_signals", "List the metrics that scaling and alerts read."),
     CommandEntry(TOOLS, "catalog", "catalog:app", "Update the catalog of instance types."),
 )  # fmt: skip
 

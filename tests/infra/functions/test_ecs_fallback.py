@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from infra.constructs import ecs_fallback as construct
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
+from llm_serving.catalog import signals
 from llm_serving.fleet import names
 
 HOUR = datetime.timedelta(hours=1)
@@ -295,10 +295,11 @@ def test_the_number_of_waiting_tasks_is_logged_as_a_metric(
     logged = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (logged["cluster"], logged["provisioning"]) == ("demo", 2)
     [metrics] = logged["_aws"]["CloudWatchMetrics"]
+    signal = signals.load()["waiting-tasks"]
     assert (metrics["Namespace"], metrics["Dimensions"], metrics["Metrics"]) == (
-        construct.METRIC_NAMESPACE,
+        signal.program,
         [["cluster"]],
-        [{"Name": construct.METRIC}],
+        [{"Name": signal.name}],
     )
 
 

@@ -57,6 +57,7 @@ def test_on_eks_a_role_is_one_service(tmp_path: Path) -> None:
     assert worker.probe is not None
     assert worker.probe.attempts * worker.probe.period_s >= worker.probe.deadline_s
     assert worker.metrics["queue"] == "vllm:num_requests_waiting"
+    assert worker.metrics["steps"] == "vllm:iteration_tokens_total_count", "the alert on engines that hang needs it"
     assert worker.metrics_path == "/metrics"
     assert (router.name, router.is_entry) == ("router", True)
     assert router.probe is not None

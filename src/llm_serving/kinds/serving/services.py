@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.catalog.signals import SIGNALS
 from llm_serving.kinds.serving import placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import CompileCache, Role
@@ -89,7 +88,7 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
     values: dict[str, object] = {
         "image": role.image,
         "ports": role.ports,
-        "metrics": {signal: role.metrics[signal] for signal in SIGNALS if signal in role.metrics},
+        "metrics": dict(role.metrics),
         "metrics_path": metrics_path,
         "replicas": _build_replicas(context, role, disruption),
         "nodes": role.nodes if conventions.is_kubernetes else 1,

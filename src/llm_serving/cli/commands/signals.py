@@ -1,0 +1,35 @@
+"""`blueprint signals`: the metrics that scaling, alarms, alerts and dashboards read."""
+
+from __future__ import annotations
+
+import json
+
+from llm_serving import console
+from llm_serving.catalog import signals
+from llm_serving.options.arguments import AsJson
+from llm_serving.tables import signals_table
+
+
+def list_signals(as_json: AsJson = False) -> None:
+    """List the metrics that scaling and alerts read.
+
+    A signal has a row for each program's name of it.
+    """
+    rows = [_build_row(name) for name in signals.list_program_names()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        console.out.print(signals_table.render(rows))
+
+
+def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
+    signal = signals.load()[program_name.signal]
+    return {
+        "name": program_name.signal,
+        "program": program_name.program,
+        "program_name": program_name.name,
+        "unit": signal.unit,
+        "role": signal.role,
+        "meaning": signal.meaning,
+        "action": signal.action,
+    }
