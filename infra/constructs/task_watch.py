@@ -16,9 +16,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
-
-_MIN_ERROR_SHARE = 0.01
-"""Error rate below which the alarm stays silent."""
+from llm_serving.services.slo import MIN_ERROR_SHARE
 
 _MAX_SCALE_TO_ZERO_ROLES = 8
 """CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
@@ -50,7 +48,7 @@ def add_errors_alarm(
         topic=fleet.alarms_to,
         name=build_errors_alarm_name(serving.name, fleet),
         description=f"Requests to {serving.name} fail",
-        threshold=max(serving.stack.errors, _MIN_ERROR_SHARE),
+        threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
         metric_query=[
             build_task_metric("requests", stream, router, "requests", "Sum"),
             build_task_metric("errors", stream, router, "errors", "Sum"),

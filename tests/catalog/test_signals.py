@@ -64,6 +64,9 @@ def test_vllms_list_is_what_its_package_creates() -> None:
     rows = published.read()
     created = {kind: sorted(names) for kind, names in published.extract_vllm(packages).items()}
     assert rows["vllm"]["names"] == created
+    assert engines.load_engines()["vllm"].buckets == {
+        name: tuple(edges) for name, edges in published.extract_buckets(packages).items()
+    }
     router = (packages / "vllm_router_rs.abi3.so").read_bytes()
     assert [name for name in rows["vllm-router"]["names"]["exact"] if name.encode() not in router] == []
 

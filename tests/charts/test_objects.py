@@ -522,6 +522,8 @@ def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(
         rule["expr"]
         for group in filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
         for rule in group["rules"]
+        if "kube_"
+        not in rule["expr"]  # kube-state-metrics names pods and autoscalers, which no monitor of a role scrapes
     ]
     assert len(queries) >= 5
     assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
@@ -545,7 +547,8 @@ def test_another_engines_scaling_and_alerts_use_its_own_metrics(render_chart: Re
     assert '{__name__=~"r|e",' in arrivals["metadata"]["query"]
     groups = filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
     assert [(group["name"], [rule["alert"] for rule in group["rules"]]) for group in groups] == [
-        ("mine-router", ["InferenceRoleGone"])
+        ("mine-router", ["InferenceRoleGone", "InferenceReplicasRestart"]),
+        ("mine-worker", ["InferenceReplicasRestart", "InferenceAutoscalerAtMaximum", "InferenceCacheFull"]),
     ], "no alert without its metric"
 
 

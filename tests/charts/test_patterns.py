@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from llm_serving import paths
+from llm_serving.kinds.serving import alerts
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.targets import matrix, planning, render
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects
@@ -47,6 +49,16 @@ def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> N
 @each_cell
 def test_kubernetes_accepts_the_chart_s_objects(render_chart: Render, schema_location: str, cell: Cell) -> None:
     assert objects.validate(yaml.safe_dump_all(render_chart(render_values(cell))), schema_location) == []
+
+
+@each_cell
+def test_its_prometheus_rule_is_the_plain_rule_file(render_chart: Render, cell: Cell) -> None:
+    assert cell.deployment and isinstance(cell.deployment, ServingDeployment)
+    manifests = render_chart({**render_values(cell), "monitoring": {"podMonitors": True, "rules": True}})
+    [rule] = [manifest for manifest in manifests if manifest["kind"] == "PrometheusRule"]
+    release = cell.deployment.model_copy(update={"name": "mine"})
+    assert rule["spec"] == alerts.build_rules(release)
+    assert any("window" in entry["labels"] for group in rule["spec"]["groups"] for entry in group["rules"])
 
 
 @each_cell

@@ -384,6 +384,9 @@ class Engine(_NamedChoice):
     metrics: Mapping[EngineMetric, str] = {}
     """Prometheus names of those that it has."""
 
+    buckets: Mapping[EngineMetric, tuple[float, ...]] = {}
+    """Upper edges of the buckets of histograms, ascending."""
+
     finish_reasons: FinishReasons = FinishReasons()
 
     @functools.cached_property

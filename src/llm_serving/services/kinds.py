@@ -38,6 +38,7 @@ class Capability(StrEnum):
     BASELINE = "baseline", "it has no prefill and decode that could run together"
     SWITCH = "switch", "its blueprint names no engine and no framework"
     SHIFT = "shift", "no route splits its requests"
+    ALERTS = "alerts", "its alarms are CloudWatch's"
     ADAPTER = "adapter", "it runs no engines that could load an adapter"
 
     reason: str

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from llm_serving.settings.document import Settings
 
+MIN_ERROR_SHARE = 0.01
+"""Error rate below which alarms and alerts stay silent."""
+
 
 class BaseSlo(Settings):
     """Objectives that `validate` checks; each kind has limits of its own."""

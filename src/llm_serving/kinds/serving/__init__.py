@@ -9,5 +9,11 @@ COMMANDS = (
         f"{__name__}.commands.shift:shift",
         "Split a route's requests between deployments on EKS.",
     ),
+    CommandEntry(
+        BLUEPRINTS,
+        "alerts",
+        f"{__name__}.commands.alerts:print_alerts",
+        "Print a deployment's alerts on EKS as a rule file of Prometheus.",
+    ),
     CommandEntry(MODELS, "adapter", f"{__name__}.commands.adapter:app", "Load and unload LoRA adapters at run time."),
 )

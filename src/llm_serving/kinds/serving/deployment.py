@@ -7,9 +7,12 @@ from typing import Literal
 from pydantic import Field
 
 from llm_serving.catalog import engines
+from llm_serving.catalog.engines import EngineMetric
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import interfaces
+from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
+from llm_serving.kinds.serving.objectives import LatencyObjective
 from llm_serving.kinds.serving.roles import Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
@@ -236,6 +239,25 @@ class ServingDeployment(Deployment):
             return {}
         path = engines.load_engines()[self.engine].metrics_path
         return {engine.name: f"http://{LOOPBACK}:{engine.port}{path}" for engine in self.workers}
+
+    @property
+    def latency_objectives(self) -> tuple[LatencyObjective, ...]:
+        """The limits of the SLO on latencies, as alerts measure them.
+
+        Before prefill and decode no engine sees a whole request: prefill has the first token, decode those after it.
+        """
+        engine = engines.load_engines()[self.engine]
+        role_names = [role.name for role in self.engine_roles]
+        first = [PREFILL] if PREFILL in role_names else role_names
+        answering = [role.name for role in self.answering_roles]
+        whole = role_names if PREFILL not in role_names else []
+        roles: dict[EngineMetric, list[str]] = {"ttft": first, "itl": answering, "e2e": whole}
+        return tuple(objectives.list_latencies(self.slo, engine.metrics, engine.buckets, roles))
+
+    @property
+    def allowed_errors(self) -> str:
+        """Share of failed requests that alerts allow."""
+        return objectives.format_allowed_errors(self.slo)
 
     @property
     def answering_roles(self) -> tuple[Role, ...]:

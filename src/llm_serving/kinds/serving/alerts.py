@@ -1,0 +1,97 @@
+"""The chart's alerts of a deployment as a plain rule file, for a Prometheus that is not the operator's.
+
+The alerts are `charts/inference/files/alerts.yaml`, from which the chart makes a PrometheusRule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from llm_serving import paths
+from llm_serving.fleet import names
+from llm_serving.kinds.serving.deployment import CHART, Role, ServingDeployment
+
+FILE = paths.CHARTS / CHART / "files" / "alerts.yaml"
+
+RUNBOOKS = "docs/runbook"
+"""Folder with a page for each alert."""
+
+_UNFILLED = "${"
+
+
+def build_rules(deployment: ServingDeployment) -> dict[str, Any]:
+    """Build the rule file: a group for each role that has alerts."""
+    alerts = yaml.safe_load(FILE.read_text("utf-8"))
+    groups = [
+        {"name": f"{deployment.name}-{role.name}", "rules": list(_build_role(alerts, deployment, role))}
+        for role in sorted(deployment.roles, key=lambda role: role.name)
+    ]
+    return {"groups": [group for group in groups if group["rules"]]}
+
+
+def _build_role(alerts: list[dict[str, Any]], deployment: ServingDeployment, role: Role) -> Iterator[dict[str, Any]]:
+    words = _build_words(deployment, role)
+    objectives = [
+        {**words, **_build_objective_words(objective.model_dump(), words["labels"])}
+        for objective in deployment.latency_objectives
+        if objective.role == role.name
+    ]
+    for alert in alerts:
+        for filled in objectives if "${good}" in alert["expr"] else [words]:
+            expression = _fill(alert["expr"], filled)
+            allowed = float(filled.get("allowed") or filled.get("allowed-errors") or 0)
+            if _UNFILLED not in expression and alert.get("burn", 0) * allowed < 1:
+                labels = {"severity": alert["severity"], "release": deployment.name, "role": role.name}
+                yield _build_rule(alert, expression, labels, filled)
+
+
+def _build_rule(
+    alert: Mapping[str, Any], expression: str, labels: Mapping[str, str], words: Mapping[str, str]
+) -> dict[str, Any]:
+    if "window" in alert:
+        labels = {**labels, "window": alert["window"], "slo": words.get("slo", "errors")}
+    return {
+        "alert": alert["alert"],
+        "expr": expression,
+        **({"for": alert["for"]} if "for" in alert else {}),
+        "labels": dict(labels),
+        "annotations": {
+            "summary": _fill(alert["summary"], words),
+            "runbook_url": f"{RUNBOOKS}/{alert['alert']}.md",
+        },
+    }
+
+
+def _build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
+    """Build what alerts may name of a role."""
+    namespace = f'namespace="{names.SERVING_NAMESPACE}"'
+    labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
+    name = f"{deployment.name}-{role.name}"
+    words = {"role": name, "labels": labels, "pods": f'{namespace},pod=~"{name}-[a-z0-9]+(-[a-z0-9]+)?"'}
+    if role.replicas.min:
+        words["standing"] = labels
+    if role.scale:
+        words["autoscaler"] = f'{namespace},horizontalpodautoscaler="keda-hpa-{name}"'
+    if role.kind == "engine":
+        return {**words, **{signal: f"{metric}{{{labels}}}" for signal, metric in role.metrics.items()}}
+    series = {signal: f'{{__name__=~"{metric}",{labels}}}' for signal, metric in role.metrics.items()}
+    return {**words, **series, "allowed-errors": deployment.allowed_errors}
+
+
+def _build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:
+    return {
+        "good": f'{objective["metric"]}_bucket{{{labels},le="{objective["edge"]}"}}',
+        "all": f"{objective['metric']}_count{{{labels}}}",
+        "slo": objective["name"],
+        "measured": objective["measured"],
+        "allowed": objective["allowed"],
+    }
+
+
+def _fill(text: str, words: Mapping[str, str]) -> str:
+    for name, word in words.items():
+        text = text.replace(f"${{{name}}}", word)
+    return text

@@ -1,0 +1,95 @@
+"""The SLO as alerts measure it: limits on latencies at the edges of the engine's histograms.
+
+Prometheus knows how many requests took no longer than a bucket's edge, and nothing between two edges. A limit between
+two is measured at the lower one: an alert comes early rather than late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from llm_serving.catalog.engines import EngineMetric
+from llm_serving.services.service import ResolvedData
+from llm_serving.services.slo import MIN_ERROR_SHARE
+from llm_serving.services.traffic import Percentiles, Slo
+
+LATENCIES: Mapping[EngineMetric, Literal["ttft_ms", "itl_ms", "e2e_ms"]] = {
+    "ttft": "ttft_ms",
+    "itl": "itl_ms",
+    "e2e": "e2e_ms",
+}
+"""Fields of the SLO by the catalog's names of the histograms."""
+
+
+class LatencyObjective(ResolvedData):
+    """A limit that at most a share of requests may miss."""
+
+    role: str
+    name: str
+    """Such as `ttft p95`."""
+
+    metric: str
+    """The engine's histogram, in seconds."""
+
+    edge: str
+    """The label `le` of the bucket."""
+
+    measured: str
+    """The edge as people write it, and the limit where they differ."""
+
+    allowed: str
+    """Share of requests that may take longer."""
+
+
+def list_latencies(
+    slo: Slo,
+    metrics: Mapping[EngineMetric, str],
+    buckets: Mapping[EngineMetric, Sequence[float]],
+    roles: Mapping[EngineMetric, Sequence[str]],
+) -> Iterator[LatencyObjective]:
+    """Yield the objective of each limit that the engine's histograms can measure.
+
+    Args:
+        metrics: the engine's names.
+        roles: whose requests have the latency, by histogram.
+    """
+    for metric, limits in _list_limits(slo):
+        for percentile, limit_ms in limits:
+            edges = [edge for edge in buckets.get(metric, ()) if edge * 1000 <= limit_ms]
+            for role in roles[metric] if edges and metric in metrics else ():
+                yield LatencyObjective(
+                    role=role,
+                    name=f"{metric} p{percentile}",
+                    metric=metrics[metric],
+                    edge=str(float(edges[-1])),
+                    measured=_describe_edge(edges[-1] * 1000, limit_ms),
+                    allowed=f"{(100 - percentile) / 100:g}",
+                )
+
+
+def list_unmeasured(slo: Slo, objectives: Sequence[LatencyObjective]) -> Iterator[str]:
+    """Yield the limits on latencies that no objective measures."""
+    measured = {objective.name for objective in objectives}
+    for metric, field in LATENCIES.items():
+        for name, limit_ms in getattr(slo, field):
+            if limit_ms is not None and f"{metric} {name}" not in measured:
+                yield f"slo.{field}.{name}"
+
+
+def format_allowed_errors(slo: Slo) -> str:
+    """Return the share of failed requests that alerts allow."""
+    return f"{max(slo.errors, MIN_ERROR_SHARE):g}"
+
+
+def _list_limits(slo: Slo) -> Iterator[tuple[EngineMetric, list[tuple[int, float]]]]:
+    """Yield the percentile limits of each latency, in milliseconds; a mean has no share that may miss it."""
+    for metric, field in LATENCIES.items():
+        limits: Percentiles = getattr(slo, field)
+        yield metric, [(int(name[1:]), ms) for name, ms in limits if ms is not None and name != "mean"]
+
+
+def _describe_edge(edge_ms: float, limit_ms: float) -> str:
+    if edge_ms == limit_ms:
+        return f"{limit_ms:g} ms"
+    return f"{edge_ms:g} ms (the limit of {limit_ms:g} ms is no bucket edge)"

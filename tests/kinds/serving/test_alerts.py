@@ -1,0 +1,281 @@
+"""The alerts of a deployment, each evaluated by promtool as it fires and as it stays silent, and what they measure."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llm_serving import paths
+from llm_serving.catalog import signals
+from llm_serving.cli import main
+from llm_serving.kinds.serving import alerts, objectives
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: eks
+add_ons: {observability: on, operators: on}
+pools: {general: {types: g6e.12xlarge, size: 0..4}}
+"""
+
+BLUEPRINT = """\
+pattern: aggregated
+model: Qwen/Qwen3-0.6B
+roles: {worker: {pool: general, replicas: 1..3, scale: {queue: 6}}}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: SLO
+"""
+
+DISAGGREGATED = """\
+pattern: disaggregated
+model: Qwen/Qwen3-0.6B
+roles: {prefill: {pool: general}, decode: {pool: general}}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: {ttft_ms: {p95: 500}, itl_ms: {p50: 50}, e2e_ms: {p95: 5000, mean: 900}}
+"""
+
+SLO = "{ttft_ms: {p95: 800}}"
+
+WORKER = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
+ROUTER = WORKER.replace("worker", "router")
+POD = f'{{{WORKER},pod="mine-worker-a1-b2",engine="0"}}'
+SCALER = '{namespace="serving",horizontalpodautoscaler="keda-hpa-mine-worker"}'
+
+Series = dict[str, str]
+
+
+def build_latency(slow: int) -> Series:
+    """A hundred requests a minute, of which so many take longer than 750 ms."""
+    histogram = "vllm:time_to_first_token_seconds"
+    buckets = {f'{histogram}_bucket{{{WORKER},le="0.75"}}': f"0+{100 - slow}x500"}
+    # What is between the edge and the limit of 800 ms counts as too slow.
+    return {
+        **buckets,
+        f'{histogram}_bucket{{{WORKER},le="1.0"}}': "0+100x500",
+        f"{histogram}_count{{{WORKER}}}": "0+100x500",
+    }
+
+
+def build_errors(failed: int) -> Series:
+    """A thousand requests a minute, of which so many fail."""
+    return {
+        f"vllm_router_requests_total{{{ROUTER}}}": f"0+{1000 - failed}x500",
+        f"vllm_router_request_errors_total{{{ROUTER}}}": f"0+{failed}x500",
+    }
+
+
+CASES: list[tuple[str, str, Series, int]] = [
+    ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "0x20", f"up{{{ROUTER}}}": "1x20"}, 1),
+    ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "1x20", f"up{{{ROUTER}}}": "1x20"}, 0),
+    ("InferenceReplicasRestart", "30m", {f"kube_pod_container_status_restarts_total{POD}": "0+1x5 5x40"}, 1),
+    ("InferenceReplicasRestart", "30m", {f"kube_pod_container_status_restarts_total{POD}": "0x9 1x40"}, 0),
+    (
+        "InferenceReplicasRestart",
+        "30m",
+        {'kube_pod_container_status_restarts_total{namespace="serving",pod="mine-worker-v2-a1-b2"}': "0+1x40"},
+        0,
+    ),
+    (
+        "InferenceAutoscalerAtMaximum",
+        "20m",
+        build := {
+            f"kube_horizontalpodautoscaler_status_desired_replicas{SCALER}": "3x30",
+            f"kube_horizontalpodautoscaler_spec_max_replicas{SCALER}": "3x30",
+        },
+        1,
+    ),
+    (
+        "InferenceAutoscalerAtMaximum",
+        "20m",
+        {**build, f"kube_horizontalpodautoscaler_status_desired_replicas{SCALER}": "2x30"},
+        0,
+    ),
+    (
+        "InferenceQueueLongerThanBatch",
+        "15m",
+        {f"vllm:num_requests_waiting{POD}": "9x20", f"vllm:num_requests_running{POD}": "8x20"},
+        1,
+    ),
+    (
+        "InferenceQueueLongerThanBatch",
+        "15m",
+        {f"vllm:num_requests_waiting{POD}": "8x20", f"vllm:num_requests_running{POD}": "8x20"},
+        0,
+    ),
+    (
+        "InferenceEngineHangs",
+        "20m",
+        {f"vllm:num_requests_running{POD}": "2x30", f"vllm:iteration_tokens_total_count{POD}": "7x30"},
+        1,
+    ),
+    (
+        "InferenceEngineHangs",
+        "20m",
+        {f"vllm:num_requests_running{POD}": "2x30", f"vllm:iteration_tokens_total_count{POD}": "7+1x30"},
+        0,
+    ),
+    ("InferenceCacheTooSmall", "30m", {f"vllm:num_preemptions_total{POD}": "0+1x40"}, 1),
+    ("InferenceCacheTooSmall", "30m", {f"vllm:num_preemptions_total{POD}": "5x40"}, 0),
+    ("InferenceCacheFull", "20m", {f"vllm:kv_cache_usage_perc{POD}": "0.99x30"}, 1),
+    ("InferenceCacheFull", "20m", {f"vllm:kv_cache_usage_perc{POD}": "0.9x30"}, 0),
+    ("InferenceTransfersFail", "15m", {f"vllm:nixl_num_failed_transfers_total{POD}": "0x9 2x20"}, 1),
+    ("InferenceTransfersFail", "15m", {f"vllm:nixl_num_failed_transfers_total{POD}": "2x30"}, 0),
+    # The windows whose rates are exceeded: 1h by 14.4 times, 6h by 6 times, 3d by what is allowed.
+    ("InferenceLatencyBudgetBurns", "8h", build_latency(80), 3),
+    ("InferenceLatencyBudgetBurns", "8h", build_latency(50), 2),
+    ("InferenceLatencyBudgetBurns", "8h", build_latency(20), 1),
+    ("InferenceLatencyBudgetBurns", "8h", build_latency(4), 0),
+    ("InferenceErrorBudgetBurns", "8h", build_errors(200), 3),
+    ("InferenceErrorBudgetBurns", "8h", build_errors(100), 2),
+    ("InferenceErrorBudgetBurns", "8h", build_errors(20), 1),
+    ("InferenceErrorBudgetBurns", "8h", build_errors(5), 0),
+    ("InferenceErrorBudgetBurns", "8h", build_errors(0), 0),
+]
+
+
+def resolve(folder: Path, text: str, slo: str = SLO, target: str = "eks") -> ServingDeployment:
+    (folder / "mine").mkdir()
+    return resolving.resolve_files(folder / "mine", text.replace("SLO", slo), FLEET, target)
+
+
+def list_rules(deployment: ServingDeployment) -> list[dict[str, Any]]:
+    return [rule for group in alerts.build_rules(deployment)["groups"] for rule in group["rules"]]
+
+
+def build_test(rules: list[dict[str, Any]], alert: str, time: str, series: Series, count: int) -> dict[str, Any]:
+    """A case of promtool: the last `count` of the alert's rules fire, since their rates are the lowest."""
+    firing = [rule for rule in rules if rule["alert"] == alert and rule["labels"]["role"] in str(series)][::-1][:count]
+    pod = {"pod": "mine-worker-a1-b2"} if alert in ("InferenceEngineHangs", "InferenceCacheFull") else {}
+    scaler = (
+        {"namespace": "serving", "horizontalpodautoscaler": "keda-hpa-mine-worker"} if "Autoscaler" in alert else {}
+    )
+    expected = [
+        {"exp_labels": {**rule["labels"], **pod, **scaler}, "exp_annotations": rule["annotations"]} for rule in firing
+    ]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": time, "alertname": alert, "exp_alerts": expected}],
+    }
+
+
+def run_promtool(folder: Path, rules: dict[str, Any], tests: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """Run the cases; those of hours are evaluated every hour, since each evaluation reads all windows."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+    command = ["promtool", "test", "rules"]
+    for interval, unit in (("1m", "m"), ("1h", "h")):
+        chosen = [test for test in tests if test["alert_rule_test"][0]["eval_time"].endswith(unit)]
+        file = folder / f"every-{interval}.yaml"
+        cases = {"rule_files": ["rules.yaml"], "evaluation_interval": interval, "tests": chosen}
+        file.write_text(yaml.safe_dump(cases))
+        command.append(str(file))
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+needs_promtool = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus"
+)
+
+
+@needs_promtool
+def test_every_alert_fires_for_what_it_names_and_is_silent_otherwise(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, BLUEPRINT)
+    rules = list_rules(deployment)
+    assert {alert for alert, _, _, count in CASES if count} == {rule["alert"] for rule in rules}
+    assert {alert for alert, _, _, count in CASES if not count} == {rule["alert"] for rule in rules}
+    tests = [build_test(rules, *case) for case in CASES]
+    result = run_promtool(tmp_path, alerts.build_rules(deployment), tests)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_promtool
+def test_a_misspelt_metric_fails_its_case(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, BLUEPRINT)
+    text = yaml.safe_dump(alerts.build_rules(deployment)).replace("vllm:num_preemptions_total", "vllm:num_preemptions")
+    tests = [build_test(list_rules(deployment), *case) for case in CASES if case[0] == "InferenceCacheTooSmall"]
+    result = run_promtool(tmp_path, yaml.safe_load(text), tests)
+    assert result.returncode == 1 and "InferenceCacheTooSmall" in result.stdout + result.stderr
+
+
+@needs_promtool
+def test_promtool_finds_nothing_to_complain_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolve(tmp_path, DISAGGREGATED)
+    shutil.copy(paths.PATTERNS / "disaggregated" / "eks.yaml.j2", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["alerts", "mine", "--fleet", "mine/fleet.yaml"]) == 0
+    output = capsys.readouterr()
+    (tmp_path / "rules.yaml").write_text(output.out)
+    command = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", str(tmp_path / "rules.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert output.err.splitlines() == [
+        "slo.e2e_ms.p95: no alert: no bucket of vllm measures it",
+        "slo.e2e_ms.mean: no alert: no bucket of vllm measures it",
+    ]
+
+
+def test_rules_read_signals_of_the_table_alone(tmp_path: Path) -> None:
+    published = {row.name for row in signals.list_program_names()}
+    allowed = published | {f"{name}{part}" for name in published for part in ("_bucket", "_count")}
+    expressions = " ".join(rule["expr"] for rule in list_rules(resolve(tmp_path, BLUEPRINT)))
+    names = {*re.findall(r"([a-zA-Z_:]+)\{", expressions), *re.findall(r'__name__=~"([^"]+)"', expressions)}
+    assert len(names) >= 13
+    assert names <= allowed
+
+
+def test_a_limit_between_two_edges_is_measured_at_the_lower_one(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, BLUEPRINT, "{ttft_ms: {p95: 800}, itl_ms: {p50: 50}, e2e_ms: {p99: 0.2}}")
+    assert [(row.name, row.edge, row.measured, row.allowed) for row in deployment.latency_objectives] == [
+        ("ttft p95", "0.75", "750 ms (the limit of 800 ms is no bucket edge)", "0.05"),
+        ("itl p50", "0.05", "50 ms", "0.5"),
+    ]
+    assert list(objectives.list_unmeasured(deployment.slo, deployment.latency_objectives)) == ["slo.e2e_ms.p99"]
+
+
+def test_an_alert_that_could_never_fire_is_left_out(tmp_path: Path) -> None:
+    """Half of the requests may be slower than a median: six times as many are more than all."""
+    rules = list_rules(resolve(tmp_path, BLUEPRINT, "{itl_ms: {p50: 50}, errors: 10%}"))
+    burns = [(rule["alert"], rule["labels"]["window"]) for rule in rules if "window" in rule["labels"]]
+    assert burns == [
+        ("InferenceErrorBudgetBurns", "6h"),
+        ("InferenceErrorBudgetBurns", "3d"),
+        ("InferenceLatencyBudgetBurns", "3d"),
+    ]
+
+
+def test_before_prefill_and_decode_each_limit_is_measured_where_it_arises(tmp_path: Path) -> None:
+    objective_roles = [(row.name, row.role) for row in resolve(tmp_path, DISAGGREGATED).latency_objectives]
+    assert objective_roles == [("ttft p95", "prefill"), ("itl p50", "decode")]
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    rows = yaml.safe_load(alerts.FILE.read_text("utf-8"))
+    folder = paths.ROOT / alerts.RUNBOOKS
+    assert {file.stem for file in folder.glob("*.md")} == {row["alert"] for row in rows}
+    for file in folder.glob("*.md"):
+        text = file.read_text("utf-8")
+        assert re.findall(r"^#+ .*", text, re.MULTILINE) == [f"# {file.stem}", "## Meaning", "## Check", "## Act"], file
+
+
+def test_a_batch_has_no_such_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "blueprint.yaml").write_text("kind: batch\n")
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["alerts", "rows"]) == 2
+    assert capsys.readouterr().err == (
+        'rows/blueprint.yaml:1:7: kind: "batch": `blueprint alerts` does not work with this kind: its alarms are '
+        "CloudWatch's. Fix: use a blueprint of the kind serving.\n"
+    )
