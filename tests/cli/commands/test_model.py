@@ -224,3 +224,41 @@ def test_a_model_in_s3_without_record_is_read_from_its_config_and_sizes(
     model, row = models.find(uri.rstrip("/")), models.find("tiny")
     assert (model.layers, model.vocabulary, model.hub) == (row.layers, row.vocabulary, None)
     assert model.weight_bytes == (folder / "model.safetensors").stat().st_size
+
+
+_PREDICT = ("predict", "Qwen/Qwen3-32B", "--type", "p5.48xlarge", "--tensor", "2", "--input-tokens", "1024")
+
+
+def test_predict_gives_the_means_of_a_published_closed_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_cli(*_PREDICT, "--output-tokens", "1024", "--concurrency", "16", "--json") == 0
+    predicted = json.loads(capsys.readouterr().out)
+    # serving-points.csv: Qwen3-32B on two H100, vLLM 0.12.0, 16 users, 1,024 tokens each way.
+    assert predicted["itl_ms"] == pytest.approx(17.38, rel=0.15)
+    assert predicted["ttft_ms"] > predicted["itl_ms"]
+    assert predicted["basis"] == "catalog"
+    assert predicted["interval"]["low"] < 1 < predicted["interval"]["high"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--precision", "fp7"), '--precision: "fp7": there is no such precision. Fix: use bf16 or fp8 or fp4.\n'),
+        (("--tensor", "16"), "--tensor: 16: p5.48xlarge has 8. Fix: use that or less.\n"),
+        (
+            ("--output-tokens", "50000"),
+            "--output-tokens: 50000: with the prompt it is longer than the context of 40960 tokens. "
+            "Fix: use shorter requests.\n",
+        ),
+    ],
+)
+def test_predict_refuses_what_cannot_be(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run_cli(*_PREDICT, "--output-tokens", "100", "--concurrency", "4", *words) == 2
+    assert capsys.readouterr().err == message
+
+
+def test_predict_says_what_a_model_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "Qwen/Qwen3-32B", "--type", "g6e.xlarge", "--input-tokens", "1024", "--output-tokens", "100")
+    assert _run_cli(*words, "--concurrency", "4") == 1
+    assert "are 24.4 GB more than the 43.7 GB of one accelerator" in capsys.readouterr().err

@@ -1,11 +1,11 @@
-"""`blueprint model`: list the catalog, size a model, create a tiny one, upload one to S3."""
+"""`blueprint model`: list the catalog, size a model, predict its speed, create a tiny one, upload one to S3."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +24,7 @@ from llm_serving.hub import make_tiny as tiny_model
 from llm_serving.hub import source as source_record
 from llm_serving.options import completions
 from llm_serving.options.arguments import FLEET, AsJson
+from llm_serving.prediction import closed_loop, step_time
 from llm_serving.services.models import build_bucket_prefix
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, quote_value
@@ -32,7 +33,7 @@ from llm_serving.tables import fit_table, models_table
 
 _FORMATS = get_args(models.WeightsFormat)
 
-app = typer.Typer(help="List, size, create and upload models.", no_args_is_help=True)
+app = typer.Typer(help="List, size, predict, create and upload models.", no_args_is_help=True)
 
 
 @app.command("make-tiny")
@@ -140,6 +141,62 @@ def fit(
     console.out.print(fit_table.render(model_row, rows, fits, context_tokens, kv_cache_dtype), soft_wrap=False)
     for line in fit_table.explain(fits) if type_ else ():
         console.out.print(line, markup=False)
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A catalog name, a folder with config.json, or a Hugging Face id.",
+            autocompletion=completions.complete_models,
+        ),
+    ],
+    type_: Annotated[
+        str, typer.Option("--type", help="Instance type.", autocompletion=completions.complete_instance_types)
+    ],
+    input_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a prompt.")],
+    output_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of an answer.")],
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Users, one request each at once.")],
+    tensor: Annotated[int, typer.Option(min=1, metavar="N", help="Accelerators that split each layer.")] = 1,
+    precision: Annotated[
+        str, typer.Option(help="Of weights: bf16, fp8 or fp4; a quantized model keeps its own.")
+    ] = "bf16",
+    as_json: AsJson = False,
+) -> None:
+    """Predict mean latencies of one replica in a closed loop, without an accelerator."""
+    if precision not in step_time.PRECISIONS:
+        choices = " or ".join(step_time.PRECISIONS)
+        raise InputError(f"--precision: {quote_value(precision)}: there is no such precision. Fix: use {choices}.")
+    model_row = step_time.apply_precision(models.find(model, fetch=_fetch_record), precision)
+    if model_row.task != "generate":
+        raise InputError(f"MODEL: {quote_value(model)}: it generates no text. Fix: use a model that does.")
+    if input_tokens + output_tokens > model_row.max_context:
+        reason = f"with the prompt it is longer than the context of {model_row.max_context} tokens"
+        raise InputError(f"--output-tokens: {output_tokens}: {reason}. Fix: use shorter requests.")
+    instance = instances.find(type_)
+    loop = closed_loop.predict(model_row, instance, tensor, input_tokens, output_tokens, concurrency)
+    if as_json:
+        print(json.dumps(_build_prediction(loop), indent=2))
+        return
+    console.out.print(_describe_prediction(loop), markup=False)
+
+
+def _build_prediction(loop: closed_loop.ClosedLoop) -> dict[str, Any]:
+    return {
+        **{name: round(getattr(loop, name), 2) for name in ("ttft_ms", "itl_ms", "e2e_ms", "output_tokens_per_s")},
+        "basis": loop.basis,
+        "interval": {"low": loop.interval.low, "high": loop.interval.high},
+        "preemptions": loop.preemptions,
+    }
+
+
+def _describe_prediction(loop: closed_loop.ClosedLoop) -> str:
+    low, high = (f"{loop.itl_ms * share:.3g}" for share in (loop.interval.low, loop.interval.high))
+    return (
+        f"TTFT {loop.ttft_ms:.3g} ms, ITL {loop.itl_ms:.3g} ms ({low} to {high}), E2E {loop.e2e_ms:.4g} ms, means; "
+        f"{loop.output_tokens_per_s:,.0f} output tokens/s; basis: {loop.basis}"
+    )
 
 
 @app.command()

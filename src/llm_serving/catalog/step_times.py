@@ -1,0 +1,150 @@
+"""How long a step of an engine takes on each accelerator: the fitted numbers, and the links of a node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from llm_serving.catalog.instances import Accelerators, Row
+from llm_serving.settings.errors import InputError
+
+FILE = Path(__file__).with_name("step_times.yaml")
+"""Written by scripts/fit_step_times.py."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+LINKS_FILE = Path(__file__).with_name("links.yaml")
+
+
+class Coefficients(Row):
+    """The numbers that were fitted; efficiencies are shares of the hardware's peak."""
+
+    memory_efficiency: float
+    """Of the bandwidth, where weights are read."""
+
+    expert_efficiency: float
+    """Of that, where the weights are experts': many small matrices."""
+
+    cache_efficiency: float
+    """Of the bandwidth, where the KV cache is read."""
+
+    bf16_efficiency: float
+    fp8_efficiency: float
+    fp4_efficiency: float
+    attention_efficiency: float
+    """Of 16-bit operations, in the attention of prompts."""
+
+    link_efficiency: float
+    """Of the rate of links between accelerators."""
+
+    step_s: float
+    """Of a step, whatever it holds."""
+
+    layer_s: float
+    """Of each layer."""
+
+    expert_layer_s: float
+    """On top of that, of each layer of a mixture of experts."""
+
+    sequence_s: float
+    """Of each request in a step."""
+
+    reduce_s: float
+    """Of each all-reduce, whatever it carries."""
+
+    first_token_s: float
+    """From the client to the engine and back, beside the steps."""
+
+
+class Link(Row):
+    """What joins the accelerators of a node."""
+
+    accelerators: tuple[str, ...]
+    kind: str
+    gb_s: float
+    """One accelerator's to the others, one way, in 10^9 bytes a second."""
+
+    source: str
+    date: str
+
+
+class Interval(Row):
+    """What 80% of measured times were, as multiples of the predicted ones."""
+
+    low: float
+    high: float
+    points: int
+    """Measurements that it follows from."""
+
+
+class FittedDevice(Row):
+    """An accelerator with measurements among those of the fit."""
+
+    scale: float
+    """Its measured times, as multiples of those of the common coefficients."""
+
+    points: int
+
+
+class StepTimes(Row):
+    """All of step_times.yaml and links.yaml."""
+
+    source: str
+    date: str
+    engines: str
+    """Versions of the engines that were measured."""
+
+    coefficients: Coefficients
+    devices: Mapping[str, FittedDevice]
+    """By name of the catalog and memory in MiB, as `A100 40960`."""
+
+    intervals: Mapping[str, Interval]
+    """By basis: catalog, extrapolated."""
+
+    links: tuple[Link, ...]
+
+    def get_scale(self, device: Accelerators) -> float:
+        """Return the scale of an accelerator, or 1 where none was measured."""
+        fitted = self.devices.get(build_key(device))
+        return fitted.scale if fitted else 1.0
+
+    def get_basis(self, device: Accelerators) -> str:
+        """Return `catalog` for an accelerator that was measured, else `extrapolated`."""
+        return "catalog" if build_key(device) in self.devices else "extrapolated"
+
+    def get_interval(self, basis: str) -> Interval:
+        """Return what four in five times are, as multiples of a prediction on that basis."""
+        return self.intervals[basis]
+
+    def get_link(self, device: Accelerators) -> Link:
+        """Return the links of a node of such accelerators.
+
+        Raises:
+            InputError: none is known.
+        """
+        link = next((row for row in self.links if device.name in row.accelerators), None)
+        if link is None:
+            raise InputError(f"{device.name}: {LINKS_FILE.name} has no link of it. Fix: use another instance type.")
+        return link
+
+
+def build_key(device: Accelerators) -> str:
+    """Return how an accelerator is named among the measured ones: EC2 has one name for both A100."""
+    return f"{device.name} {device.memory_mib}"
+
+
+@functools.cache
+def load() -> StepTimes:
+    """Return the catalog's numbers."""
+    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=_Loader)
+    return StepTimes.model_validate({**rows, "links": load_links()})
+
+
+@functools.cache
+def load_links() -> tuple[Link, ...]:
+    """Return what joins the accelerators of a node."""
+    rows = yaml.load(LINKS_FILE.read_text(encoding="utf-8"), Loader=_Loader)
+    return tuple(Link.model_validate({**row, "date": str(row["date"])}) for row in rows["links"])

@@ -1,0 +1,80 @@
+"""What so many users at once would measure on one replica: the same loop as a published benchmark's."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.models import Model
+from llm_serving.catalog.step_times import Interval, StepTimes, load
+from llm_serving.engines import vllm
+from llm_serving.engines.memory import count_ranks
+from llm_serving.prediction.simulation import Limits, Request, Simulation
+from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.settings.errors import CheckFailed, InputError
+
+_ROUNDS, _LEAST_REQUESTS = 5, 20
+"""Requests of each user, and least of all together."""
+
+_SPREAD = 0.1
+"""Lengths vary by so much around what was asked: users of equal lengths would send their prompts all at once."""
+
+
+class ClosedLoop(NamedTuple):
+    """Means, in milliseconds, with what limits them."""
+
+    ttft_ms: float
+    itl_ms: float
+    e2e_ms: float
+    output_tokens_per_s: float
+    basis: str
+    interval: Interval
+    """Around the times, as multiples."""
+    preemptions: int
+
+
+def predict(
+    model: Model,
+    instance: Instance,
+    tensor: int,
+    input_tokens: int,
+    output_tokens: int,
+    users: int,
+    times: StepTimes | None = None,
+) -> ClosedLoop:
+    """Predict the means of a closed loop on one replica, on vLLM's own limits.
+
+    Raises:
+        InputError: the type has no accelerators, or too few of them.
+        CheckFailed: the model or a request has no room.
+    """
+    device = instance.accelerators
+    if device is None:
+        raise InputError(f"--type: {instance.name}: it has no accelerators. Fix: use a type that has.")
+    if tensor > count_ranks(device):
+        raise InputError(f"--tensor: {tensor}: {instance.name} has {count_ranks(device)}. Fix: use that or less.")
+    context = round((input_tokens + output_tokens) * (1 + _SPREAD))
+    fit = vllm.compute_fit(model, instance, tensor, context=context)
+    if not fit.fits:
+        raise CheckFailed(f"{model.name} on {instance.name}: {fit.why}. Fix: use more accelerators or fewer bits.")
+    step = StepTime(model, device, Split(tensor), times=times)
+    batch = vllm.select_batch(device)
+    drawing = random.Random(0)
+
+    def draw(tokens: int) -> int:
+        return max(1, round(tokens * drawing.uniform(1 - _SPREAD, 1 + _SPREAD)))
+
+    count = max(_LEAST_REQUESTS, _ROUNDS * users)
+    requests = [Request(0.0, draw(input_tokens), max(2, draw(output_tokens))) for _ in range(count)]
+    outcome = Simulation(step, Limits(batch.sequences, batch.tokens, fit.cache_tokens)).run(requests, users)
+    gaps = sum(count for _, count in outcome.gaps)
+    return ClosedLoop(
+        ttft_ms=1000 * sum(outcome.ttft_s) / len(outcome.ttft_s),
+        itl_ms=1000 * sum(gap_s * count for gap_s, count in outcome.gaps) / gaps,
+        e2e_ms=1000 * sum(outcome.e2e_s) / len(outcome.e2e_s),
+        output_tokens_per_s=outcome.output_tokens / outcome.seconds,
+        basis=step.basis,
+        interval=(times or load()).get_interval(step.basis),
+        preemptions=outcome.preemptions,
+    )

@@ -1,0 +1,164 @@
+"""Predicted times against published ones, most of which the fit has not seen."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+from llm_serving.catalog import instances, models, step_times
+from llm_serving.catalog.quantizations import FP8_TENSOR, MXFP4, NVFP4
+from llm_serving.catalog.step_times import StepTimes
+from llm_serving.engines import vllm
+from llm_serving.prediction.simulation import Limits, Request, Simulation, compute_percentile
+from llm_serving.prediction.step_time import Split, StepTime, apply_precision, select_precision
+from llm_serving.settings.errors import InputError
+from scripts import fit_step_times
+from scripts.fit_step_times import Maximum, Point
+
+TYPES = (
+    "g5.12xlarge", "g6.12xlarge", "g6e.12xlarge", "g7e.12xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge",
+    "p6-b200.48xlarge", "trn1.32xlarge",
+)  # fmt: skip
+
+
+@cache
+def read_held_out() -> list[Point]:
+    return [point for point in fit_step_times.read_points() if fit_step_times.is_held_out(point)]
+
+
+def list_relative_errors(points: list[Point], times: StepTimes) -> list[float]:
+    return [abs(math.exp(-error) - 1) for error in fit_step_times.list_errors(points, times)]
+
+
+def simulate_tpot_s(point: Point) -> float:
+    """Return the mean time between tokens of the loop, step after step."""
+    batch = vllm.select_batch(fit_step_times.find_device(point.shape.gpu))
+    count = max(20, 3 * point.users)
+    lengths = np.random.default_rng(0).uniform(0.9, 1.1, (count, 2)) * (point.input_tokens, point.output_tokens)
+    requests = [Request(0.0, int(row[0]), max(2, int(row[1]))) for row in lengths]
+    outcome = Simulation(point.step, Limits(batch.sequences, batch.tokens, 10**8)).run(requests, point.users)
+    return sum(gap * count for gap, count in outcome.gaps) / sum(count for _, count in outcome.gaps)
+
+
+def test_points_that_were_not_fitted_are_predicted_within_the_goals() -> None:
+    points = read_held_out()
+    errors = list_relative_errors(points, step_times.load())
+    assert len(points) >= 60
+    assert np.median(errors) <= 0.12
+    assert np.quantile(errors, 0.9) <= 0.40
+    for gpu in {point.shape.gpu for point in points}:
+        of_gpu = [point for point in points if point.shape.gpu == gpu]
+        assert np.median(list_relative_errors(of_gpu, step_times.load())) <= 0.30, gpu
+
+
+def test_the_simulated_loop_is_within_the_goals_too() -> None:
+    points = read_held_out()[::4]
+    for point in points:
+        point.step.use(step_times.load())
+    errors = [abs(simulate_tpot_s(point) / point.tpot_s - 1) for point in points]
+    assert np.median(errors) <= 0.12
+    assert np.quantile(errors, 0.9) <= 0.40
+
+
+def test_the_interval_holds_four_in_five_of_the_points_that_were_not_fitted() -> None:
+    times, inside = step_times.load(), 0
+    for point in read_held_out():
+        point.step.use(times)
+        interval = times.get_interval(point.step.basis)
+        inside += interval.low <= point.tpot_s / point.predict_tpot_s() <= interval.high
+    assert 0.70 <= inside / len(read_held_out()) <= 0.90
+
+
+@pytest.mark.parametrize("share", [0.7, 1.3])
+def test_coefficients_that_are_off_by_30_percent_miss_the_goals(share: float) -> None:
+    times = step_times.load()
+    off = {key: device.model_copy(update={"scale": device.scale * share}) for key, device in times.devices.items()}
+    errors = list_relative_errors(read_held_out(), times.model_copy(update={"devices": off}))
+    assert np.median(errors) > 0.12
+
+
+def list_maxima() -> list[Maximum]:
+    return [row for row in fit_step_times.read_maxima() if row.number not in fit_step_times.UNUSUAL_MAXIMA]
+
+
+def test_no_throughput_exceeds_tensorrt_llms_published_maximum_by_a_tenth() -> None:
+    exceeded = []
+    for maximum in list_maxima():
+        maximum.step.use(step_times.load())
+        if maximum.predict_tokens_per_s() > 1.1 * maximum.tokens_per_s:
+            exceeded.append(maximum.number)
+    assert exceeded == []
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "fp4"])
+def test_no_step_is_faster_than_the_roofline_and_more_work_takes_longer(type_: str, name: str, precision: str) -> None:
+    device = instances.find(type_).accelerators
+    assert device
+    for tensor in (1, 2, 4):
+        step = StepTime(apply_precision(models.find(name), precision), device, Split(tensor))
+        times = []
+        for sequences, context in ((1, 100), (8, 8_000), (64, 64_000), (256, 1_000_000)):
+            seconds = step.compute_base_s(sequences, sequences) + step.compute_cache_s(sequences, context)
+            assert seconds >= step.compute_floor_s(sequences, sequences, context)
+            times.append(seconds)
+        assert times == sorted(times)
+        prompts = [step.compute_base_s(tokens, 1) + step.compute_attention_s(tokens, 0) for tokens in (16, 512, 8192)]
+        assert prompts == sorted(prompts)
+
+
+def test_weights_in_fewer_bits_than_the_hardware_multiplies_are_widened() -> None:
+    accelerators = {
+        name: instances.find(name).accelerators for name in ("p4d.24xlarge", "p5.48xlarge", "p6-b200.48xlarge")
+    }
+    chosen = {
+        (scheme and scheme.label, name): select_precision(scheme, device)
+        for name, device in accelerators.items()
+        for scheme in (None, FP8_TENSOR, NVFP4, MXFP4)
+        if device
+    }
+    assert [chosen[label, "p4d.24xlarge"] for label in (None, "fp8", "nvfp4", "mxfp4")] == ["bf16"] * 4
+    assert [chosen[label, "p5.48xlarge"] for label in (None, "fp8", "nvfp4", "mxfp4")] == [
+        "bf16",
+        "fp8",
+        "bf16",
+        "bf16",
+    ]
+    assert [chosen[label, "p6-b200.48xlarge"] for label in (None, "fp8", "nvfp4", "mxfp4")] == [
+        "bf16", "fp8", "fp4", "fp4"
+    ]  # fmt: skip
+
+
+def test_links_slow_down_what_is_split() -> None:
+    model = models.find("Qwen/Qwen3-32B")
+    speedups = {}
+    for name in ("g6e.12xlarge", "p5.48xlarge"):
+        device = instances.find(name).accelerators
+        assert device
+        one, four = (StepTime(model, device, Split(tensor)).compute_base_s(2048, 1) for tensor in (1, 4))
+        speedups[name] = one / four
+    assert speedups["g6e.12xlarge"] < 2 < speedups["p5.48xlarge"]
+
+
+def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
+    loops = [loop for loop in fit_step_times.read_open_loops() if loop.rate > fit_step_times.LOW_RATE]
+    ttft, e2e = [], []
+    for loop in loops:
+        outcome = loop.simulate(step_times.load())
+        ttft.append(abs(compute_percentile(outcome.ttft_s, 95) / loop.ttft_p95_s - 1))
+        e2e.append(abs(np.mean(outcome.e2e_s) / loop.e2e_s - 1))
+    assert len(loops) == 6
+    assert np.median(ttft) <= 0.15
+    assert np.median(e2e) <= 0.20
+
+
+def test_an_accelerator_without_a_known_bandwidth_is_refused() -> None:
+    device = instances.find("g6.xlarge").accelerators
+    assert device
+    with pytest.raises(InputError) as refused:
+        StepTime(models.find("Qwen/Qwen3-8B"), device.model_copy(update={"bandwidth_gb_s": None}), Split())
+    assert str(refused.value) == "L4: its bandwidth or operations are not known. Fix: use another type."
