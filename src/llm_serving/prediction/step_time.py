@@ -138,7 +138,7 @@ class StepTime:
         """Return seconds of a step without what grows with the length of its requests."""
         weights_s = self._dense_s + self._expert_s * self._compute_touched_share(tokens)
         operations_s = tokens * self._token_s
-        overlapped_s = (weights_s**_SHARPNESS + operations_s**_SHARPNESS) ** (1 / _SHARPNESS)
+        overlapped_s: float = (weights_s**_SHARPNESS + operations_s**_SHARPNESS) ** (1 / _SHARPNESS)
         return overlapped_s + self._fixed_s + sequences * self._sequence_s + tokens * self._token_link_s
 
     def compute_cache_s(self, sequences: int, context: float) -> float:
@@ -160,4 +160,4 @@ class StepTime:
 
     def _compute_touched_share(self, tokens: int) -> float:
         """Return the share of the experts that so many tokens visit, each by its own choice."""
-        return 1 - float(self._missed_share**tokens) if self._missed_share else 1.0
+        return 1 - self._missed_share**tokens if self._missed_share else 1.0
