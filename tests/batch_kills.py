@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ def start_run(
     delay_ms: float = 100,
     slots: int = 32,
     takeover_s: float = 3,
+    format_program: Callable[[str, Mapping[str, str]], Sequence[str]] | None = None,
     **settings: JsonValue,
 ) -> Iterator[BatchRun]:
     """Start all processes of a batch; stops them after the block.
@@ -144,6 +145,7 @@ def start_run(
         delay_ms: mean of the endpoint's answers.
         slots: requests that the endpoint serves at a time.
         takeover_s: time after a worker's end until another takes its chunks.
+        format_program: returns the command that runs batch-api or batch-worker with these variables; this Python otherwise.
         settings: changes of the document of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +170,9 @@ def start_run(
             "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
             "BATCH_API_PORT": str(api_port),
         }
+        for name, (command, own) in commands.items() if format_program else ():
+            if name != "endpoint":
+                commands[name] = format_program(Path(command[-1]).stem.replace("_", "-"), {**env, **own}), {}
         run = BatchRun(folder, aws, endpoint, env, commands)
         run.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         try:

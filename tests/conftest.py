@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.control_plane.fixtures",
     "tests.guardian",
     "tests.hub.fixtures",
+    "tests.images.fixtures",
 ]
 
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.
@@ -44,7 +45,7 @@ if not os.environ.get("CI"):
     settings.load_profile("busy")
 
 
-ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE = "engine", "served", "stacks", "control plane"
+ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE, IMAGES = "engine", "served", "stacks", "control plane", "images"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -53,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The engine has two groups, by whether a module uses the deployment that runs all session: two cores carry no more
     than that and one deployment of a module's own. The synthesized fleets are a group, the synthesized deployments of
-    each folder, and the control plane; any other file is a group of its own.
+    each folder, the control plane, and the built images; any other file is a group of its own.
     """
     modules = defaultdict(list)
     for item in items:
@@ -79,6 +80,8 @@ def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
         return STACKS
     if "control_plane" in _list_fixtures(item):
         return CONTROL_PLANE
+    if "image_runner" in _list_fixtures(item):
+        return IMAGES
     return str(item.path.relative_to(ROOT / "tests"))
 
 

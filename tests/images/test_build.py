@@ -215,6 +215,12 @@ def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
             "Fix: check the network and the sign-in to its registry; if it is gone, change FROM",
         ),
         (
+            ["buildah"],
+            {"FAILURE": "Error: creating build container: x: image not known"},
+            "the image of FROM, {base}, could not be pulled: Error: creating build container: x: image not known. "
+            "Fix: check the network and the sign-in to its registry; if it is gone, change FROM",
+        ),
+        (
             ["podman"],
             {"FAILURE": "Error: no such file"},
             "podman failed: Error: no such file. Fix: read its output above",

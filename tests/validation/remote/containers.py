@@ -12,6 +12,8 @@ from pathlib import Path
 from llm_serving import processes
 from llm_serving.catalog.own_image import LOAD_DRIVER
 
+ENTRY = (sys.executable, "-m", "llm_serving.validation.remote.relay")
+
 
 def copy_package(folder: Path) -> Path:
     """Copy what the image has of this package, and nothing else; return the folder for PYTHONPATH."""
@@ -25,17 +27,19 @@ def copy_package(folder: Path) -> Path:
 class ProcessContainers:
     """Containers that are processes of this machine."""
 
-    def __init__(self, package: Path, log: Path) -> None:
-        self._package, self._log = package, log
+    def __init__(self, package: Path, log: Path, entry: Sequence[str] = ENTRY) -> None:
+        """Take the folder with the image's files, a log, and what starts the entry point."""
+        self._package, self._log, self._entry = package, log, entry
         self.started: list[subprocess.Popen[bytes]] = []
 
     @contextlib.contextmanager
     def launch(self, words: Sequence[str]) -> Iterator[ProcessContainers]:
         """Start one for each argument of the entry point, and stop all of them after the block."""
         environment = {"PYTHONPATH": str(self._package), "HOME": "/nonexistent"}
-        command = [sys.executable, "-m", "llm_serving.validation.remote.relay"]
         with self._log.open("ab") as output:
-            self.started = [processes.spawn([*command, word], environment=environment, output=output) for word in words]
+            self.started = [
+                processes.spawn([*self._entry, word], environment=environment, output=output) for word in words
+            ]
         try:
             yield self
         finally:

@@ -22,6 +22,7 @@ from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from tests import known_server
+from tests.images.built import ImageRunner
 from tests.known_server import Behaviour
 from tests.validation.conftest import TargetFactory, build_options, ignore_busy_driver
 from tests.validation.remote import containers
@@ -105,6 +106,24 @@ def test_two_containers_send_one_load_and_leave_nothing(
     assert sorted(map(int, numbers)) == list(range(60))
     assert {"locust.log", "locust-1.log"} <= {path.name for path in folder.iterdir()}
     assert list_objects(aws) == [], "nothing is left in the bucket, old versions included"
+
+
+@pytest.mark.timeout(900)
+def test_the_image_of_the_load_driver_sends_a_load(
+    aws: AwsSession,
+    build_source: Callable[..., LoadSource],
+    validate: Callable[..., Any],
+    image_runner: ImageRunner,
+    tmp_path: Path,
+) -> None:
+    entry = image_runner.read_configuration("load-driver")["Entrypoint"]
+    command = image_runner.format_command("load-driver", entry, {"HOME": "/tmp"})
+    started = ProcessContainers(tmp_path, tmp_path / "containers.log", command)
+    with ignore_busy_driver(), known_server.run_server(Behaviour(0.05, 0.01)) as url:
+        report, _ = validate(url, build_source(url, started.launch))
+    assert report.verdict == "pass", report.not_shown
+    assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
+    assert list_objects(aws) == []
 
 
 def test_a_server_that_is_down_is_reported_as_from_here(

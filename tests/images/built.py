@@ -1,0 +1,319 @@
+"""Images of ours, built by images/build, and their programs as a node runs them: other user, read-only root, own mounts.
+
+No registry of images is asked: Debian, with Debian's Python, stands in for the base of Python's image. Packages and
+libraries come from the real registries. Base and layers stay in the user's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llm_serving import paths, processes
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation import on_demand
+
+PROGRAMS = ("buildah", "mmdebstrap")
+APT_PACKAGES = "buildah debian-archive-keyring mmdebstrap"
+
+STAND_IN = "localhost/debian-in-place-of-python"
+NODE_USER = "65532:65532"
+"""Of the chart's pods and of the Dockerfiles."""
+
+_SUITE = "trixie"
+_MIRROR = "http://deb.debian.org/debian"
+_INCLUDED = "python3,python3-pip,ca-certificates"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 600.0, 60.0
+
+_DEBOOTSTRAP_HOOKS = (
+    'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
+    # pip cannot replace what Debian installed.
+    'rm -rf "$1"/usr/lib/python3/dist-packages/packaging*',
+    'ln -s /usr/bin/python3 "$1/usr/local/bin/python3"',
+    'ln -s /usr/bin/pip3 "$1/usr/local/bin/pip"',
+)
+"""What Python's image has: pip that installs to the system, and programs in /usr/local/bin."""
+
+_BUILDAH = """\
+#!/bin/sh
+# buildah with a storage of its own, and for a build: without a registry, and with layers kept from the last one.
+tool="{program} --root {folder}/storage --runroot {folder}/run --storage-driver {driver}"
+[ "$1" = build ] || exec $tool "$@"
+shift
+exec $tool build --isolation chroot --layers --pull-never --build-context "{base}=container-image://{stand_in}" "$@"
+"""
+
+_ENTER = """\
+root=$1 count=$2 && shift 2
+mount --bind "$root" "$root"
+touch "$root/etc/resolv.conf" "$root/etc/hosts"
+while [ "$count" -gt 0 ]; do
+  mkdir -p "$root$2" && mount --bind "$1" "$root$2" && mount -o remount,bind,ro "$root$2"
+  count=$((count - 1)) && shift 2
+done
+mount -o remount,bind,ro "$root"
+mount -t tmpfs -o mode=755 none "$root/dev"
+for device in null zero full random urandom; do
+  touch "$root/dev/$device" && mount --bind "/dev/$device" "$root/dev/$device"
+done
+mkdir "$root/dev/shm"
+mount -o remount,ro "$root/dev"
+mount -t proc none "$root/proc"
+for folder in /dev/shm /tmp; do mount -t tmpfs -o mode=1777 none "$root$folder"; done
+for file in resolv.conf hosts; do
+  mount --bind "/etc/$file" "$root/etc/$file" && mount -o remount,bind,ro "$root/etc/$file"
+done
+exec "$@"
+"""
+"""The root of an image, read-only, with what a pod of our charts has besides: devices, processes, names, /tmp."""
+
+
+def find_obstacle() -> str | None:
+    """Say why images cannot be built here, and what to do; None if they can."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"no {' and no '.join(missing)} on PATH. Fix: apt-get install {APT_PACKAGES}"
+    if os.geteuid() != 0:
+        return "only root mounts the images. Fix: run these tests as root"
+    command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
+    if tried.returncode:
+        return (
+            f"no mounts in a namespace: {tried.stderr.strip()}. Fix: allow unshare and mount, as a privileged container"
+        )
+    return None
+
+
+@dataclass
+class ImageRunner:
+    """The built images, and containers of them."""
+
+    program: Path
+    """buildah with the storage of the images."""
+
+    folder: Path
+    """For the program and logs."""
+
+    _roots: dict[str, Path] = field(default_factory=dict)
+    """Mounted root of a container by image."""
+
+    _containers: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def all_built(self) -> subprocess.CompletedProcess[str]:
+        """What images/build --all did; layers that have not changed are kept."""
+        environment = {**os.environ, "PATH": f"{self.program.parent}:{os.environ['PATH']}"}
+        command = [str(paths.IMAGES / "build"), "--all", "--load", "--builder", "buildah"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_S, env=environment)
+
+    @functools.cached_property
+    def tags(self) -> dict[str, str]:
+        """NAME:TAG by name of those that are built."""
+        tags = re.findall(r"built by buildah as (\S+) in", self.all_built.stderr)
+        return {tag.partition(":")[0]: f"localhost/{tag}" for tag in tags}
+
+    def buildah(self, *words: str) -> str:
+        """Return the output of a command of buildah.
+
+        Raises:
+            Unavailable: it failed.
+        """
+        result = subprocess.run(
+            [str(self.program), *words], capture_output=True, text=True, check=False, timeout=_COMMAND_S
+        )
+        if result.returncode:
+            raise Unavailable(f"buildah {' '.join(words)}: {result.stderr.strip()}")
+        return result.stdout.strip()
+
+    def read_configuration(self, name: str) -> Mapping[str, Any]:
+        """Return what the image says of its user, environment and entry point."""
+        described = json.loads(self.buildah("inspect", "--type", "image", self.tags[name]))
+        configuration: Mapping[str, Any] = described["OCIv1"]["config"]
+        return configuration
+
+    def mount(self, name: str) -> Path:
+        """Return the root of a container of the image."""
+        if name not in self._roots:
+            self._containers.append(self.buildah("from", "--pull-never", self.tags[name]))
+            self._roots[name] = Path(self.buildah("mount", self._containers[-1]))
+        return self._roots[name]
+
+    def remove_containers(self) -> None:
+        """Unmount and remove what was mounted."""
+        for container in self._containers:
+            self.buildah("rm", container)
+
+    def format_command(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
+    ) -> list[str]:
+        """Return the command that runs another in the image as a node would.
+
+        Args:
+            environment: besides the image's own.
+            mounts: folders of this machine by where the container has them, to read.
+        """
+        configuration = self.read_configuration(name)
+        variables = [*configuration["Env"], *(f"{key}={value}" for key, value in (environment or {}).items())]
+        folders = [word for target, folder in (mounts or {}).items() for word in (str(folder), target)]
+        own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-ec", _ENTER, "sh"]
+        enter = [*own, str(self.mount(name)), str(len(folders) // 2), *folders, "env", "-i", *variables]
+        return [*enter, "chroot", str(self.mount(name)), *_drop_rights(configuration["User"]), *command]
+
+    @contextlib.contextmanager
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
+    ) -> Iterator[Container]:
+        """Run a command in the image, and stop it after the block."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = processes.spawn(self.format_command(name, command, environment, mounts), output=output)
+        try:
+            yield Container(process)
+        finally:
+            processes.stop(process)
+
+
+def _drop_rights(user: str) -> list[str]:
+    """Return the words before a command that then runs as the user, without any capability, for ever."""
+    number, _, group = user.partition(":")
+    drop = ["setpriv", f"--reuid={number}", f"--regid={group}", "--clear-groups", "--no-new-privs"]
+    return [*drop, "--inh-caps=-all", "--bounding-set=-all"]
+
+
+_FIND_WRITABLE = """\
+import os
+for folder, children, _ in os.walk("/"):
+    children[:] = [child for child in children if os.path.join(folder, child) != "/proc"]
+    if os.access(folder, os.W_OK):
+        print(folder)
+        children.clear()
+"""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A program in an image."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def program(self) -> psutil.Process:
+        """Its first process, as this machine counts them."""
+        [program] = psutil.Process(self.process.pid).children()
+        return program
+
+    def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run another command in the container, as an exec probe does."""
+        enter = ["nsenter", f"--target={self.program.pid}", "--mount", "--pid", "--root", "--wd", "env", "-i"]
+        words = [*enter, "PATH=/usr/local/bin:/usr/bin:/bin", *_drop_rights(NODE_USER), *command]
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
+
+    def list_writable(self) -> list[str]:
+        """Return the folders that the program's user may write to, without those inside them."""
+        return sorted(self.execute("python3", "-c", _FIND_WRITABLE).stdout.split())
+
+    def read_rights(self) -> dict[str, str]:
+        """Return the program's user, capabilities and whether it may gain any, as the kernel has them."""
+        lines = Path(f"/proc/{self.program.pid}/status").read_text(encoding="ascii").splitlines()
+        rows = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return {key: rows[key].split()[0] for key in ("Uid", "Gid", "CapEff", "NoNewPrivs")}
+
+
+def prepare(folder: Path) -> ImageRunner:
+    """Make the stand-in of the base unless it exists, and the program that builds on it.
+
+    Raises:
+        Unavailable: Debian cannot be had.
+    """
+    cache = on_demand.locate_cache() / "images"
+    cache.mkdir(parents=True, exist_ok=True)
+    program = folder / "buildah"
+    storage = {"program": shutil.which("buildah"), "folder": cache, "driver": _choose_driver(cache)}
+    program.write_text(_BUILDAH.format(**storage, base=read_base(), stand_in=_format_stand_in()))
+    program.chmod(0o755)
+    runner = ImageRunner(program, folder)
+    with processes.lock_file(cache / "stand-in.lock"):
+        if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_stand_in()}"):
+            _make_stand_in(runner, cache)
+    return runner
+
+
+@functools.cache
+def _choose_driver(cache: Path) -> str:
+    """Return overlay, whose layers are not copied, where this machine can mount it; else vfs."""
+    command = [
+        "buildah",
+        "--root",
+        str(cache / "storage"),
+        "--runroot",
+        str(cache / "run"),
+        "--storage-driver",
+        "overlay",
+    ]
+    tried = subprocess.run([*command, "images"], capture_output=True, check=False, timeout=_COMMAND_S)
+    return "vfs" if tried.returncode else "overlay"
+
+
+def read_base() -> str:
+    """Return the base that all images for the stand-in name."""
+    bases = {
+        match[1]
+        for file in paths.IMAGES.glob("*/Dockerfile")
+        for match in re.finditer(r"(?m)^FROM (\S+/python:\S+)$", file.read_text(encoding="utf-8"))
+    }
+    [base] = bases
+    return base
+
+
+def _format_stand_in() -> str:
+    """Return its name, different for each way of making it and for each set of certificates."""
+    recipe = [_SUITE, _INCLUDED, *_DEBOOTSTRAP_HOOKS, _read_certificates()]
+    return f"{STAND_IN}:{_SUITE}-{hashlib.sha256(''.join(recipe).encode()).hexdigest()[:12]}"
+
+
+def _read_certificates() -> str:
+    """Return those that this machine trusts, with which its own package mirrors may be signed."""
+    return _CERTIFICATES.read_text(encoding="utf-8") if _CERTIFICATES.is_file() else ""
+
+
+def _make_stand_in(runner: ImageRunner, cache: Path) -> None:
+    archive = cache / "stand-in.tar"
+    hooks = [f"--customize-hook={hook}" for hook in _DEBOOTSTRAP_HOOKS]
+    if _CERTIFICATES.is_file():
+        hooks.append(f"--customize-hook=copy-in {_CERTIFICATES} {_CERTIFICATES.parent}")
+    command = ["mmdebstrap", "--variant=minbase", f"--include={_INCLUDED}", *hooks, _SUITE, str(archive), _MIRROR]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DEBOOTSTRAP_S)
+    if result.returncode:
+        raise Unavailable(f"mmdebstrap: {result.stderr.strip().splitlines()[-1]}")
+    container = runner.buildah("from", "scratch")
+    try:
+        runner.buildah("add", "--quiet", container, str(archive), "/")
+        variables = {"SSL_CERT_FILE": _CERTIFICATES, "PIP_CERT": _CERTIFICATES, "PIP_ROOT_USER_ACTION": "ignore"}
+        variables |= {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+        runner.buildah("config", *options, container)
+        runner.buildah("commit", "--quiet", container, _format_stand_in())
+    finally:
+        runner.buildah("rm", container)
+        archive.unlink()
