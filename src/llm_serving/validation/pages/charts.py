@@ -21,6 +21,9 @@ BINS = 40
 COLUMNS = 240
 """Columns of a time line: a longer run shows minimum, median and maximum of each."""
 
+MAX_DOTS = 60
+"""Points of a curve that have a dot each; more would hide the line."""
+
 TAIL = 1.5
 """Upper end of a distribution, as a multiple of its 99th percentile; samples above are counted at its side."""
 
@@ -162,7 +165,7 @@ def render_curves(
     limits: dict[str, float],
     marks: Mapping[str, float],
 ) -> str:
-    """Render quantities over another one as lines with a dot at each point, each line named at its end.
+    """Render quantities over another one as lines, each named at its end; few points have a dot each.
 
     Args:
         limits: horizontal lines, by name.
@@ -183,7 +186,8 @@ def render_curves(
     for number, (name, curve) in enumerate(curves.items()):
         path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
         body.append(f'<path class="line curve-{number}" d="M{path}"/>')
-        body += [f'<circle class="dot" cx="{x(position)}" cy="{y(value)}" r="2.6"/>' for position, value in curve]
+        if len(curve) <= MAX_DOTS:
+            body += [f'<circle class="dot" cx="{x(position)}" cy="{y(value)}" r="2.6"/>' for position, value in curve]
         position, value = curve[-1]
         body.append(_render_text(x(position), y(value) - 6, name, "end", "mark"))
     return _render_svg(title, f"{len(points)} points of {len(curves)} curves.", body)
