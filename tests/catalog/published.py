@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 def read() -> dict[str, Any]:
     """Programs with the source of their list and its names by kind."""
     rows: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
-    return rows
+    return rows | {"sglang": json.loads(FILE.with_name("sglang.json").read_text("utf-8"))}
 
 
 def list_page_names(row: Mapping[str, Any]) -> set[str]:

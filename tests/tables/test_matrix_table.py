@@ -80,6 +80,6 @@ def test_kind_engine_and_framework_are_listed_under_the_pattern() -> None:
 def test_a_reason_comes_with_its_fix() -> None:
     cell = next(cell for cell in matrix.build_cells() if cell.reasons and cell.pool == "" and ": " in cell.reason)
     assert all(". Fix: " in reason for reason in cell.reasons)
-    assert {"pattern", "kind", "target", "fleet", "engine", "framework", "pool", "preset", "why"} == set(
+    assert {"pattern", "kind", "target", "fleet", "engine", "framework", "pool", "preset", "reason", "note"} == set(
         cell.build_payload()
     )

@@ -58,6 +58,7 @@ FIELD_NAMES = frozenset(
         "sequences",  # most requests of a step
         "slots_context",  # most tokens of all requests of a step together
         "offload_gib",  # memory for cached prompts, GiB
+        "offload_rank_gb",  # the same of one accelerator, whole GB
         "speculative_method",  # eagle, eagle3 or draft_model
         "speculative_tokens",  # guessed at a time
         "draft",  # s3://BUCKET/PREFIX/ of the model that guesses, or the folder that it was copied to
@@ -312,6 +313,9 @@ class RefusedArguments(_Row):
 
 class Engine(_NamedChoice):
     """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
+
+    rendered_only: str = ""
+    """What of it is checked although nothing of it has run; empty where tests run it."""
 
     memory: str
     """Module of `llm_serving.engines` with its memory arithmetic."""

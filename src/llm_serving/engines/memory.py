@@ -11,6 +11,10 @@ from llm_serving.settings.units import format_bytes
 
 GIB = 2**30
 
+VISIBLE_SHARE = 0.9899
+"""Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100, in the starts that `engines/vllm.py`
+names. L40S, H200 and B200 show 0.991 to 0.996."""
+
 UNKNOWN_SHARE = 1.1
 """Memory of a model whose arithmetic is not known, for each byte of its weights: they and a tenth."""
 

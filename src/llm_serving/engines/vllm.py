@@ -17,6 +17,7 @@ from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
     GIB,
+    VISIBLE_SHARE,
     Batch,
     Fit,
     compute_kv_bytes_per_token,
@@ -38,8 +39,6 @@ BLOCK_TOKENS = 16
 # These constants were fitted to starts of vLLM 0.19.0 on H100, published as logs and a table by llm-d-planner
 # (accuracy/results/v0.19.0/results_raw.csv, commit 30ec05f, 2026-04): models of 7 to 72 billion parameters, dense and
 # mixture of experts, over 1 to 4 GPUs. The reserve is within 0.52 GiB of each of the 28 that the tests compare.
-_VISIBLE_SHARE = 0.9899
-"""Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100. L40S, H200 and B200 show 0.991 to 0.996."""
 _SAMPLER_BYTES = 16
 """Of the largest batch's sampler, for each sequence and token of the vocabulary: several copies of the logits."""
 _LIBRARY_BYTES = int(0.27 * GIB)
@@ -291,7 +290,7 @@ def _divide_memory(
     dtype: str,
 ) -> _Memory:
     largest_stage = select_stage(model, pipeline)
-    budget = int(compute_rank_bytes(device) * _VISIBLE_SHARE * utilization)
+    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * utilization)
     reserve = compute_reserve_bytes(largest_stage, batch, tensor_parallel, expert_ranks)
     cache = budget - weights - reserve
     if device.kind == "neuron":

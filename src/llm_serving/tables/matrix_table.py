@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.targets.matrix import Cell
+from llm_serving.targets.matrix import RENDERED_ONLY, Cell
 
 _MAX_NOTE_WIDTH = 80
 
@@ -51,13 +51,14 @@ class MatrixTable:
     def _render_cell(self, cell: Cell) -> Text:
         if cell.reasons:
             return Text(" ".join(map(str, sorted(self.numbers[reason] for reason in cell.reasons))), "dim")
-        return Text("yes*" if cell.preset else "yes", "green")
+        return Text(f"yes{'*' if cell.preset else ''}{'†' if cell.is_rendered_only else ''}", "green")
 
     def _format_summary(self) -> str:
         rendered_count = sum(not cell.reasons for cell in self.cells)
         presets = " and ".join(dict.fromkeys(cell.preset for cell in self.cells if cell.preset))
         star = f"; yes* with preset {presets}" if presets else ""
-        return f"{rendered_count} of {len(self.cells)} render{star}." + (
+        dagger = f"; yes† {RENDERED_ONLY}" if any(cell.is_rendered_only for cell in self.cells) else ""
+        return f"{rendered_count} of {len(self.cells)} render{star}{dagger}." + (
             " Reasons of the others:" if self.numbers else ""
         )
 

@@ -20,6 +20,9 @@ from llm_serving.targets import registry, render
 NEURON_PRESET = "trainium2"
 """Replaces the pattern's own blueprint on Neuron devices, which need whole instances and larger models."""
 
+RENDERED_ONLY = "rendered, not run"
+"""What is said of an engine that only its maker's list of options has checked."""
+
 CORES = 2
 """Of the machine that cells of a target on this machine assume: the smallest that it supports."""
 
@@ -51,6 +54,12 @@ class Cell:
         """The pool of the engines."""
         return next((role.pool for role in getattr(self.deployment, "engine_roles", ())), "")
 
+    @property
+    def is_rendered_only(self) -> bool:
+        """Whether nothing of the engine has run anywhere."""
+        row = engines.load_engines().get(self.engine)
+        return self.deployment is not None and row is not None and bool(row.rendered_only)
+
     def build_payload(self) -> dict[str, str | None]:
         """Return the cell as `matrix --json` prints it."""
         return {
@@ -62,7 +71,8 @@ class Cell:
             "framework": self.framework,
             "pool": self.pool or None,
             "preset": self.preset or None,
-            "why": self.reason,
+            "reason": self.reason,
+            "note": RENDERED_ONLY if self.is_rendered_only else None,
         }
 
 

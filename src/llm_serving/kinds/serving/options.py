@@ -148,8 +148,14 @@ def _describe_other_engines(node: Node, option: str) -> str:
         if name != node.settings.engine
         and option in row.options
         and row.weights_format in node.placement.model.formats
-        and not all(option in platform.unsupported_options for platform in row.platforms.values())
+        and not all(option in platform.unsupported_options for platform in _list_platforms(row, node))
     )
+
+
+def _list_platforms(engine: engines.Engine, node: Node) -> list[Platform]:
+    """Return an engine's platforms that a node can be: those of its accelerators, or all where it has none."""
+    device = node.placement.instance.accelerators
+    return [platform for kind, platform in engine.platforms.items() if device is None or kind == device.kind]
 
 
 def _describe_unsplit(node: Node) -> str:
@@ -166,6 +172,12 @@ def _compute_offload_gib(node: Node) -> str:
     return f"{(node.tuning.kv_offload or 0) / max(1, node.role.data // node.placement.nodes) / 2**30:g}"
 
 
+def _compute_offload_rank_gb(node: Node) -> int:
+    """Return the cache of each accelerator in whole GB, for engines whose ranks reserve their own: at least one."""
+    ranks = node.role.accelerators // node.placement.nodes
+    return max(1, int((node.tuning.kv_offload or 0) / ranks / 1e9))
+
+
 OPTIONS = (
     Option("one-rank", lambda node: node.role.accelerators == 1),
     Option("shared-weights", lambda node: node.shares_weights),
@@ -175,6 +187,7 @@ OPTIONS = (
     Option("data", lambda node: node.role.data > 1, "role.data", "set data: 1"),
     Option("data-adapters", lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
     Option("expert", lambda node: node.role.expert, "role.expert", "set expert: off"),
+    Option("expert-data", lambda node: node.role.expert and node.role.data > 1, "role.data", "set data: 1"),
     Option(
         "nodes",
         lambda node: node.placement.nodes > 1,
@@ -203,7 +216,7 @@ OPTIONS = (
         lambda node: node.tuning.kv_offload,
         "tuning.kv_offload",
         "remove kv_offload",
-        lambda node: {"offload_gib": _compute_offload_gib(node)},
+        lambda node: {"offload_gib": _compute_offload_gib(node), "offload_rank_gb": _compute_offload_rank_gb(node)},
     ),
     Option(
         "speculative-prompt",

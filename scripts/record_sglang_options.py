@@ -1,0 +1,119 @@
+"""Record the options that SGLang's own parser takes, as catalog/engines/sglang.options.json holds them.
+
+Needs SGLang's wheel alone, unpacked, and the engine's Python, whose torch the parser imports; its GPU libraries are
+stand-ins that the parser never calls:
+
+    pip download --no-deps sglang==0.5.23 && unzip -q sglang-*.whl -d /tmp/sglang
+    PYTHONPATH=/tmp/sglang .venv-engine/bin/python scripts/record_sglang_options.py \
+        src/llm_serving/catalog/engines/sglang.options.json tests/catalog/sglang.json
+
+The second file has names of metrics and paths of its server, read from its source; tests compare the row with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.abc
+import importlib.machinery
+import json
+import re
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ABSENT = ("triton", "IPython")
+"""Modules that SGLang imports beside its parser and that the engine's environment does not have."""
+
+METRIC = re.compile(r'(Counter|Gauge|Histogram)\(\s*(?:#.*\s*)*name="(sglang:\w+)"')
+ROUTE = re.compile(r'^@app\.(?:get|post|api_route)\(\s*"(/[\w/-]*)"', re.MULTILINE)
+FINISH_TYPE = re.compile(r'"type": "(\w+)"')
+
+
+class _AbsentModule(types.ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # it has submodules
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock(name=f"{self.__name__}.{name}")
+
+
+class _AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        is_absent = name.partition(".")[0] in ABSENT
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_absent else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def record_options(describe: Callable[[argparse.Action], dict[str, Any]]) -> dict[str, Any]:
+    """Return the parser's options by name, without dashes; its parsers of answers, and the variables that it reads."""
+    from sglang.srt import environ, server_args
+
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    options = {
+        name.removeprefix("--").replace("-", "_"): sort_choices(describe(action))
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--") and not name.startswith("--no-") and action.dest != "help"
+    }
+    return {
+        "source": f"SGLang {metadata.version('sglang')}, its own parser, by scripts/record_sglang_options.py",
+        "read_on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "options": dict(sorted(options.items())),
+        "parsers": {
+            "tools": sorted(server_args._tool_call_parser_choices()),
+            "reasoning": sorted(server_args._reasoning_parser_choices()),
+        },
+        "variables": sorted(name for name in vars(type(environ.envs)) if name.startswith("SGLANG_")),
+    }
+
+
+def sort_choices(option: dict[str, Any]) -> dict[str, Any]:
+    """Return an option with its choices sorted: some are sets, whose order changes from run to run."""
+    return option | {"choices": sorted(option["choices"], key=str)} if "choices" in option else option
+
+
+def record_server(package: Path) -> dict[str, Any]:
+    """Return the metrics by kind, the paths that the server answers, and the ends of an answer."""
+    sources = {file: file.read_text(encoding="utf-8") for file in sorted((package / "srt").rglob("*.py"))}
+    server, batch = (package / "srt" / name for name in ("entrypoints/http_server.py", "managers/schedule_batch.py"))
+    metrics = {found for text in sources.values() for found in METRIC.findall(text)}
+    return {
+        "version": metadata.version("sglang"),
+        "source": "its wheel on PyPI, by scripts/record_sglang_options.py",
+        "names": {
+            kind: sorted(name for found, name in metrics if found.lower() == kind)
+            for kind in ("counter", "gauge", "histogram")
+        },
+        "paths": sorted(set(ROUTE.findall(sources[server]))),
+        "finish_types": sorted(set(FINISH_TYPE.findall(sources[batch]))),
+    }
+
+
+def write(file: str, content: dict[str, Any]) -> None:
+    """Write a record as JSON."""
+    Path(file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # vLLM has its own stand-ins, so it is imported before these.
+    describe_option = runpy.run_path(str(Path(__file__).with_name("record_vllm_options.py")))["describe"]
+    sys.meta_path.append(_AbsentModules())
+    import sglang
+
+    write(sys.argv[1], record_options(describe_option))
+    write(sys.argv[2], record_server(Path(sglang.__file__).parent))

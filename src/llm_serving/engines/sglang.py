@@ -1,0 +1,186 @@
+"""SGLang's memory: whether a model fits, and how much of the accelerators remains for the KV cache.
+
+SGLang sets a reserve aside, which it computes from its largest step before it loads anything, and gives weights and
+cache the rest. This module computes the same from its code (SGLang 0.5.23, arg_groups/memory_hook.py,
+handle_gpu_memory_settings); no start was measured. Weights are those of every engine that holds them as stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llm_serving.catalog.architecture import Architecture
+from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import vllm
+from llm_serving.engines.memory import (
+    GIB,
+    VISIBLE_SHARE,
+    Batch,
+    Fit,
+    compute_kv_bytes_per_token,
+    compute_rank_bytes,
+    count_ranks,
+    select_stage,
+)
+from llm_serving.settings.units import format_bytes
+
+UTILIZATION = 1.0
+"""SGLang takes no share of the memory: it takes all but its reserve."""
+
+BLOCK_TOKENS = 1
+"""`--page-size`, SGLang's own."""
+
+SEQUENCES = 2048
+"""Least of the requests that a step may have by default (model_executor/model_runner_kv_cache_mixin.py)."""
+
+_MIB = 2**20
+
+
+class _Size(NamedTuple):
+    """What SGLang chooses by an accelerator's memory."""
+
+    below_bytes: float
+    step_tokens: int
+    graph_requests: int
+    """Most requests of a step whose CUDA graph is kept, with less than four ways to split a layer."""
+
+    split_graph_requests: int
+    """And with four or more."""
+
+
+_SIZES = (
+    _Size(20 * GIB, 2048, 8, 8),
+    _Size(35 * GIB, 4096, 48, 160),
+    _Size(60 * GIB, 4096, 32, 160),
+    _Size(160 * GIB, 8192, 256, 512),
+    _Size(float("inf"), 16384, 512, 512),
+)
+
+_LARGE_BYTES, _LARGE_RESERVE_BYTES = 60 * GIB, 10 * GIB
+"""Accelerators of more memory than the first have at least the second in reserve."""
+
+_CONSTANT_BYTES, _TOKEN_BYTES, _SPLIT_BYTES = 512 * _MIB, 1.5 * _MIB, 128 * _MIB
+"""Of the reserve: always; for each token of a step, of which 2,048 are counted at least; for each way to split."""
+
+_GRAPH_REQUEST_BYTES, _PREFILL_GRAPH_BYTES = 2 * _MIB, int(1.5 * GIB)
+"""Of the reserve: for each request of the largest graph, and for the graphs of prompts: those of models with latent
+attention; other models have less."""
+
+
+def select_batch(device: Accelerators | None) -> Batch:
+    """Return the largest step that SGLang chooses for its server."""
+    return Batch(tokens=_select_size(device).step_tokens if device else 4096, sequences=SEQUENCES)
+
+
+def _select_size(device: Accelerators) -> _Size:
+    device_bytes = compute_rank_bytes(device)
+    return next(size for size in _SIZES if device_bytes < size.below_bytes)
+
+
+def compute_cpu_cache_bytes(
+    model: Architecture,
+    *,
+    context: int,
+    lengths: Sequence[int],
+    block: int,
+    tensor_parallel: int,
+    sequences: int,
+) -> int:
+    """Return the KV cache of one rank, as on every engine whose requests share one cache."""
+    return vllm.compute_cpu_cache_bytes(
+        model, context=context, lengths=lengths, block=block, tensor_parallel=tensor_parallel, sequences=sequences
+    )
+
+
+def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:
+    """Return what SGLang sets aside of one accelerator: the largest step, CUDA graphs, buffers between ranks.
+
+    Args:
+        ranks: accelerators that a replica's layers are split over, ways and stages multiplied.
+    """
+    size = _select_size(device)
+    graph_requests = min(size.split_graph_requests if ranks >= 4 else size.graph_requests, batch.sequences)
+    reserve = _CONSTANT_BYTES + max(batch.tokens, 2048) * _TOKEN_BYTES + ranks * _SPLIT_BYTES
+    reserve += graph_requests * _GRAPH_REQUEST_BYTES + _PREFILL_GRAPH_BYTES
+    return int(max(reserve, _LARGE_RESERVE_BYTES if compute_rank_bytes(device) > _LARGE_BYTES else 0))
+
+
+def compute_fit(
+    model: Model,
+    instance: Instance,
+    tensor_parallel: int,
+    *,
+    pipeline: int = 1,
+    expert_ranks: int = 0,
+    spare_experts: int = 0,
+    context: int | None = None,
+    utilization: float = UTILIZATION,
+    dtype: str = "auto",
+    batch: Batch | None = None,
+) -> Fit:
+    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens.
+
+    Layers with a sliding window are counted as whole ones: SGLang keeps a smaller cache for them, of a size of its own.
+
+    Raises:
+        ValueError: `instance` has no accelerators.
+    """
+    device = instance.accelerators
+    if device is None:
+        raise ValueError(f"{instance.name} has no accelerators")
+    context, batch = context or model.max_context, batch or select_batch(device)
+    weights = vllm.compute_weight_bytes(
+        model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks, spare_experts=spare_experts
+    )
+    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * utilization)
+    reserve = compute_reserve_bytes(device, batch, tensor_parallel * pipeline)
+    cache = budget - weights - reserve
+    token_bytes = compute_kv_bytes_per_token(select_stage(model, pipeline), tensor_parallel, dtype)
+    tokens = max(0, cache) // token_bytes if token_bytes else 0
+    reason = _describe_misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks))
+    reason = reason or _describe_shortage(model, budget, weights, reserve, tokens, context)
+    return Fit(
+        instance=instance.name,
+        tensor_parallel=tensor_parallel,
+        pipeline=pipeline,
+        fits=not reason,
+        why=reason,
+        budget_bytes=budget,
+        weight_bytes=weights,
+        reserve_bytes=reserve,
+        cache_bytes=cache,
+        cache_tokens=0 if reason else tokens,
+        context=context,
+        calibrated=False,
+    )
+
+
+def _describe_misfit(
+    model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
+) -> str:
+    """Return what has nothing to do with memory."""
+    if tensor_parallel > count_ranks(device):
+        return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
+    if context > model.max_context:
+        return f"the model was made for {model.max_context} tokens a request, not {context}"
+    if model.linear_layers:
+        return "SGLang divides memory between its cache and the states of linear layers in a way that is not computed"
+    return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
+
+
+def _describe_shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int) -> str:
+    if weights + reserve > budget:
+        return (
+            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
+            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} of one accelerator"
+        )
+    if not model.encoder and tokens < context:
+        return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
+    return ""
+
+
+def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
+    """Return why the model cannot be split this many ways; SGLang splits heads, experts and FP8 blocks as vLLM does."""
+    return vllm.describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)

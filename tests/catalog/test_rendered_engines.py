@@ -1,0 +1,170 @@
+"""Engines that run nowhere in the tests: what is rendered for them, held against what their makers' own code takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.catalog import engine_options, engines, instances, models
+from llm_serving.engines import sglang, vllm
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b, us-west-2c]
+orchestrator: both
+pools:
+  eks: {types: g6e.12xlarge, size: 0..4}
+  ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
+  p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
+"""
+SMALL, EXPERTS = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B"
+SERVER = json.loads(Path(__file__).with_name("sglang.json").read_text(encoding="utf-8"))
+
+
+def _format_blueprint(
+    engine: str, worker: str, extra: str = "", model: str = SMALL, pattern: str = "aggregated"
+) -> str:
+    return (
+        f"pattern: {pattern}\nengine: {engine}\nname: mine\nmodel: {model}\ncontext: 8k\nroles:\n  worker: {{{worker}}}\n"
+        f"traffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n{extra}"
+    )
+
+
+def _resolve(folder: Path, text: str, target: str) -> ServingDeployment:
+    return resolving.resolve_files(folder, text, FLEET, target)
+
+
+def _find_faults(words: Sequence[str], options: engine_options.EngineOptions) -> Iterator[str]:
+    """Yield the words that the recorded parser would refuse, with the reason."""
+    index = 0
+    while index < len(words):
+        word, index = words[index], index + 1
+        option = options.options.get(word.removeprefix("--").replace("-", "_"))
+        if not word.startswith("--") or option is None:
+            yield f"{word}: no such option"
+            continue
+        values = []
+        while index < len(words) and not words[index].startswith("--") and option.type not in ("flag", "switch"):
+            values.append(words[index])
+            index += 1
+            if not option.list:
+                break
+        if option.type not in ("flag", "switch") and not values:
+            yield f"{word}: without a value"
+        for value in values:
+            mismatch = option.describe_mismatch(_read_value(option, value))
+            if mismatch:
+                yield f"{word} {value}: takes {mismatch}"
+
+
+def _read_value(option: engine_options.EngineOption, value: str) -> Any:
+    reader = {"int": int, "number": float, "json": json.loads}.get(option.type, str)
+    try:
+        return reader(value)
+    except ValueError:
+        return None
+
+
+CASES = {
+    "sglang": [
+        ("pool: POOL", "", SMALL),
+        ("pool: POOL, accelerators: 4", "", SMALL),
+        ("pool: POOL, accelerators: 4, data: 2", "", SMALL),
+        ("pool: POOL, accelerators: 4, expert: on", "", EXPERTS),
+        ("pool: POOL", "tuning: {kv_cache: fp8, prefix_cache: off, batch_tokens: 8k, sequences: 32, kv_offload: 8Gi}\n", SMALL),
+        ("pool: POOL", "tuning: {quantization: fp8, priority: on, speculative: {method: ngram}}\n", SMALL),
+        ("pool: POOL", "tuning: {compile_cache: node}\nengine_arguments: {schedule_policy: lpm, log_requests: true}\n", SMALL),
+        ("pool: POOL", "chat_template: own.jinja\n", SMALL),
+        ("pool: POOL", "media_hosts: [pictures.example.com]\n", "Qwen/Qwen3-VL-8B-Instruct"),
+        ("pool: POOL", "task: embed\n", "Qwen/Qwen3-Embedding-0.6B"),
+    ],
+}  # fmt: skip
+"""Blueprints that ask for every option of the engine between them."""
+
+
+@pytest.mark.parametrize("engine", CASES)
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_the_makers_own_parser_takes_every_command_line(tmp_path: Path, engine: str, target: str) -> None:
+    row, recorded = engines.load_engines()[engine], engine_options.load(engine)
+    assert recorded
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    used: set[str] = set()
+    for worker, extra, model in CASES[engine]:
+        text = _format_blueprint(engine, worker.replace("POOL", target), extra, model)
+        for process in _resolve(tmp_path, text, target).workers:
+            words = process.command[process.command.index("--model-path") :]
+            assert list(_find_faults(words, recorded)) == [], process.command
+            used |= {word for word in words if word.startswith("--")}
+    flags = {word for part in row.options.values() for word in part.arguments if word.startswith("--")}
+    assert flags - used - {"--pp-size"} == set(), "options that no case asks for"
+
+
+def test_an_unknown_option_and_a_value_of_another_type_are_found() -> None:
+    recorded = engine_options.load("sglang")
+    assert recorded
+    words = ("--no-such-option", "--tp-size", "two", "--kv-cache-dtype", "fp8", "--port")
+    assert list(_find_faults(words, recorded)) == [
+        "--no-such-option: no such option",
+        "--tp-size two: takes a whole number",
+        "--kv-cache-dtype fp8: takes one of auto, bf16, bfloat16, fp4_mx_block16, fp8_e4m3, fp8_e5m2, mxfp8, nvfp4",
+        "--port: without a value",
+    ]
+
+
+def test_the_probe_and_the_histograms_are_those_of_the_servers_source() -> None:
+    row = engines.load_engines()["sglang"]
+    assert {row.metrics[name] for name in ("ttft", "itl", "e2e")} <= {*SERVER["names"]["histogram"]}
+    assert {row.metrics[name] for name in ("queue", "running", "kv-usage")} <= {*SERVER["names"]["gauge"]}
+    assert {row.health, "/v1/chat/completions", "/v1/completions", "/v1/models"} <= {*SERVER["paths"]}
+    assert SERVER["finish_types"] == ["abort", "length", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "extra", "model", "message"),
+    [
+        (
+            "pool: eks, accelerators: 4, data: 2, expert: on",
+            "",
+            EXPERTS,
+            "7:46: roles.worker.data: 2: this row has no settings for attention split by data beside whole experts. "
+            "Fix: set data: 1.",
+        ),
+        (
+            "pool: eks",
+            "tuning: {chunked_prefill: off}\n",
+            SMALL,
+            "10:27: tuning.chunked_prefill: false: SGLang's memory follows from the size of its chunks, which "
+            "tuning.batch_tokens sets. Fix: set chunked_prefill: on.",
+        ),
+        (
+            "pool: eks",
+            "engine_arguments: {mem_fraction_static: 0.8}\n",
+            SMALL,
+            '10:41: engine_arguments.mem_fraction_static: "0.8": it changes how the engine divides memory, and this '
+            "program's arithmetic would not know. Fix: remove mem_fraction_static.",
+        ),
+    ],
+)
+def test_what_the_engine_lacks_here_is_refused_by_name(
+    tmp_path: Path, worker: str, extra: str, model: str, message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        _resolve(tmp_path, _format_blueprint("sglang", worker, extra, model), "eks")
+    assert f"{tmp_path}/blueprint.yaml:{message}" in str(error.value)
+
+
+def test_sglang_keeps_a_fixed_reserve_and_vllm_a_share() -> None:
+    model, instance = models.load()[SMALL], instances.load()["p5.48xlarge"]
+    fits = {module: module.compute_fit(model, instance, 1, context=8192) for module in (sglang, vllm)}
+    # 512 + 8192 * 1.5 + 128 + 256 * 2 + 1536 MiB, above the least of 10 GiB.
+    assert fits[sglang].reserve_bytes == 14_976 * 2**20
+    assert fits[sglang].weight_bytes == fits[vllm].weight_bytes
+    assert fits[sglang].cache_bytes == fits[sglang].budget_bytes - fits[sglang].weight_bytes - 14_976 * 2**20
