@@ -245,6 +245,8 @@ EngineMetric = Literal[
     "finished",  # requests, by `finish_reasons.label`
     "cache-queries",  # prompt tokens that were looked up in the prefix cache
     "cache-hits",  # and those that were in it
+    "prompt-tokens",  # of all requests
+    "output-tokens",
     "ttft",  # histograms, in seconds
     "itl",
     "e2e",

@@ -39,6 +39,7 @@ class Capability(StrEnum):
     SWITCH = "switch", "its blueprint names no engine and no framework"
     SHIFT = "shift", "no route splits its requests"
     ALERTS = "alerts", "its alarms are CloudWatch's"
+    DASHBOARDS = "dashboards", "its metrics are CloudWatch's"
     ADAPTER = "adapter", "it runs no engines that could load an adapter"
 
     reason: str

@@ -15,5 +15,11 @@ COMMANDS = (
         f"{__name__}.commands.alerts:print_alerts",
         "Print a deployment's alerts on EKS as a rule file of Prometheus.",
     ),
+    CommandEntry(
+        BLUEPRINTS,
+        "dashboards",
+        f"{__name__}.commands.dashboards:write_dashboards",
+        "Write a deployment's dashboards on EKS as Grafana JSON.",
+    ),
     CommandEntry(MODELS, "adapter", f"{__name__}.commands.adapter:app", "Load and unload LoRA adapters at run time."),
 )

@@ -19,7 +19,8 @@ FILE = paths.CHARTS / CHART / "files" / "alerts.yaml"
 RUNBOOKS = "docs/runbook"
 """Folder with a page for each alert."""
 
-_UNFILLED = "${"
+UNFILLED = "${"
+"""What a text still has if it names something that a role does not have."""
 
 
 def build_rules(deployment: ServingDeployment) -> dict[str, Any]:
@@ -33,17 +34,17 @@ def build_rules(deployment: ServingDeployment) -> dict[str, Any]:
 
 
 def _build_role(alerts: list[dict[str, Any]], deployment: ServingDeployment, role: Role) -> Iterator[dict[str, Any]]:
-    words = _build_words(deployment, role)
+    words = build_words(deployment, role)
     objectives = [
-        {**words, **_build_objective_words(objective.model_dump(), words["labels"])}
+        {**words, **build_objective_words(objective.model_dump(), words["labels"])}
         for objective in deployment.latency_objectives
         if objective.role == role.name
     ]
     for alert in alerts:
         for filled in objectives if "${good}" in alert["expr"] else [words]:
-            expression = _fill(alert["expr"], filled)
+            expression = fill(alert["expr"], filled)
             allowed = float(filled.get("allowed") or filled.get("allowed-errors") or 0)
-            if _UNFILLED not in expression and alert.get("burn", 0) * allowed < 1:
+            if UNFILLED not in expression and alert.get("burn", 0) * allowed < 1:
                 labels = {"severity": alert["severity"], "release": deployment.name, "role": role.name}
                 yield _build_rule(alert, expression, labels, filled)
 
@@ -59,13 +60,13 @@ def _build_rule(
         **({"for": alert["for"]} if "for" in alert else {}),
         "labels": dict(labels),
         "annotations": {
-            "summary": _fill(alert["summary"], words),
+            "summary": fill(alert["summary"], words),
             "runbook_url": f"{RUNBOOKS}/{alert['alert']}.md",
         },
     }
 
 
-def _build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
+def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     """Build what alerts may name of a role."""
     namespace = f'namespace="{names.SERVING_NAMESPACE}"'
     labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
@@ -81,7 +82,8 @@ def _build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     return {**words, **series, "allowed-errors": deployment.allowed_errors}
 
 
-def _build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:
+def build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:
+    """Build what alerts may name of a limit on latencies."""
     return {
         "good": f'{objective["metric"]}_bucket{{{labels},le="{objective["edge"]}"}}',
         "all": f"{objective['metric']}_count{{{labels}}}",
@@ -91,7 +93,8 @@ def _build_objective_words(objective: Mapping[str, str], labels: str) -> dict[st
     }
 
 
-def _fill(text: str, words: Mapping[str, str]) -> str:
+def fill(text: str, words: Mapping[str, str]) -> str:
+    """Replace each ${NAME} that the words have."""
     for name, word in words.items():
         text = text.replace(f"${{{name}}}", word)
     return text

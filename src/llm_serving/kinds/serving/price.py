@@ -18,6 +18,12 @@ def price_deployment(deployment: ServingDeployment) -> tuple[float, str] | None:
     return sum(usd_h for usd_h, _ in prices), "; ".join(text for _, text in prices)
 
 
+def price_replica(role: Role, region: str) -> float | None:
+    """Return what a replica of a role costs an hour; None where a price is unknown."""
+    priced = _price_role(role, region)
+    return priced and priced[0] / max(1, role.replicas.min)
+
+
 def _price_role(role: Role, region: str) -> tuple[float, str] | None:
     """Return a role's cost an hour and its description; by the dearest type, since any of the list may run."""
     rows = [instances.find(name) for name in role.instance_types]
