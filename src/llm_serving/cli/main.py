@@ -40,7 +40,7 @@ _GENERAL = (
     CommandEntry(BLUEPRINTS, "destroy", "deploy:destroy", "Remove a deployment."),
     CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", _BASELINE),
     CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", _BASELINE, True),
-    CommandEntry(MODELS, "model", "model:app", "List, size, create and upload models."),
+    CommandEntry(MODELS, "model", "model:app", "List, size, predict, create and upload models."),
     CommandEntry(FLEET, "fleet", "fleet:app", "Show, plan, apply and destroy the fleet."),
     CommandEntry(FLEET, "shift-plan", "shift_plan:show_plan", "Plan a week of pools that real time and batch share."),
     CommandEntry(FLEET, "rehearse", "rehearse:rehearse", "Apply and destroy the stacks against an embedded AWS."),
