@@ -31,8 +31,12 @@ def add_execution_role(
     *,
     account: Account,
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+    secrets: str = "",
 ) -> aws.iam_role.IamRole:
-    """Add the role by which ECS pulls images and ships logs.
+    """Add the role by which ECS pulls images, ships logs and gives containers their secrets.
+
+    Args:
+        secrets: prefix of the names of secrets that tasks start with; none if it is empty.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
@@ -46,8 +50,14 @@ def add_execution_role(
         statements=(
             *build_start_statements(fleet, account, log_group),
             *image_cache.build_statements(fleet, account),
+            *(_build_secret_statements(account, secrets) if secrets else ()),
         ),
     )
+
+
+def _build_secret_statements(account: Account, prefix: str) -> Iterator[Statement]:
+    resource = account.build_arn("secretsmanager", f"secret:{prefix}*")
+    yield allow("Secrets", ["secretsmanager:GetSecretValue"], resource)
 
 
 def build_start_statements(

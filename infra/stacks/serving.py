@@ -30,8 +30,7 @@ from infra.constructs.collector import MetricStream
 from infra.constructs.key import add_key, build_log_group_grant, find_key
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
-from llm_serving.fleet import names
-from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.fleet import ecs_services, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import rendered
@@ -125,7 +124,9 @@ class _Parts:
     @property
     def logs(self) -> task.LogDestination:
         """Where tasks write to."""
-        return task.LogDestination(format_log_group(self.fleet, KIND, self.serving.name), self.fleet.region)
+        return task.LogDestination(
+            ecs_services.format_log_group(self.fleet, KIND, self.serving.name), self.fleet.region
+        )
 
 
 def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
@@ -273,7 +274,7 @@ def _add_logs(
     stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account
 ) -> tuple[list[Any], MetricStream]:
     """Add the log groups of tasks and of metrics, with the key that encrypts both."""
-    task_log_group = format_log_group(fleet, KIND, serving.name)
+    task_log_group = ecs_services.format_log_group(fleet, KIND, serving.name)
     group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
     kms_key = add_key(
         stack,
@@ -299,7 +300,12 @@ def _add_roles(
     """Add the roles of engines and of the router, by whether they are the entry's."""
     task_log_group, metrics_log_group = logs
     execution_role = task_roles.add_execution_role(
-        stack, fleet, serving.name, account=account, log_group=task_log_group
+        stack,
+        fleet,
+        serving.name,
+        account=account,
+        log_group=task_log_group,
+        secrets=ecs_services.format_load_secrets(fleet, serving.name),
     )
     shared = {"account": account, "metrics": metrics_log_group, "cluster_key": place.cluster_key}
     storage_key = find_key(stack, fleet, "storage")

@@ -53,3 +53,8 @@ def format_log_group(fleet: Fleet, kind: str, deployment: str) -> str:
 def format_driver_group_name(fleet: Fleet, deployment: str) -> str:
     """Return the name of the security group of a deployment's load drivers."""
     return f"{fleet.name}-{deployment}-driver"
+
+
+def format_load_secrets(fleet: Fleet, deployment: str) -> str:
+    """Return the prefix of the names of a deployment's secrets, each of one load."""
+    return f"{fleet.name}/{deployment}/load-tests/"

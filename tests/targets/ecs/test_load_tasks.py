@@ -7,6 +7,7 @@ process on the image's own files.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -80,8 +81,15 @@ def run_tasks(plan: DeploymentPlan, standing_in: ProcessContainers, urls: Sequen
     """Start the tasks, and run what their containers would run."""
     with load_tasks.run(plan, urls):
         tasks = [task for task in describe_tasks(plan.aws) if task["desiredStatus"] == "RUNNING"]
+        assert not [url for url in urls if url in json.dumps(tasks, default=str)], "whoever describes a task reads it"
         arguments = [word for task in tasks for word in task["overrides"]["containerOverrides"][0]["command"]]
-        with standing_in.launch(arguments) as started:
+        definition = plan.aws.client("ecs").describe_task_definition(taskDefinition=tasks[0]["taskDefinitionArn"])
+        [container] = definition["taskDefinition"]["containerDefinitions"]
+        # What ECS does with `secrets` at the start of a task, by the role whose policy names them.
+        secrets = {row["name"]: row["valueFrom"] for row in container["secrets"]}
+        client = plan.aws.client("secretsmanager")
+        variables = {name: client.get_secret_value(SecretId=arn)["SecretString"] for name, arn in secrets.items()}
+        with standing_in.launch(arguments, variables) as started:
             yield started
 
 
@@ -112,13 +120,17 @@ def test_the_tasks_send_one_load_and_are_stopped(
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown
     assert {task["desiredStatus"] for task in describe_tasks(aws)} == {"STOPPED"}
+    assert aws.client("secretsmanager").list_secrets(IncludePlannedDeletion=True)["SecretList"] == []
     [definition] = definitions
     listed = aws.client("ecs").list_task_definitions(familyPrefix=definition["family"], status="ACTIVE")
     assert listed["taskDefinitionArns"] == []
 
 
 def test_the_definition_has_this_codes_image_no_role_and_the_deployments_log(plan: DeploymentPlan) -> None:
-    definition = load_tasks.build_definition(plan)
+    definition = load_tasks.build_definition(plan, "arn:of:the:secret")
+    assert definition["containerDefinitions"][0]["secrets"] == [
+        {"name": "BLUEPRINT_LOAD_INPUTS", "valueFrom": "arn:of:the:secret"}
+    ]
     [container] = definition["containerDefinitions"]
     assert container["image"] == own_image.LOAD_DRIVER.format_image(
         "123456789012.dkr.ecr.us-west-2.amazonaws.com/fabric"
@@ -238,7 +250,7 @@ def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
     before = {task["taskArn"] for task in describe_tasks(aws)}
 
     def start_one(client: Any, **request: Any) -> str:
-        if request["overrides"]["containerOverrides"][0]["command"] == ["http://x/1"]:
+        if request["overrides"]["containerOverrides"][0]["command"] == ["1"]:
             raise CheckFailed("ECS started no task of load:1: RESOURCE:FARGATE")
         return start(client, **request)
 

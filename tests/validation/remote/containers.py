@@ -6,11 +6,12 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llm_serving import processes
 from llm_serving.catalog.own_image import LOAD_DRIVER
+from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 
 ENTRY = (sys.executable, "-m", "llm_serving.validation.remote.relay")
 
@@ -32,10 +33,14 @@ class ProcessContainers:
         self._package, self._log, self._entry = package, log, entry
         self.started: list[subprocess.Popen[bytes]] = []
 
+    def launch_with_urls(self, urls: Sequence[str]) -> contextlib.AbstractContextManager[ProcessContainers]:
+        """Start one for each input's URL, as `launch` does."""
+        return self.launch([str(index) for index in range(len(urls))], {INPUTS_VARIABLE: pack_urls(urls)})
+
     @contextlib.contextmanager
-    def launch(self, words: Sequence[str]) -> Iterator[ProcessContainers]:
+    def launch(self, words: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[ProcessContainers]:
         """Start one for each argument of the entry point, and stop all of them after the block."""
-        environment = {"PYTHONPATH": str(self._package), "HOME": "/nonexistent"}
+        environment = {"PYTHONPATH": str(self._package), "HOME": "/nonexistent", **(variables or {})}
         with self._log.open("ab") as output:
             self.started = [
                 processes.spawn([*self._entry, word], environment=environment, output=output) for word in words

@@ -20,6 +20,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.remote import play as remote_play
+from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from tests import known_server
 from tests.images.built import ImageRunner
@@ -63,7 +64,7 @@ def build_source(aws: AwsSession, package: Path, tmp_path: Path) -> Callable[...
 
     def build(url: str = "", launch: Launch | None = None, start_limit_s: float = 60) -> LoadSource:
         started = ProcessContainers(package, tmp_path / "containers.log")
-        drivers = RemoteDrivers(aws, BUCKET, launch or started.launch, start_limit_s)
+        drivers = RemoteDrivers(aws, BUCKET, launch or started.launch_with_urls, start_limit_s)
         pages = (
             MetricsPage("worker-a", "worker", f"{url}/metrics"),
             MetricsPage("router-b", "router", f"{url}/metrics"),
@@ -176,7 +177,7 @@ def test_an_interruption_ends_the_containers(
 
     running = Interrupted(package, tmp_path / "log")
     with known_server.run_server() as url, pytest.raises(KeyboardInterrupt):
-        validate(url, build_source(url, running.launch))
+        validate(url, build_source(url, running.launch_with_urls))
     assert len(running.started) == 2
     assert all(child.poll() is not None for child in running.started)
     assert list_objects(aws) == []
@@ -185,8 +186,8 @@ def test_an_interruption_ends_the_containers(
 def test_a_container_whose_load_is_gone_ends_by_itself(aws: AwsSession, package: Path) -> None:
     url = aws.client("s3").generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "load-tests/gone"})
     result = subprocess.run(
-        [sys.executable, "-m", "llm_serving.validation.remote.relay", url],
-        env={"PYTHONPATH": str(package)}, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-m", "llm_serving.validation.remote.relay", "0"],
+        env={"PYTHONPATH": str(package), INPUTS_VARIABLE: pack_urls([url])}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert result.returncode == 1
     assert result.stderr.startswith("the load's input is gone: the load was cancelled, or its URL expired")

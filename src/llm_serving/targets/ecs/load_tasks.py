@@ -1,13 +1,15 @@
 """The load drivers of a validation on ECS: a Fargate task for each process, apart from the engines' instances.
 
-The task definition is registered for one load and deleted after it, since its image is that of this very code. A task
-has no role of its own. The serving stack has its security group, which routers and engines let in.
+The task definition is registered for one load and deleted after it, since its image is that of this very code. So is
+the secret with the URLs of the tasks' inputs: whoever may describe a task reads its command. A task has no role of its
+own. The serving stack has its security group, which routers and engines let in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,10 +19,11 @@ from llm_serving.aws import session
 from llm_serving.aws.preflight import identity
 from llm_serving.catalog import own_image
 from llm_serving.fleet import names
-from llm_serving.fleet.ecs_services import format_driver_group_name, format_log_group
+from llm_serving.fleet.ecs_services import format_driver_group_name, format_load_secrets, format_log_group
 from llm_serving.operations import ecs_tasks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 
 NAME = "load-driver"
 
@@ -40,44 +43,73 @@ def run(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[LoadTasks]:
         CheckFailed: ECS starts no task; with its reason.
         Unavailable: AWS refuses, or the deployment has no security group for load drivers.
     """
-    client, started = plan.aws.client("ecs"), list[str]()
-    cluster = names.format_cluster_name(plan.fleet.value)
     with session.translate_errors():
         network = _find_network(plan)
-        definition = client.register_task_definition(**build_definition(plan))["taskDefinition"]["taskDefinitionArn"]
-        try:
-            for url in urls:
-                overrides = {"containerOverrides": [{"name": NAME, "command": [url]}]}
-                request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
-                started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
-            yield LoadTasks(client, cluster, started)
-        finally:
-            _remove(client, cluster, started, definition)
+        with _store_inputs(plan, urls) as inputs, _start(plan, network, inputs, len(urls)) as tasks:
+            yield tasks
+
+
+@contextlib.contextmanager
+def _start(plan: DeploymentPlan, network: dict[str, Any], inputs: str, count: int) -> Iterator[LoadTasks]:
+    client, started = plan.aws.client("ecs"), list[str]()
+    cluster = names.format_cluster_name(plan.fleet.value)
+    definition = client.register_task_definition(**build_definition(plan, inputs))["taskDefinition"][
+        "taskDefinitionArn"
+    ]
+    request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
+    try:
+        for index in range(count):
+            overrides = {"containerOverrides": [{"name": NAME, "command": [str(index)]}]}
+            started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
+        yield LoadTasks(client, cluster, started)
+    finally:
+        _remove(client, cluster, started, definition)
+
+
+@contextlib.contextmanager
+def _store_inputs(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[str]:
+    """Keep the URLs of the tasks' inputs in a secret, which is deleted after the block; return its ARN."""
+    client = plan.aws.client("secretsmanager")
+    # The deployment's execution role may read what lies there, and no other secret.
+    name = f"{format_load_secrets(plan.fleet.value, plan.deployment.name)}{secrets.token_hex(8)}"
+    tags = [{"Key": "fleet", "Value": plan.fleet.value.name}]
+    secret = client.create_secret(Name=name, SecretString=pack_urls(urls), Tags=tags)["ARN"]
+    try:
+        yield secret
+    finally:
+        delete = functools.partial(client.delete_secret, SecretId=secret, ForceDeleteWithoutRecovery=True)
+        arguments = ["secretsmanager", "delete-secret", "--secret-id", secret, "--force-delete-without-recovery"]
+        with processes.ignore_signals():
+            _run_removal(client, delete, arguments)
 
 
 def _remove(client: Any, cluster: str, tasks: Sequence[str], definition: str) -> None:
     """Stop the tasks and delete their definition: each, whatever becomes of the others; name what is left."""
     stop = functools.partial(client.stop_task, cluster=cluster, reason="the load ended")
     steps: list[tuple[Callable[[], dict[str, Any]], list[str]]] = [
-        (functools.partial(stop, task=task), ["stop-task", "--cluster", cluster, "--task", task]) for task in tasks
+        (functools.partial(stop, task=task), ["ecs", "stop-task", "--cluster", cluster, "--task", task])
+        for task in tasks
     ]
     steps += [
         (
             functools.partial(client.deregister_task_definition, taskDefinition=definition),
-            ["deregister-task-definition", "--task-definition", definition],
+            ["ecs", "deregister-task-definition", "--task-definition", definition],
         ),
         (
             functools.partial(client.delete_task_definitions, taskDefinitions=[definition]),
-            ["delete-task-definitions", "--task-definitions", definition],
+            ["ecs", "delete-task-definitions", "--task-definitions", definition],
         ),
     ]
     with processes.ignore_signals():  # a second one would leave tasks that cost
         for call, arguments in steps:
-            if reason := _find_refusal(call):
-                command = console.quote_command(["aws", "ecs", *arguments, "--region", client.meta.region_name])
-                console.err.print(
-                    f"Part of the load's tasks was not removed: {reason}\nFix: run {command}", markup=False
-                )
+            _run_removal(client, call, arguments)
+
+
+def _run_removal(client: Any, call: Callable[[], dict[str, Any]], arguments: Sequence[str]) -> None:
+    """Remove a part of the load; where that fails, print the arguments of `aws` that do it."""
+    if reason := _find_refusal(call):
+        command = console.quote_command(["aws", *arguments, "--region", client.meta.region_name])
+        console.err.print(f"Part of the load's tasks was not removed: {reason}\nFix: run {command}", markup=False)
 
 
 def _find_refusal(call: Callable[[], dict[str, Any]]) -> str | None:
@@ -116,8 +148,12 @@ class LoadTasks:
         return [task for batch in batches for task in describe(cluster=self._cluster, tasks=batch)["tasks"]]
 
 
-def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
-    """Build RegisterTaskDefinition's parameters."""
+def build_definition(plan: DeploymentPlan, inputs: str) -> dict[str, Any]:
+    """Build RegisterTaskDefinition's parameters.
+
+    Args:
+        inputs: ARN of the secret with the URLs of the tasks' inputs.
+    """
     fleet, deployment = plan.fleet.value, plan.deployment
     caller = identity.fetch_identity(plan.aws)
     purpose = names.format_deployment_purpose(deployment.name, "start")
@@ -134,6 +170,7 @@ def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
         "cpu": _CPU,
         "memory": _MEMORY_MIB,
         "environment": [{"name": "HOME", "value": "/tmp"}],
+        "secrets": [{"name": INPUTS_VARIABLE, "valueFrom": inputs}],
         "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
         "stopTimeout": _STOP_S,
         "logConfiguration": {"logDriver": "awslogs", "options": log_options},

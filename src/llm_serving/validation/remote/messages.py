@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.validation.load.driver_result import Progress
@@ -9,6 +14,19 @@ from llm_serving.validation.load.load_plan import LoadPlan
 
 USER_FILE = "user.py"
 """Name, in the driver's folder, of the file with the Locust user."""
+
+INPUTS_VARIABLE = "BLUEPRINT_LOAD_INPUTS"
+"""Where containers that have no file of their own find the URLs of all inputs, packed."""
+
+
+def pack_urls(urls: Sequence[str]) -> str:
+    """Pack URLs, which repeat one another: 64 of them are longer than a secret may be."""
+    return base64.b64encode(zlib.compress(json.dumps(list(urls)).encode(), 9)).decode()
+
+
+def unpack_urls(packed: str) -> list[str]:
+    """Return the URLs that `pack_urls` packed."""
+    return list(json.loads(zlib.decompress(base64.b64decode(packed))))
 
 
 class _Message(BaseModel):

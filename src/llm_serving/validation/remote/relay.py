@@ -2,13 +2,15 @@
 
     python -m llm_serving.validation.remote.relay INPUT
 
-INPUT is the presigned URL of a `DriverInput`, or a file that holds it. Needs no AWS SDK and no rights.
+INPUT is a file that holds the presigned URL of a `DriverInput`, or its index among those in `INPUTS_VARIABLE`: a URL on
+the command line would be read by all who may describe the container. Needs no AWS SDK and no rights.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import signal
 import subprocess
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llm_serving.validation.load import driver_result, load_plan
-from llm_serving.validation.remote.messages import USER_FILE, DriverInput, DriverState
+from llm_serving.validation.remote.messages import INPUTS_VARIABLE, USER_FILE, DriverInput, DriverState, unpack_urls
 
 T = TypeVar("T")
 
@@ -41,11 +43,15 @@ _LAST_LINES = 20
 
 def main() -> None:
     """Run one process of a load; exits with its code."""
-    source = sys.argv[1]
-    url = source if "://" in source else Path(source).read_text(encoding="utf-8").strip()
-    driver_input = _fetch_input(url)
+    driver_input = _fetch_input(_find_url(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         sys.exit(_Relay(driver_input, Path(folder)).run())
+
+
+def _find_url(source: str) -> str:
+    if source.isdecimal():
+        return unpack_urls(os.environ[INPUTS_VARIABLE])[int(source)]
+    return Path(source).read_text(encoding="utf-8").strip()
 
 
 class _Relay:
