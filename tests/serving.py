@@ -19,7 +19,7 @@ PROMPT = "The router sends a request to"
 
 def get_url(process: Service) -> str:
     """Return the URL of a process."""
-    return f"http://127.0.0.1:{process.port}"
+    return f"http://{process.host}:{process.port}"
 
 
 def request_completion(base: str, timeout_s: float = 60, **body: Any) -> str:

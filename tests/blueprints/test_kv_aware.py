@@ -70,7 +70,9 @@ def _send_each(prompts: list[list[int]], urls: list[str], between_s: float = 0.0
 
 def _count_known_prompts(plan: DeploymentPlan) -> float:
     """Prompts of which the router knew a replica that holds their beginning, by its own count."""
-    metrics_url = f"http://127.0.0.1:{plan.directory.load_ports()['router-metrics']}/metrics"
+    metrics_url = (
+        f"http://{plan.deployment.environment.hidden_host}:{plan.directory.load_ports()['router-metrics']}/metrics"
+    )
     return serving.sum_counter(metrics_url, "vllm_router_kv_placement_lookups_total", result="hit")
 
 
@@ -159,7 +161,7 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
     ):
 
         def set_present(*present: str) -> None:
-            dns_discovery.write_dns(tmp_path, **{name: ["127.0.0.1"] for name in present})
+            dns_discovery.write_dns(tmp_path, **{name: [names[name].host] for name in present})
             expected = {serving.get_url(names[name]) for name in present}
             processes.wait_until(lambda: _list_workers(router) == expected, f"{present} and no other", 90)
 

@@ -180,7 +180,7 @@ class _Stream:
         body = {"model": "tiny", "prompt": f"{number} {serving.PROMPT}", "max_tokens": MAX_TOKENS, "ignore_eos": True}
         payload = json.dumps({**body, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
-        self._socket = socket.create_connection(("127.0.0.1", process.port), START_LIMIT_S)
+        self._socket = socket.create_connection((process.host, process.port), START_LIMIT_S)
         self._socket.sendall(f"{head}\r\n\r\n".encode() + payload)
         self._received = b""
 

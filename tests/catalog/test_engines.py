@@ -249,7 +249,7 @@ def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: P
     text = _format_blueprint("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}")
     deployment = _resolve(tmp_path, text, "local")
     command = deployment.entries[0].command
-    workers = [f"--worker=127.0.0.1:{process.port}" for process in deployment.workers]
+    workers = [f"--worker={process.host}:{process.port}" for process in deployment.workers]
     separator = command.index("--", command.index("--") + 1)
     assert command[separator - len(workers) : separator] == tuple(workers)
     assert "--worker-urls" not in command

@@ -130,6 +130,9 @@ def test_a_client_beats_the_users_own_aws_settings(endpoint: str, monkeypatch: p
     assert emulator.create_client("sts", endpoint, REGION).get_caller_identity()["Account"] == emulator.ACCOUNT
 
 
+SIGNED = "AWS4-HMAC-SHA256 Credential={}/20261125/us-west-2/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
 def test_a_reset_empties_it(tmp_path: Path) -> None:
     with emulator.start(tmp_path) as endpoint:
         s3 = create_bucket(endpoint, "gone-soon")
@@ -151,7 +154,8 @@ def test_a_reset_empties_it(tmp_path: Path) -> None:
 )
 def test_no_web_page_empties_it(endpoint: str, headers: dict[str, str], status: int) -> None:
     s3 = create_bucket(endpoint, f"kept-{len(headers)}-{sum(map(ord, str(headers)))}")
-    request = urllib.request.Request(f"{endpoint}/moto-api/reset", data=b"", headers=headers)
+    key = {"Authorization": SIGNED.format(emulator.get_access_key(endpoint))}
+    request = urllib.request.Request(f"{endpoint}/moto-api/reset", data=b"", headers=key | headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as response:
             assert response.status == status
@@ -165,15 +169,11 @@ KEYED = "f00dfeed" * 4
 
 @pytest.fixture(scope="module")
 def keyed_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that requires an access key, which this process's clients know."""
+    """A server whose access key is known, as it is to this process's clients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(emulator.ACCESS_KEY_VARIABLE, KEYED)
+        patch.setattr(emulator.secrets, "token_hex", lambda _: KEYED)
         with emulator.start(tmp_path_factory.mktemp("keyed")) as endpoint:
-            emulator.require_access_key(endpoint, KEYED)
             yield endpoint
-
-
-SIGNED = "AWS4-HMAC-SHA256 Credential={}/20261125/us-west-2/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_another_user_who_lacks_the_access_key_reads_writes_and_empties_nothing(
     request = urllib.request.Request(f"{keyed_endpoint}/{path}{query}", data=b"", headers=headers, method=method)
     with pytest.raises(urllib.error.HTTPError, match="403") as refusal:
         urllib.request.urlopen(request, timeout=10)
-    answer = b"The embedded AWS answers requests that are signed with its deployment's access key alone.\n"
+    answer = b"The embedded AWS answers requests that are signed with its access key alone.\n"
     assert refusal.value.read() == answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -114,7 +115,8 @@ class Dispatcher:
         """Send a row until it has a result; an interrupted one stays in its chunk, for the next worker."""
         used = 0
         try:
-            outcome = await self._runner.run(row, chunk.job, lambda: chunk.is_cancelled)
+            count_tokens = functools.partial(self._usage.add, chunk.job["team"])
+            outcome = await self._runner.run(row, chunk.job, lambda: chunk.is_cancelled, count_tokens)
             used = outcome.tokens
             self._chunks.share_time()  # before the row is added: both are saved together
             chunk.state.add(outcome)
@@ -128,5 +130,4 @@ class Dispatcher:
             self._chunks.note_end(chunk)
             self._share.charge(chunk.job["team"], used - charged)
         if used:
-            self._usage.add(chunk.job["team"], used)
             self._row_tokens += 0.05 * (used - self._row_tokens)

@@ -42,6 +42,7 @@ class _Request:
     url: str
     deadline_at: float
     is_cancelled: Callable[[], bool]
+    count_tokens: Callable[[int], None]
     sent: int = 0
     """Requests of the row, with those of its pieces."""
 
@@ -65,14 +66,21 @@ class RowRunner:
         self._answered: set[tuple[str, str]] = set()
         """Paths and models that have answered a row."""
 
-    async def run(self, pending: PendingRow, job: Job, is_cancelled: Callable[[], bool] = lambda: False) -> Outcome:
+    async def run(
+        self,
+        pending: PendingRow,
+        job: Job,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        count_tokens: Callable[[int], None] = lambda _: None,
+    ) -> Outcome:
         """Send a row until it has a result or its attempts are used up; returns the result.
 
         Args:
             is_cancelled: whether the job was cancelled since: no further piece of the row is sent.
+            count_tokens: takes the tokens of each answer as it comes: a row of many pieces counts before it ends.
         """
         row = rows.parse(pending.content)
-        request = _Request(row.url, job["deadline_at"], is_cancelled)
+        request = _Request(row.url, job["deadline_at"], is_cancelled, count_tokens)
         failure = ""
         try:
             answer = await self._ask(request, self._build_body(row.body, job), cuts=0)
@@ -114,6 +122,7 @@ class RowRunner:
         if answer.status == 200:
             request.input_tokens += answer.input_tokens
             request.output_tokens += answer.output_tokens
+            request.count_tokens(answer.input_tokens + answer.output_tokens)
             return answer
         text = _describe_answer(answer)
         if not long_inputs.is_too_long(answer.status, answer.body):

@@ -33,8 +33,9 @@ FIELD_NAMES = frozenset(
         "stream_bytes",  # memory for weights on their way from S3 to an accelerator
         "host",  # the address to listen on
         "port",
-        "router_host",  # the loopback address that a router listens on, behind its front
+        "hidden_host",  # the loopback address that a router listens on, behind its front
         "router_port",
+        "metrics_host",  # the address that a router's metrics page listens on
         "metrics_port",  # of a router that has its own
         "nixl_side_channel_port",  # where prefill and decode agree on a transfer
         "kv_events_endpoint",  # where KV cache events are published, as ZeroMQ writes addresses

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import secrets
 import sys
 import threading
 import urllib.request
@@ -164,6 +165,8 @@ def _create_session(region: str, access_key: str) -> Any:
 def start(data: Path, *, bare: bool = False) -> Iterator[str]:
     """Start one on a free port, yield its endpoint, and end it; all that it holds goes with it.
 
+    It requires an access key that clients of this process have: other users of the machine reach its port, too.
+
     Args:
         data: folder for its log, moto.log.
         bare: without AWS's own policies and machine images, which it reads anew, for a second or two, when emptied.
@@ -173,10 +176,11 @@ def start(data: Path, *, bare: bool = False) -> Iterator[str]:
     """
     port = processes.claim_free_ports(1)[0]
     endpoint = f"http://127.0.0.1:{port}"
+    environment = build_server_env(bare=bare) | require_access_key(endpoint, secrets.token_hex(16))
     log = data / "moto.log"
     data.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
-        server = processes.spawn(build_command(port), environment=build_server_env(bare=bare), output=sink)
+        server = processes.spawn(build_command(port), environment=environment, output=sink)
     try:
         try:
             wait_ready(endpoint, _START_LIMIT_S)

@@ -35,7 +35,7 @@ class LoopbackGuard:
             return [b"The embedded AWS answers programs of this machine alone, by a name of it and without Origin.\n"]
         if self._access_key and not _is_ready_check(environ) and not self._has_access_key(environ):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"The embedded AWS answers requests that are signed with its deployment's access key alone.\n"]
+            return [b"The embedded AWS answers requests that are signed with its access key alone.\n"]
         answer: Iterable[bytes] = self._application(environ, start_response)
         return answer
 

@@ -10,10 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_serving.services.service import ResolvedData, Service
-
-LOOPBACK = "127.0.0.1"
-"""The address that no other machine reaches."""
+from llm_serving.services.service import LOOPBACK, ResolvedData, Service
 
 Discovery = Literal["addresses", "labels", "names"]
 """How a router finds engines: by fixed addresses, by the labels of their pods, or by DNS names."""
@@ -143,8 +140,8 @@ class Environment(ResolvedData):
     image_programs: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """What runs a program of images/, by its name; empty where the image's PATH has them."""
 
-    router_host: str = LOOPBACK
-    """The loopback address that a router listens on, behind its front."""
+    hidden_host: str = LOOPBACK
+    """The loopback address of what only processes of its own machine may reach, such as a router's administration."""
 
     dependents: tuple[str, ...] = ()
     """Deployments that are being resolved: each depends on the next, and the last on what is resolved now."""
@@ -184,3 +181,8 @@ class Environment(ResolvedData):
 
     emulated: tuple[str, ...] = ()
     """Parts that are emulated, a sentence each."""
+
+    @property
+    def member_host(self) -> str:
+        """The address that engines and metrics pages listen on: what a deployment's own processes call."""
+        return self.hidden_host if self.conventions.is_local else self.conventions.bind_host

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from llm_serving.services.environment import LOOPBACK
-from llm_serving.services.service import Service
+from llm_serving.services.service import LOOPBACK, Service
 
 
 class LocalServer(ABC):

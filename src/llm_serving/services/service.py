@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llm_serving.catalog.instances import DEVICES
 
+LOOPBACK = "127.0.0.1"
+"""The address that no other machine reaches."""
+
 LOCAL_STOP_S = 20
 """Seconds that a process on this machine has to stop."""
 
@@ -237,6 +240,9 @@ class Service(ResolvedData):
     secrets: tuple[Secret, ...] = ()
     calls: dict[str, Call] = Field(default_factory=dict)
     """What it connects to beside AWS and the deployment's own services, by a name."""
+
+    host: str = LOOPBACK
+    """Address at which processes of its own machine reach it."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port that answers requests; 0 for none."""

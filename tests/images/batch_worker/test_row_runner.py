@@ -130,10 +130,13 @@ def test_pieces_are_not_sent_once_the_job_is_cancelled() -> None:
     endpoint = FakeEndpoint(answer_with_its_ends)
     runner = RowRunner(endpoint, read_settings(long_inputs="split-and-reduce"), lambda: 0.0)  # type: ignore[arg-type]
     pending = PendingRow(7, json.dumps(row).encode())
-    outcome = asyncio.run(runner.run(pending, JOB, lambda: len(endpoint.bodies) == 5))
+    counted: list[int] = []
+    outcome = asyncio.run(runner.run(pending, JOB, lambda: len(endpoint.bodies) == 5, counted.append))
     assert outcome.failure == "batch_cancelled"
     assert len(endpoint.bodies) == 5, "of about a hundred"
     assert outcome.input_tokens > 0, "what was used counts for the team"
+    answered = [tokens for tokens in counted if tokens]
+    assert (len(answered) > 1, sum(answered)) == (True, outcome.tokens), "and does so before the row ends"
 
 
 def test_a_row_whose_pieces_are_answered_at_its_own_length_fails() -> None:

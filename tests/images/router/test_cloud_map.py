@@ -34,9 +34,9 @@ def program() -> ModuleType:
 
 @pytest.fixture
 def cloud_map(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with emulator.start(tmp_path_factory.mktemp("cloud-map")) as endpoint:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", emulator.get_access_key(endpoint))
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
         yield endpoint
 
 

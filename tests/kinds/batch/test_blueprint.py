@@ -63,7 +63,7 @@ def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) ->
     document = read_document(deployment.batch_workers[0])
     assert document["endpoint"] == deployment.endpoint_url
     engine = deployment.engines[0]
-    assert document["metrics_urls"] == [f"http://127.0.0.1:{engine.port}/metrics"]
+    assert document["metrics_urls"] == [f"http://{engine.host}:{engine.port}/metrics"]
     assert document["metrics"]["queue"] == ["vllm:num_requests_waiting"]
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment
 

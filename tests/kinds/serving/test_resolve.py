@@ -193,7 +193,7 @@ def test_the_router_knows_every_replica_and_the_longest_request(tmp_path: Path) 
     traffic = "{users: 8, deadline: 2s, input_tokens: 8, output_tokens: 8}"
     assert _get_router_flag(_resolve(tmp_path, traffic=traffic), "--request-timeout-secs") == "1800"
     deployment = _resolve(tmp_path, traffic=traffic, router="{request_timeout: 2.5s}")
-    urls = tuple(f"http://127.0.0.1:{process.port}" for process in deployment.workers)
+    urls = tuple(f"http://{process.host}:{process.port}" for process in deployment.workers)
     assert deployment.entries[0].command[-2:] == urls
     assert _get_router_flag(deployment, "--request-timeout-secs") == "3"
     assert deployment.url == f"http://127.0.0.1:{PORTS['router']}"

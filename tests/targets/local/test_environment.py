@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from llm_serving.rehearsal import emulator
+from llm_serving.services.service import Service
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.environment import SHORTCUTS_NOTE, SHORTCUTS_VARIABLE
 
@@ -35,15 +36,31 @@ def test_without_shortcuts_every_engine_process_runs_as_in_production(
     assert f'{SHORTCUTS_VARIABLE}="off"' in plan.text, "a changed switch restarts the engines"
 
 
+def get_option(process: Service, name: str) -> str:
+    return process.command[process.command.index(name) + 1]
+
+
 def test_the_routers_administration_is_at_an_address_that_the_folders_path_does_not_tell(
     make_plan: PlanFactory,
 ) -> None:
     plan = make_plan()
-    address = plan.deployment.environment.router_host
+    address = plan.deployment.environment.hidden_host
     assert ipaddress.ip_address(address).is_loopback
-    assert make_plan().deployment.environment.router_host == address, "a second deploy changes nothing"
+    assert make_plan().deployment.environment.hidden_host == address, "a second deploy changes nothing"
     (plan.directory.data / "secret").unlink()
-    assert make_plan().deployment.environment.router_host != address
+    assert make_plan().deployment.environment.hidden_host != address
+
+
+def test_engines_and_metrics_pages_listen_at_that_address_alone_and_the_front_where_clients_look(
+    make_plan: PlanFactory,
+) -> None:
+    """They ask for no key and look at no Origin or Host: a web page could call them at 127.0.0.1."""
+    deployment = make_plan().deployment
+    hidden_host = deployment.environment.hidden_host
+    assert {(engine.host, get_option(engine, "--host")) for engine in deployment.workers} == {(hidden_host,) * 2}
+    [router] = deployment.entries
+    assert get_option(router, "--host") == get_option(router, "--prometheus-host") == hidden_host
+    assert (router.host, f"--listen={router.host}:{router.port}" in router.command) == ("127.0.0.1", True)
 
 
 def test_the_embedded_aws_requires_a_key_that_every_process_has_and_no_other_user(make_plan: PlanFactory) -> None:

@@ -84,10 +84,10 @@ def change_remote(plan: DeploymentPlan, target: AwsTarget, role: str, name: str,
     """
     deployment = narrow(plan.deployment)
     deployed_role = _require_role(deployment, role)
-    api, port = _get_api(deployment), deployment.list_services(deployed_role)[0].port
+    api, service = _get_api(deployment), deployment.list_services(deployed_role)[0]
     files = _sign_files(plan, deployed_role, location) if location else {}
     request: adapter_program.Request = {"name": name, "files": files, "api": None}
-    answering = {**request, "api": {"url": f"http://127.0.0.1:{port}", **api.model_dump()}}
+    answering = {**request, "api": {"url": f"http://{service.host}:{service.port}", **api.model_dump()}}
     containers = target.list_containers(plan, role)
     if not containers:
         raise CheckFailed(f"{deployment.name}: no replica of {role} runs on {target.name}. Fix: deploy it first.")
@@ -171,7 +171,7 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
 
 def _post(service: Service, path: str, body: dict[str, str]) -> None:
     try:
-        adapter_program.post(f"http://127.0.0.1:{service.port}{path}", body)
+        adapter_program.post(f"http://{service.host}:{service.port}{path}", body)
     except urllib.error.HTTPError as error:
         raise CheckFailed(f"{service.name} refuses: {adapter_program.read_error_message(error)}") from None
     except OSError as error:

@@ -17,7 +17,6 @@ from llm_serving.kinds.serving.roles import Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import LOOPBACK
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import Prefetch, ResolvedData, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
@@ -238,7 +237,7 @@ class ServingDeployment(Deployment):
         if not self.environment.conventions.is_local:
             return {}
         path = engines.load_engines()[self.engine].metrics_path
-        return {engine.name: f"http://{LOOPBACK}:{engine.port}{path}" for engine in self.workers}
+        return {engine.name: f"http://{engine.host}:{engine.port}{path}" for engine in self.workers}
 
     @property
     def latency_objectives(self) -> tuple[LatencyObjective, ...]:

@@ -18,7 +18,7 @@ from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import deployments, tasks
-from llm_serving.services.environment import LOOPBACK, Conventions, Discovery, Environment, format_peer_name
+from llm_serving.services.environment import Conventions, Discovery, Environment, format_peer_name
 from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
@@ -214,7 +214,7 @@ def build_engine_service(
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
     env |= context.blueprint.merge_environment(role)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
-    own_address = LOOPBACK if context.conventions.is_local else ""
+    own_address = environment.hidden_host if context.conventions.is_local else ""
     env |= dict.fromkeys(address_variables, own_address) if own_address else {}
     return Service(
         name=process_name,
@@ -227,6 +227,7 @@ def build_engine_service(
             *command[1:],
         ),
         env={**environment.env, **env},
+        host=environment.hidden_host,
         port=_select_port(context, process_name, ENGINE_PORT),
         probe=None
         if rank
@@ -285,7 +286,7 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
     return {
         "weights": _locate_weights(context, role_placement, served_model.weights, WEIGHTS_FOLDER),
         "served_model": served_model.name,
-        "host": context.conventions.bind_host,
+        "host": context.environment.member_host,
         "context": served_model.context,
         "kv_bytes": _compute_kv_bytes(context, role, role_placement, served_model),
         "kv_role": context.engine.transfer_roles.get(node.key_path[-1], ""),
@@ -466,8 +467,9 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
     return {
         "host": context.conventions.bind_host,
         "port": _select_port(context, "router", ROUTER_PORT),
-        "router_host": context.environment.router_host,
+        "hidden_host": context.environment.hidden_host,
         "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
+        "metrics_host": context.environment.member_host,
         "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
         "policy": context.router.policies[_select_policy(context, engine_services)],
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
@@ -546,7 +548,7 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
     leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
     if conventions.is_local:
         scheme = "http://" if discovery == "addresses" else ""
-        return tuple(f"{scheme}{LOOPBACK}:{process.port}" for process in leaders)
+        return tuple(f"{scheme}{process.host}:{process.port}" for process in leaders)
     return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}" for process in leaders)
 
 
@@ -554,7 +556,7 @@ def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> s
     """Return where an engine publishes its cache's events, as ZeroMQ writes addresses."""
     port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
     # The loopback address in IPv6's notation: by its colons an engine knows to listen and not to connect.
-    host = f"[::ffff:{LOOPBACK}]" if context.conventions.is_local else "*"
+    host = f"[::ffff:{context.environment.hidden_host}]" if context.conventions.is_local else "*"
     return f"tcp://{host}:{port}"
 
 

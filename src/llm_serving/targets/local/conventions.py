@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.services.environment import LOOPBACK, Conventions
+from llm_serving.services.environment import Conventions
+from llm_serving.services.service import LOOPBACK
 
 CONVENTIONS = Conventions(title="this machine", is_local=True, url=f"http://{LOOPBACK}:{{port}}")

@@ -62,6 +62,8 @@ def resolve_environment(
     ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     key_variable = emulator.require_access_key(endpoint, _derive(directory, AWS).hex()[:32])
+    hidden_host = _choose_hidden_host(directory)
+    client_env = emulator.build_client_env(endpoint, fleet.region)
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and kind.can_fork(blueprint)
     return Environment(
         target=NAME,
@@ -71,7 +73,8 @@ def resolve_environment(
         bucket=aws_limits.build_bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),
         s3_endpoint=endpoint,
         env={
-            **emulator.build_client_env(endpoint, fleet.region),
+            **client_env,
+            "NO_PROXY": f"{client_env['NO_PROXY']},{hidden_host}",
             **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
         },
         engine_folder=str(engine_setups.find(kind.get_engine(blueprint)).executables),
@@ -82,7 +85,7 @@ def resolve_environment(
         image_programs={
             name: (sys.executable, str(paths.IMAGES / location)) for name, location in IMAGE_PROGRAMS.items()
         },
-        router_host=_choose_router_host(directory),
+        hidden_host=hidden_host,
         module_folder=str(paths.IMAGES / "vllm"),
         services=(
             _build_emulator_process(directory, ports[AWS], key_variable),
@@ -109,10 +112,11 @@ def _build_emulator_process(directory: DeploymentDir, port: int, key_variable: d
     )
 
 
-def _choose_router_host(directory: DeploymentDir) -> str:
-    """Choose the loopback address of the router's administration: the same at each deploy.
+def _choose_hidden_host(directory: DeploymentDir) -> str:
+    """Choose the loopback address of all that clients do not call: the same at each deploy.
 
-    A web page in the user's browser can send requests to any port of 127.0.0.1; it does not know this address.
+    A web page in the user's browser can send requests to any port of 127.0.0.1, and engines and metrics pages ask for
+    no key; it does not know this address.
     """
     digest = _derive(directory, ROUTER)
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"

@@ -67,9 +67,9 @@ def wait(
 
 def is_answering(process: Service, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
     """Whether a process answers a completion within `timeout_s` seconds."""
-    if process.probe is None or not is_listening(process.port):
+    if process.probe is None or not is_listening(process):
         return False
-    url = f"http://127.0.0.1:{process.port}{process.probe.path}"
+    url = f"http://{process.host}:{process.port}{process.probe.path}"
     body = json.dumps(process.probe.body) if process.probe.body else ""  # then a page is asked for
     return not probe.request_answer(url, body, timeout_s)
 
@@ -88,11 +88,11 @@ def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int
         raise RoleFailed(directory, state.name, failure + hint)
 
 
-def is_listening(port: int) -> bool:
-    """Whether a server listens on `port` of the loopback interface."""
+def is_listening(process: Service) -> bool:
+    """Whether a server listens on the port of a process."""
     with socket.socket() as connection:
         connection.settimeout(1)
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+        return connection.connect_ex((process.host, process.port)) == 0
 
 
 def _describe_progress(directory: DeploymentDir, processes: Sequence[Service], pending: dict[str, Service]) -> str:

@@ -89,7 +89,7 @@ def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
     Raises:
         Unavailable: it does not, so a replica that restarts finds no weights.
     """
-    ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process.port)]
+    ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process)]
     if ended:
         raise Unavailable(
             f"{directory.name}: {', '.join(ended)} does not run: the embedded AWS has the weights that a replica "
@@ -111,7 +111,7 @@ def _decide_state(state: ProcessState, process: Service | None) -> State:
     if process is None:  # not deployed yet: nothing says what it should answer
         return "starting"
     if process.probe is None:
-        return "ready" if not process.port or readiness.is_listening(process.port) else "starting"
+        return "ready" if not process.port or readiness.is_listening(process) else "starting"
     if readiness.is_answering(process, PROBE_TIMEOUT_S):
         return "ready"
     return "failed" if state.uptime_s > process.probe.deadline_s else "starting"

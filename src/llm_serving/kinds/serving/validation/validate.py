@@ -17,7 +17,6 @@ from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.kinds.serving.validation import weight_loading
 from llm_serving.services import tasks
-from llm_serving.services.environment import LOOPBACK
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.load_target import LoadTarget, TargetRole
@@ -118,7 +117,8 @@ def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
     """Return the version of an engine that runs on this machine, by its own API."""
     versions: dict[str, str] = {}
     if deployment.environment.conventions.is_local:
-        version_url = f"http://{LOOPBACK}:{deployment.workers[0].port}/version"
+        engine = deployment.workers[0]
+        version_url = f"http://{engine.host}:{engine.port}/version"
         with (
             contextlib.suppress(OSError, ValueError, KeyError),
             urllib.request.urlopen(version_url, timeout=5) as response,
