@@ -118,10 +118,18 @@ def test_the_image_of_the_load_driver_sends_a_load(
     tmp_path: Path,
 ) -> None:
     entry = image_runner.read_configuration("load-driver")["Entrypoint"]
-    command = image_runner.format_command("load-driver", entry, {"HOME": "/tmp"})
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    command = image_runner.format_command("load-driver", entry, {"HOME": "/tmp"}, {"/inputs": inputs})
     started = ProcessContainers(tmp_path, tmp_path / "containers.log", command)
+
+    def launch(urls: Sequence[str]) -> AbstractContextManager[Containers]:
+        for index, url in enumerate(urls):
+            (inputs / str(index)).write_text(url)
+        return started.launch([f"/inputs/{index}" for index in range(len(urls))])
+
     with ignore_busy_driver(), known_server.run_server(Behaviour(0.05, 0.01)) as url:
-        report, _ = validate(url, build_source(url, started.launch))
+        report, _ = validate(url, build_source(url, launch))
     assert report.verdict == "pass", report.not_shown
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
     assert list_objects(aws) == []
