@@ -17,6 +17,7 @@ import pytest
 from llm_serving.catalog import eks, engines, own_image
 from llm_serving.catalog.own_image import OwnImage
 from llm_serving.fleet.model import Storage
+from llm_serving.operations import image_pins
 from tests.validation.remote.containers import copy_package
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,15 @@ case "$*" in
 esac
 """
 
+_DIGEST = f"sha256:{'a' * 64}"
+_AWS = f"""\
+#!/bin/sh
+case "$*" in
+  "ecr describe-images"*) printf '{_DIGEST}\t98000000\n' ;;
+  *) echo 123456789012 ;;
+esac
+"""
+
 
 @pytest.mark.parametrize(
     ("driver", "store", "fleet", "accepted"),
@@ -125,20 +135,26 @@ esac
 def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
     driver: str, store: str, fleet: str, accepted: bool, tmp_path: Path
 ) -> None:
-    for name, text in (("docker", _DOCKER), ("aws", "#!/bin/sh\necho 123456789012\n")):
+    for name, text in (("docker", _DOCKER), ("aws", _AWS)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
+    file = Path(shutil.copy(ROOT / f"infra/fleets/{fleet}.yaml", tmp_path))
     result = _build(
-        *("router", "--fleet", f"infra/fleets/{fleet}.yaml"),
+        *("router", "--fleet", str(file)),
         PATH=f"{tmp_path}:{os.environ['PATH']}",
         DRIVER=driver,
         STORE=store,
     )
     assert result.returncode == (0 if accepted else 3), result.stderr
-    assert ("docker buildx build" in result.stdout) is accepted
-    if not accepted:
+    assert ("  $ docker buildx build" in result.stderr) is accepted
+    if accepted:
+        version = _list_image_versions()["router"]
+        assert result.stdout.splitlines()[-1] == f"router {_DIGEST} 98MB"
+        [(image, digest)] = image_pins.read(file).items()
+        assert (image.rpartition("/")[2], digest) == (f"router:{version}", _DIGEST), "deployments pull it by its digest"
+    else:
         assert result.stderr == (
-            f"images/build router: docker's default builder takes one platform, and the fleet of infra/fleets/{fleet}.yaml "
+            f"images/build router: docker's default builder takes one platform, and the fleet of {file} "
             "needs linux/amd64,linux/arm64. Fix: run docker buildx create --use --driver docker-container\n"
         )
 
@@ -174,9 +190,9 @@ def _load_with(
     ("tools", "words", "command"),
     [
         (["docker", "podman", "buildah"], [], "docker buildx build --load"),
-        (["podman", "buildah"], [], "podman build"),
-        (["buildah"], [], "buildah build"),
-        (["docker", "podman", "buildah"], ["--builder", "buildah"], "buildah build"),
+        (["podman", "buildah"], [], "podman build --timestamp 0"),
+        (["buildah"], [], "buildah build --timestamp 0"),
+        (["docker", "podman", "buildah"], ["--builder", "buildah"], "buildah build --timestamp 0"),
     ],
 )
 def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
@@ -221,6 +237,17 @@ def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
             "Fix: check the network and the sign-in to its registry; if it is gone, change FROM",
         ),
         (
+            ["docker"],
+            {"FAILURE": "denied: User: me is not authorized to perform: ecr:InitiateLayerUpload"},
+            "the registry refused: denied: User: me is not authorized to perform: ecr:InitiateLayerUpload. "
+            "Fix: use credentials that may push to ECR and pull the image of FROM",
+        ),
+        (
+            ["buildah"],
+            {"FAILURE": "PermissionError: [Errno 13] Permission denied: '/opt'"},
+            "buildah failed: PermissionError: [Errno 13] Permission denied: '/opt'. Fix: read its output above",
+        ),
+        (
             ["podman"],
             {"FAILURE": "Error: no such file"},
             "podman failed: Error: no such file. Fix: read its output above",
@@ -234,6 +261,18 @@ def test_a_build_that_fails_ends_with_its_reason_and_no_image(
     status, printed, messages = _load_with(tools, tmp_path, "router", **environment)
     assert (status, printed) == (3, "")
     assert messages.splitlines()[-1] == f"images/build router: {message.format(base=base)}"
+
+
+@pytest.mark.parametrize("tool", ["podman", "buildah"])
+def test_podman_and_buildah_push_all_platforms_as_one_list(tool: str) -> None:
+    printed = _build("router", "--fleet", "infra/fleets/p5-efa.yaml", "--builder", tool, "--print")
+    image = f"ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/p5-efa/router:{_list_image_versions()['router']}"
+    login, build, push = printed.stderr.splitlines()[-3:]
+    assert login.endswith(f"| {tool} login --username AWS --password-stdin ACCOUNT.dkr.ecr.us-east-1.amazonaws.com")
+    assert (
+        build == f"  $ {tool} build --timestamp 0 --platform linux/amd64,linux/arm64 --manifest {image} images/router"
+    )
+    assert push == f"  $ {tool} manifest push --all {image} docker://{image}"
 
 
 def test_all_images_of_this_architecture_are_loaded_and_the_others_are_named(tmp_path: Path) -> None:
@@ -258,12 +297,15 @@ def test_all_images_with_one_that_fails_end_with_a_failure(tmp_path: Path) -> No
             ["--builder", "kaniko", "--load"],
             '--builder: "kaniko" is not a builder. Fix: choose one of: docker podman buildah\n',
         ),
-        (["--builder", "podman"], "--builder: only docker pushes. Fix: add --load, or remove --builder\n"),
     ],
 )
 def test_a_builder_that_cannot_serve_is_refused(words: list[str], message: str) -> None:
     result = _build("router", *words)
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_the_builders_are_those_that_the_command_line_looks_for() -> None:
+    assert f"\nbuilders=({' '.join(own_image.BUILDERS)})\n" in (IMAGES / "build").read_text()
 
 
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:

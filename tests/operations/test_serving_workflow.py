@@ -135,10 +135,12 @@ def run_steps(context: FleetContext, monkeypatch: pytest.MonkeyPatch) -> None:
     install_aws._run_steps(request, context.aws, serving, lambda _: None, WorkflowResult([]))
 
 
+@pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_what_costs_by_the_hour_comes_after_the_images_and_the_weights(
-    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch, builder: str
 ) -> None:
-    recorder.install("docker")
+    recorder.install(builder)
+    monkeypatch.setenv("PATH", str(recorder.folder))
     started = Started(monkeypatch, [ROUTER])
     run_steps(context, monkeypatch)
     build = f"{install_aws.ROOT}/images/build router"
@@ -153,7 +155,7 @@ def test_what_costs_by_the_hour_comes_after_the_images_and_the_weights(
     ]
 
 
-def test_without_docker_the_images_are_asked_for_before_anything_costs(
+def test_without_a_builder_the_images_are_asked_for_before_anything_costs(
     recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(recorder.folder))
@@ -163,8 +165,9 @@ def test_without_docker_the_images_are_asked_for_before_anything_costs(
     assert started.steps == ["apply ['storage']"]
     fleet = context.document.path
     assert str(error.value) == (
-        "router: not in the fleet's registry, and this machine has no docker to build. Nothing that costs by the hour was "
-        f"created. Fix: run these where docker is, then this again:\n  images/build router --fleet {fleet}"
+        "router: not in the fleet's registry, and this machine has no docker, podman or buildah to build. Nothing that costs "
+        "by the hour was created. Fix: install one of them, or run these where one is, then this again:\n"
+        f"  images/build router --fleet {fleet}"
     )
 
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from llm_serving import paths
-from llm_serving.catalog import account_needs
+from llm_serving.catalog import account_needs, images
+
+BUILDERS = ("docker", "podman", "buildah")
+"""Programs that images/build takes, the first that answers."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,14 @@ class OwnImage:
             digest.update(f"{file.name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return f"{version}-{digest.hexdigest()[:12]}"
 
-    def format_image(self, registry: str) -> str:
-        """Return the image in a fleet's registry.
+    def format_image(self, registry: str, digests: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Return the image in a fleet's registry, with its digest if there is one.
 
         Args:
             registry: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET.
+            digests: by REPOSITORY:TAG, from images.lock.yaml beside the fleet file.
         """
-        return f"{registry}/{self.name}:{self.tag}"
+        return images.pin(f"{registry}/{self.name}:{self.tag}", digests)
 
     def list_files(self) -> list[Path]:
         """Return the files of the code that the Dockerfile copies, in one order."""

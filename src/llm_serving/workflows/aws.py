@@ -17,7 +17,7 @@ from pathlib import Path
 from llm_serving import console, paths, processes
 from llm_serving.aws.preflight import identity, report
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
+from llm_serving.catalog import instances, own_image
 from llm_serving.console import Step
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, apply, checkpoints, cluster, context, destroy, plans
@@ -339,7 +339,7 @@ def _build_images(request: WorkflowRequest, fleet_context: FleetContext, folder:
     """Build and push the blueprint's images that the fleet's registry does not have.
 
     Raises:
-        CheckFailed: this machine has no docker.
+        CheckFailed: this machine has nothing that builds images.
         CommandFailed: an image could not be built; the same command resumes there.
     """
     fleet_file = request.fleet.path
@@ -348,12 +348,12 @@ def _build_images(request: WorkflowRequest, fleet_context: FleetContext, folder:
     )
     missing = list(images.list_missing(plan, (service.image for service in plan.deployment.services)))
     commands = [(str(ROOT / "images/build"), images.get_name(image), "--fleet", str(fleet_file)) for image in missing]
-    if missing and not shutil.which("docker"):
+    if missing and not any(map(shutil.which, own_image.BUILDERS)):
         lines = "\n".join(f"  {console.quote_command(('images/build', *words))}" for _, *words in commands)
         raise CheckFailed(
-            f"{', '.join(map(images.get_name, missing))}: not in the fleet's registry, and this machine has no docker "
-            "to build. Nothing that costs by the hour was created. Fix: run these where docker is, then this again:\n"
-            f"{lines}"
+            f"{', '.join(map(images.get_name, missing))}: not in the fleet's registry, and this machine has no docker, "
+            "podman or buildah to build. Nothing that costs by the hour was created. Fix: install one of them, or run "
+            f"these where one is, then this again:\n{lines}"
         )
     for image, command in zip(missing, commands, strict=True):
         name = images.get_name(image)

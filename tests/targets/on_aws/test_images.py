@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from llm_serving import paths
+from llm_serving.catalog import own_image
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.settings.errors import CheckFailed
@@ -30,7 +31,8 @@ class Ecr:
         self.requests: list[str] = []
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
-        self.requests.append(f"{repositoryName}:{imageIds[0]['imageTag']}")
+        [[(field, value)]] = [identifier.items() for identifier in imageIds]
+        self.requests.append(f"{repositoryName}{'@' if field == 'imageDigest' else ':'}{value}")
         if self.requests[-1] not in self.existing:
             raise ClientError({"Error": {"Code": "ImageNotFoundException"}}, "DescribeImages")
 
@@ -38,7 +40,7 @@ class Ecr:
 def build_plan(ecr: Ecr) -> Any:
     return SimpleNamespace(
         deployment=SimpleNamespace(
-            environment=SimpleNamespace(registry=REGISTRY),
+            environment=SimpleNamespace(registry=REGISTRY, image_digests={}),
             services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-3")],
         ),
         aws=SimpleNamespace(client=lambda _: ecr),
@@ -74,6 +76,25 @@ def test_a_missing_image_is_refused_with_the_command_that_builds_it() -> None:
         f"{REGISTRY}/router:0.1.17-3 is not in the fleet's registry. Nothing was changed. Fix: add router to "
         "storage.repositories of fleet.yaml, apply the stack storage, and run images/build router --fleet fleet.yaml"
     )
+
+
+def test_an_image_pinned_by_its_build_is_looked_up_and_refused_by_its_digest() -> None:
+    image, ecr = f"{REGISTRY}/router:0.1.17-3@sha256:{'1' * 64}", Ecr(f"demo/router@sha256:{'1' * 64}")
+    images.require_images(build_plan(ecr), [image])
+    with pytest.raises(CheckFailed) as error:
+        images.require_images(build_plan(Ecr("demo/router:0.1.17-3")), [image])
+    assert str(error.value) == (
+        f"{image} is not in the fleet's registry. Nothing was changed. Fix: run images/build router --fleet fleet.yaml, or "
+        f"remove its line from {Path('images.lock.yaml').resolve()} to pull it by its tag"
+    )
+
+
+@pytest.mark.parametrize("name", list(own_image.IMAGES))
+def test_images_with_code_of_ours_are_pulled_by_the_digest_of_their_build(name: str) -> None:
+    image, digest = own_image.IMAGES[name].format_image(REGISTRY), f"sha256:{'1' * 64}"
+    assert own_image.IMAGES[name].format_image(REGISTRY, {image: digest}) == f"{image}@{digest}"
+    other = image.replace(own_image.IMAGES[name].tag, "0.1.0-000000000000")
+    assert own_image.IMAGES[name].format_image(REGISTRY, {other: digest}) == image, "an earlier build of other code"
 
 
 def test_a_release_on_eks_looks_for_its_images_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

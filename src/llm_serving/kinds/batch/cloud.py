@@ -72,7 +72,7 @@ def build_container(
     is_worker = not service.is_entry
     cache = settings.results.cache if is_worker else None
     update = {
-        "image": own_image.IMAGES["batch-worker"].format_image(environment.registry),
+        "image": own_image.IMAGES["batch-worker"].format_image(environment.registry, environment.image_digests),
         "resources": Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
         "stop": Stop(stop_s=STOP_S),
         "secrets": secrets.list_read(

@@ -17,12 +17,12 @@ from typing import Any
 from llm_serving import console, processes
 from llm_serving.aws import session
 from llm_serving.aws.preflight import identity
-from llm_serving.catalog import own_image
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_driver_group_name, format_load_secrets, format_log_group
 from llm_serving.operations import ecs_tasks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws import images
 from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 
 NAME = "load-driver"
@@ -165,7 +165,7 @@ def build_definition(plan: DeploymentPlan, inputs: str) -> dict[str, Any]:
     }
     container = {
         "name": NAME,
-        "image": own_image.LOAD_DRIVER.format_image(deployment.environment.registry),
+        "image": images.format_load_driver(plan),
         "essential": True,
         "cpu": _CPU,
         "memory": _MEMORY_MIB,

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from llm_serving import console
-from llm_serving.catalog import own_image
 from llm_serving.operations.kube_api import POD, ApiError, Manifest
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
+from llm_serving.targets.on_aws import images
 
 COMPONENT = "load-driver"
 
@@ -144,7 +144,7 @@ def _build_pod(plan: DeploymentPlan, name: str) -> Manifest:
 def _build_container(plan: DeploymentPlan) -> Manifest:
     return {
         "name": COMPONENT,
-        "image": own_image.LOAD_DRIVER.format_image(plan.deployment.environment.registry),
+        "image": images.format_load_driver(plan),
         "args": [f"{_INPUTS}/$(JOB_COMPLETION_INDEX)"],
         "env": [{"name": "HOME", "value": "/tmp"}],
         # A core of its own: a driver that waits for one measures itself.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from llm_serving.aws import session as clients
+from llm_serving.catalog import own_image
+from llm_serving.operations import image_pins
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
@@ -17,12 +19,16 @@ def require_images(plan: DeploymentPlan, images: Iterable[str]) -> None:
         Unavailable: AWS cannot be asked.
     """
     for image in list_missing(plan, images):
-        name = get_name(image)
-        raise CheckFailed(
-            f"{image} is not in the fleet's registry. Nothing was changed. Fix: add {name} to "
-            f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
-            f"images/build {name} --fleet {plan.fleet.path}"
-        )
+        name, fleet = get_name(image), plan.fleet.path
+        if "@" in image:
+            lock = image_pins.locate(fleet)
+            fix = f"run images/build {name} --fleet {fleet}, or remove its line from {lock} to pull it by its tag"
+        else:
+            fix = (
+                f"add {name} to storage.repositories of {fleet}, apply the stack storage, and run "
+                f"images/build {name} --fleet {fleet}"
+            )
+        raise CheckFailed(f"{image} is not in the fleet's registry. Nothing was changed. Fix: {fix}")
 
 
 def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[str]:
@@ -37,11 +43,12 @@ def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[str]:
     for image in dict.fromkeys(images):
         if not image.startswith(f"{plan.deployment.environment.registry}/"):
             continue
-        tag = image.rpartition(":")[2]
+        tagged, _, digest = image.partition("@")
+        identifier = {"imageDigest": digest} if digest else {"imageTag": tagged.rpartition(":")[2]}
         with clients.translate_errors():
             try:
                 repository = f"{plan.fleet.value.name}/{get_name(image)}"
-                ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])
+                ecr.describe_images(repositoryName=repository, imageIds=[identifier])
             except ClientError as error:
                 if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
                     raise
@@ -50,4 +57,10 @@ def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[str]:
 
 def get_name(image: str) -> str:
     """Return the folder of images/ that an image of the fleet's own is built from."""
-    return image.rpartition(":")[0].rpartition("/")[2]
+    return image.partition("@")[0].rpartition(":")[0].rpartition("/")[2]
+
+
+def format_load_driver(plan: DeploymentPlan) -> str:
+    """Return the load driver's image in the fleet's registry, with its digest if it was built for the fleet."""
+    environment = plan.deployment.environment
+    return own_image.LOAD_DRIVER.format_image(environment.registry, environment.image_digests)

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.catalog import own_image
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.base import LoadOrigin
@@ -38,7 +37,7 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
     """
     if wish is LoadOrigin.HERE or (wish is None and url):
         return LoadOrigin.HERE
-    image = own_image.LOAD_DRIVER.format_image(plan.deployment.environment.registry)
+    image = images.format_load_driver(plan)
     try:
         images.require_images(plan, [image])
     except (CheckFailed, Unavailable) as error:
