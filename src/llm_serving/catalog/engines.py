@@ -235,23 +235,25 @@ class Platform(CommandPart):
 
 
 EngineMetric = Literal[
-    "queue",  # requests that wait
-    "running",  # requests that it works on
-    "kv-usage",  # share of the KV cache in use
-    "preemptions",  # requests whose KV cache was dropped
-    "failed-transfers",  # of KV caches between prefill and decode
-    "steps",  # that computed tokens
-    "transfer-time",  # histogram of their times, in seconds
-    "transfer-bytes",  # histogram of their sizes
-    "finished",  # requests, by `finish_reasons.label`
-    "cache-queries",  # prompt tokens that were looked up in the prefix cache
-    "cache-hits",  # and those that were in it
-    "prompt-tokens",  # of all requests
+    "queue",
+    "running",
+    "kv-usage",
+    "preemptions",
+    "failed-transfers",
+    "steps",
+    "transfer-time",
+    "transfer-bytes",
+    "finished",
+    "cache-queries",
+    "cache-hits",
+    "prompt-tokens",
     "output-tokens",
-    "ttft",  # histograms, in seconds
+    "ttft",
     "itl",
     "e2e",
 ]
+"""Signals of an engine; `signals.yaml` says what each means."""
+
 RouterMetric = Literal["requests", "errors"]
 
 
