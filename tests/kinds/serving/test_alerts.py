@@ -243,6 +243,12 @@ def test_a_limit_between_two_edges_is_measured_at_the_lower_one(tmp_path: Path) 
     assert list(objectives.list_unmeasured(deployment.slo, deployment.latency_objectives)) == ["slo.e2e_ms.p99"]
 
 
+def test_another_engines_limits_are_measured_by_its_own_buckets(tmp_path: Path) -> None:
+    text = BLUEPRINT.replace("model:", "engine: sglang\nmodel:")
+    [row] = resolve(tmp_path, text, "{ttft_ms: {p99: 1000}}").latency_objectives
+    assert (row.metric, row.edge, row.measured) == ("sglang:time_to_first_token_seconds", "1.0", "1000 ms")
+
+
 def test_an_alert_that_could_never_fire_is_left_out(tmp_path: Path) -> None:
     """Half of the requests may be slower than a median: six times as many are more than all."""
     rules = list_rules(resolve(tmp_path, BLUEPRINT, "{itl_ms: {p50: 50}, errors: 10%}"))
