@@ -243,6 +243,12 @@ def test_a_limit_between_two_edges_is_measured_at_the_lower_one(tmp_path: Path) 
     assert list(objectives.list_unmeasured(deployment.slo, deployment.latency_objectives)) == ["slo.e2e_ms.p99"]
 
 
+def test_requests_that_start_a_replica_are_no_errors(tmp_path: Path) -> None:
+    rules = list_rules(resolve(tmp_path, BLUEPRINT.replace("1..3", "0..3")))
+    assert "InferenceErrorBudgetBurns" not in {rule["alert"] for rule in rules}
+    assert [rule["labels"]["role"] for rule in rules if rule["alert"] == "InferenceRoleGone"] == ["router"]
+
+
 def test_another_engines_limits_are_measured_by_its_own_buckets(tmp_path: Path) -> None:
     text = BLUEPRINT.replace("model:", "engine: sglang\nmodel:")
     [row] = resolve(tmp_path, text, "{ttft_ms: {p99: 1000}}").latency_objectives

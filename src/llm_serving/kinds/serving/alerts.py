@@ -79,7 +79,9 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     if role.kind == "engine":
         return {**words, **{signal: f"{metric}{{{labels}}}" for signal, metric in role.metrics.items()}}
     series = {signal: f'{{__name__=~"{metric}",{labels}}}' for signal, metric in role.metrics.items()}
-    return {**words, **series, "allowed-errors": deployment.allowed_errors}
+    if deployment.allowed_errors:
+        words["allowed-errors"] = deployment.allowed_errors
+    return {**words, **series}
 
 
 def build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:

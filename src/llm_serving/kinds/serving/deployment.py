@@ -255,8 +255,9 @@ class ServingDeployment(Deployment):
 
     @property
     def allowed_errors(self) -> str:
-        """Share of failed requests that alerts allow."""
-        return objectives.format_allowed_errors(self.slo)
+        """Share of failed requests that alerts allow; empty where a request without a replica starts one, and fails."""
+        scales_to_zero = any(role.replicas.min == 0 for role in self.engine_roles)
+        return "" if scales_to_zero else objectives.format_allowed_errors(self.slo)
 
     @property
     def answering_roles(self) -> tuple[Role, ...]:
