@@ -33,6 +33,9 @@ SNAPSHOT = "https://snapshot.debian.org/archive/debian"
 TIMEOUT_S = 30.0
 """Longest that a mirror may be silent."""
 
+RECORDS = Path("var/lib/dpkg/status.d")
+"""A file for each package, where scanners of images look. Source: anchore/syft, syft/pkg/cataloger/debian."""
+
 PROGRAM = "llama-server"
 LAUNCHER = """\
 #!/bin/sh
@@ -68,7 +71,9 @@ def main(folder: Path) -> None:
     library.mkdir(parents=True, exist_ok=True)
     for number, package in enumerate(packages, 1):
         print(f"package {number} of {len(packages)}: {Path(package.file).name}", flush=True)
-        unpack(fetch(package, mirrors), library)
+        content = fetch(package, mirrors)
+        unpack(content, library)
+        record(content, folder / RECORDS)
     write_launcher(folder)
 
 
@@ -130,7 +135,7 @@ def _download(url: str, size: int) -> bytes:
 
 def unpack(package: bytes, library: Path) -> None:
     """Write the libraries and the program of a package into one flat folder, where all of them are found."""
-    with tarfile.open(fileobj=io.BytesIO(_extract_data(package))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(_extract(package, "data.tar"))) as archive:
         for member in archive:
             name = Path(member.name).name
             if not _is_needed(member.name):
@@ -160,16 +165,26 @@ def _link(path: Path, target: str) -> None:
         path.symlink_to(target)
 
 
-def _extract_data(package: bytes) -> bytes:
-    """Return the files of a Debian package: the member data.tar.* of an `ar` archive, whose headers have 60 bytes."""
+def record(package: bytes, records: Path) -> None:
+    """Keep what the package says of itself: name, version, source, architecture."""
+    with tarfile.open(fileobj=io.BytesIO(_extract(package, "control.tar"))) as archive:
+        content = archive.extractfile("./control")
+        assert content is not None, "every package has it"
+        control = content.read()
+    records.mkdir(parents=True, exist_ok=True)
+    (records / re.findall(rb"(?m)^Package: (\S+)$", control)[0].decode()).write_bytes(control)
+
+
+def _extract(package: bytes, wanted: str) -> bytes:
+    """Return one member of a Debian package, an `ar` archive whose headers have 60 bytes."""
     position = len(b"!<arch>\n")
     while position < len(package):
         header = package[position : position + 60]
         name, size = header[:16].decode().strip(), int(header[48:58])
-        if name.startswith("data.tar"):
+        if name.startswith(wanted):
             return package[position + 60 : position + 60 + size]
         position += 60 + size + size % 2
-    raise FetchError("a package has no files: is packages.json right?")
+    raise FetchError(f"a package has no {wanted}: is packages.json right?")
 
 
 def write_launcher(folder: Path) -> None:

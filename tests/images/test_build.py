@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from llm_serving.catalog import eks, engines, own_image
 from llm_serving.catalog.own_image import OwnImage
@@ -135,7 +136,7 @@ esac
 def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
     driver: str, store: str, fleet: str, accepted: bool, tmp_path: Path
 ) -> None:
-    for name, text in (("docker", _DOCKER), ("aws", _AWS)):
+    for name, text in (("docker", _DOCKER), ("aws", _AWS), ("syft", '#!/bin/sh\n[ "$1" = scan ]\n')):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     file = Path(shutil.copy(ROOT / f"infra/fleets/{fleet}.yaml", tmp_path))
@@ -152,6 +153,15 @@ def test_dockers_default_builder_is_refused_for_two_platforms_before_it_builds(
         assert result.stdout.splitlines()[-1] == f"router {_DIGEST} 98MB"
         [(image, digest)] = image_pins.read(file).items()
         assert (image.rpartition("/")[2], digest) == (f"router:{version}", _DIGEST), "deployments pull it by its digest"
+        scans = re.findall(r"(?m)^  \$ syft scan (\S+) --platform linux/(\w+) --output (\S+)$", result.stderr)
+        assert scans == [
+            (
+                f"registry:{image}@{_DIGEST}",
+                architecture,
+                f"syft-json={tmp_path}/sbom/router-{version}-{architecture}.json",
+            )
+            for architecture in re.findall(r"linux/(\w+)", re.findall(r"--platform (\S+)", result.stderr)[0])
+        ]
     else:
         assert result.stderr == (
             f"images/build router: docker's default builder takes one platform, and the fleet of {file} "
@@ -302,6 +312,17 @@ def test_all_images_with_one_that_fails_end_with_a_failure(tmp_path: Path) -> No
 def test_a_builder_that_cannot_serve_is_refused(words: list[str], message: str) -> None:
     result = _build("router", *words)
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_the_workflow_builds_scans_and_pushes_every_image_but_the_engines() -> None:
+    workflow = yaml.safe_load((ROOT / "docs/workflows/images.yaml").read_text())
+    steps = "\n".join(step.get("run", "") for step in workflow["jobs"]["images"]["steps"])
+    assert workflow["env"]["IMAGES"].split() == [name for name in IMAGE_NAMES if name != "vllm"]
+    order = [
+        steps.index(text)
+        for text in ("images/build $name --load", "grype ", "images/build $name --fleet", "gh release")
+    ]
+    assert order == sorted(order), "nothing is pushed that was not scanned"
 
 
 def test_the_builders_are_those_that_the_command_line_looks_for() -> None:

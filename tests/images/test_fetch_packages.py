@@ -26,10 +26,12 @@ def script() -> ModuleType:
     return module
 
 
-def _build_package(files: dict[str, bytes], links: dict[str, str]) -> bytes:
-    """A Debian package: an `ar` archive of three members."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:xz") as archive:
+CONTROL = b"Package: libz\nArchitecture: amd64\nVersion: 1.3\n"
+
+
+def _pack(files: dict[str, bytes], links: dict[str, str]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -38,8 +40,18 @@ def _build_package(files: dict[str, bytes], links: dict[str, str]) -> bytes:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = tarfile.SYMTYPE, target
             archive.addfile(member)
+    return packed.getvalue()
+
+
+def _build_package(files: dict[str, bytes], links: dict[str, str]) -> bytes:
+    """A Debian package: an `ar` archive of three members."""
+    control = _pack({"./control": CONTROL}, {})
     package = b"!<arch>\n"
-    for name, content in {"debian-binary": b"2.0", "control.tar.xz": b"x", "data.tar.xz": data.getvalue()}.items():
+    for name, content in {
+        "debian-binary": b"2.0",
+        "control.tar.xz": control,
+        "data.tar.xz": _pack(files, links),
+    }.items():
         package += (
             f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
             + content
@@ -75,6 +87,8 @@ def test_libraries_and_the_program_lie_in_one_folder_and_nothing_else(script: Mo
         "libz.so.1": b"zlib",
         "ld-linux-x86-64.so.2": b"loader",
     }
+    script.record(package, tmp_path / script.RECORDS)
+    assert (tmp_path / "var/lib/dpkg/status.d/libz").read_bytes() == CONTROL, "which an SBOM is made of"
     script.write_launcher(tmp_path)
     assert '"$folder/lib/ld-linux-x86-64.so.2" --library-path "$folder/lib"' in (tmp_path / "llama-server").read_text()
 
