@@ -26,6 +26,7 @@ _BASELINE = "Create the aggregated baseline of a disaggregated blueprint."
 _GENERAL = (
     CommandEntry(BLUEPRINTS, "list", "patterns:list_", "List the patterns that `new` copies."),
     CommandEntry(BLUEPRINTS, "new", "patterns:new", "Copy a pattern to a folder of your own."),
+    CommandEntry(BLUEPRINTS, "recommend", "recommend:recommend", "Find the cheapest deployment that meets an SLO."),
     CommandEntry(BLUEPRINTS, "check", "check:check", "Check a blueprint against its fleet, without side effects."),
     CommandEntry(BLUEPRINTS, "render", "render:render", "Render a blueprint for a target to rendered/NAME/TARGET/."),
     CommandEntry(BLUEPRINTS, "diff", "render:diff", "Show what a deploy would change, as a unified diff."),

@@ -82,7 +82,7 @@ class StepTime:
         times = times or step_times.load()
         if not has_facts(device) or device.bandwidth_gb_s is None:
             raise InputError(f"{device.name}: its bandwidth or operations are not known. Fix: use another type.")
-        self._model, self._device, self._split = model, device, split
+        self._model, self._device, self.split = model, device, split
         self.basis = times.get_basis(device)
         self._precision = select_precision(model.scheme, device)
         self._bandwidth = device.bandwidth_gb_s * 1e9 / device.ranks
@@ -113,7 +113,7 @@ class StepTime:
 
     def use(self, times: StepTimes) -> None:
         """Take other coefficients."""
-        c, model, ways = times.coefficients, self._model, self._split.tensor
+        c, model, ways = times.coefficients, self._model, self.split.tensor
         scale = times.get_scale(self._device)
         memory = self._bandwidth * c.memory_efficiency / scale
         self._dense_s, self._expert_s = self._dense_bytes / memory, self._expert_bytes / (memory * c.expert_efficiency)

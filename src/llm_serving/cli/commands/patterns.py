@@ -74,11 +74,10 @@ def new(
     if preset is not None and preset not in presets:
         choices = " or ".join(presets) or "no --preset"
         raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: use {choices}.")
-    destination = _require_new_folder(Path(name), "NAME")
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
+    destination = require_new_folder(Path(name), "NAME")
+    copy_pattern(source, destination)
     if preset is not None:
         shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
-    _inline_includes(destination)
     _update_schema_comment(destination / "blueprint.yaml", "blueprints/blueprint.schema.json")
     console.out.print(
         f"{destination}: copied from the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False
@@ -104,7 +103,7 @@ def baseline(
     original = blueprint.read(folder)
     baseline_text, pattern = baselines.render(original), baselines.get_pattern(original)
     source = folder.resolve()
-    destination = _require_new_folder(
+    destination = require_new_folder(
         Path(name or console.shorten_path(source.with_name(f"{source.name}-baseline"))), "NAME"
     )
     # The user may have edited the templates; prompts and adapters are next to them.
@@ -116,7 +115,13 @@ def baseline(
     console.out.print(f"Next: validate both, then blueprint compare {destination} {folder}", markup=False)
 
 
-def _require_new_folder(folder: Path, argument: str) -> Path:
+def copy_pattern(source: Path, destination: Path) -> None:
+    """Copy a pattern's files for a user, without its presets."""
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
+    _inline_includes(destination)
+
+
+def require_new_folder(folder: Path, argument: str) -> Path:
     """Return the folder.
 
     Raises:

@@ -46,15 +46,19 @@ class _TraceFormat(NamedTuple):
     read: Callable[[Iterator[str]], Iterator[TraceRow]]
 
 
-def read(path: Path, limit: int) -> list[TraceRow]:
+def read(path: Path, limit: int, *, is_sorted: bool = False) -> list[TraceRow]:
     """Read the first requests of a trace, at most `limit`, in order of time; the first comes at 0.
 
     Raises:
-        InputError: the file cannot be read, has another form, or holds an invalid line.
+        InputError: the file cannot be read, has another form, holds an invalid line, or times out of order where
+            `is_sorted` is asked for.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            return _start_at_zero(_read_rows(path, lines, limit))
+            rows = _read_rows(path, lines, limit)
+        if is_sorted:
+            _require_order(path, rows)
+        return _start_at_zero(rows)
     except UnicodeDecodeError:
         raise _build_error(path, 1, "", "it is not UTF-8 text") from None
     except OSError as error:
@@ -76,6 +80,13 @@ def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
     if not rows:
         raise _build_error(path, 1, "", "it has no requests")
     return rows
+
+
+def _require_order(path: Path, rows: list[TraceRow]) -> None:
+    for number, (row, following) in enumerate(itertools.pairwise(rows), 2):
+        if following.at_s < row.at_s:
+            reason = f"request {number} came before the one above it"
+            raise InputError([Mistake(path, number + 1, 1, "", "", reason, "sort the trace by its times")])
 
 
 def _has_tokens(row: TraceRow) -> bool:

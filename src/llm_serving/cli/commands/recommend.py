@@ -1,0 +1,137 @@
+"""`blueprint recommend`: the cheapest deployment for a model, a traffic and an SLO."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from llm_serving import console
+from llm_serving.cli.commands import patterns
+from llm_serving.kinds.serving import recommend as recommendation
+from llm_serving.kinds.serving.recommend import Answer, Question
+from llm_serving.options import completions, quantities
+from llm_serving.options.arguments import AsJson
+from llm_serving.settings.errors import CheckFailed, InputError, quote_value
+from llm_serving.settings.units import Bounds, Rate, TokenRange
+from llm_serving.tables import recommend_table
+
+_PURCHASES = ("on-demand", "spot")
+
+
+def recommend(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Blueprint with the traffic and the SLO.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model, as in blueprint.yaml.", autocompletion=completions.complete_models)
+    ] = None,
+    arrivals: Annotated[str | None, typer.Option(metavar="RATE", help="Requests a second, such as 10/s.")] = None,
+    input_tokens: Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of a prompt: 500..1500.")] = None,
+    output_tokens: Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of an answer: 100..300.")] = None,
+    shared_prefix: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Tokens that all prompts begin with.")
+    ] = None,
+    ttft_p95: Annotated[
+        float | None, typer.Option("--ttft-p95", min=0.001, metavar="MS", help="Limit of the time to first token.")
+    ] = None,
+    itl_p95: Annotated[
+        float | None, typer.Option("--itl-p95", min=0.001, metavar="MS", help="Limit of the time between tokens.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace whose times and lengths count.")] = None,
+    type_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", help="Consider this type only; repeatable.", autocompletion=completions.complete_instance_types
+        ),
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="Region of the prices; default is the fleet's.")] = None,
+    fleet: Annotated[Path | None, typer.Option(metavar="FILE", help="Consider what this fleet rents.")] = None,
+    buy: Annotated[str, typer.Option(help="on-demand or spot.")] = "on-demand",
+    max_usd_per_hour: Annotated[
+        float | None, typer.Option(min=0.001, metavar="USD", help="Most that it may cost an hour.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Types to compare.")] = 3,
+    explain: Annotated[str | None, typer.Option(metavar="TYPE", help="Say why this type is out.")] = None,
+    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Write price against latency as SVG.")] = None,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the best as a blueprint.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the cheapest deployment that meets an SLO, without an accelerator, a network or an AWS account.
+
+    Simulates replicas of each instance type under the traffic. Exits 1 if none meets the SLO.
+    """
+    if buy not in _PURCHASES:
+        raise InputError(f"--buy: {quote_value(buy)}: it is not sold so. Fix: use {' or '.join(_PURCHASES)}.")
+    question = Question(
+        folder,
+        model,
+        quantities.parse("--arrivals", arrivals, Rate) if arrivals else None,
+        _parse_range("--input-tokens", input_tokens),
+        _parse_range("--output-tokens", output_tokens),
+        shared_prefix,
+        ttft_p95,
+        itl_p95,
+        trace,
+        type_ or (),
+        region,
+        fleet,
+        buy,
+        max_usd_per_hour,
+        top,
+    )
+    if write:
+        patterns.require_new_folder(write, "--write")
+    answer = recommendation.recommend(question)
+    if chart:
+        chart.write_text(recommend_table.render_chart(answer), encoding="utf-8")
+    if as_json:
+        print(json.dumps(recommendation.build_payload(answer), indent=2))
+    elif explain:
+        console.out.print(recommendation.explain(answer, explain), markup=False)
+    else:
+        console.print_result(recommend_table.render(answer))
+    _require_met(answer)
+    if write:
+        _write(answer, write, is_quiet=as_json)
+    elif not as_json and not explain:
+        console.out.print("Next: the same command with --write DIR", markup=False)
+
+
+def _parse_range(option: str, text: str | None) -> Bounds | None:
+    if text is None:
+        return None
+    try:
+        bounds: Bounds = TypeAdapter[Any](TokenRange).validate_python(int(text) if text.isdecimal() else text)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{option}: {quote_value(text)}: {reason}.") from None
+    return bounds
+
+
+def _require_met(answer: Answer) -> None:
+    """Fail where nothing meets the SLO, with what comes closest."""
+    if answer.result.candidates:
+        return
+    closest = answer.result.closest
+    limits = " and ".join(map(str, answer.limits))
+    if closest is None:
+        raise CheckFailed(f"no type meets {limits}: {_describe_floor(answer)}")
+    text = f"{closest.replicas} x {closest.configuration.instance.name} comes closest, {closest.gap:.2f} times a limit"
+    raise CheckFailed(f"no type meets {limits}: {text}. Fix: raise that limit or --max-usd-per-hour.")
+
+
+def _describe_floor(answer: Answer) -> str:
+    """Return what no hardware of the catalog lifts, or that none is left."""
+    reasons = [row.reason for row in answer.result.rejected if "one request alone" in row.reason]
+    return f"on the fastest one {reasons[-1]}" if reasons else "none of them holds the model within the price"
+
+
+def _write(answer: Answer, folder: Path, *, is_quiet: bool) -> None:
+    patterns.copy_pattern(patterns.PATTERNS / recommendation.choose_pattern(answer.result.candidates[0]), folder)
+    recommendation.write(answer, folder)
+    if not is_quiet:
+        console.out.print(f"Next: blueprint check {folder} --fleet {folder / 'fleet.yaml'}", markup=False)

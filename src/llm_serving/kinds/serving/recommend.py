@@ -1,0 +1,421 @@
+"""Find the cheapest deployment for a model, a traffic and an SLO, and write it as a blueprint; no network, no AWS."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_serving.catalog import instances, models, quotas, step_times
+from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.models import Model
+from llm_serving.kinds.serving import blueprint as blueprints
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.prediction import search
+from llm_serving.prediction.search import Candidate, Limit, Problem, Result
+from llm_serving.prediction.workload import Length, Workload
+from llm_serving.services import inputs
+from llm_serving.services.traffic import Percentiles, Traffic
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.units import Bounds
+from llm_serving.validation.load import load_plan, trace
+
+DEFAULT_REGION = "us-west-2"
+"""That of the default fleet."""
+
+MIN_TRACE = 100
+"""Requests of a trace below which a 95th percentile is that of five."""
+
+MAX_TRACE = 20_000
+LENGTHS = 2000
+"""Requests drawn once; each simulated replica takes them from another place on."""
+
+SHOWN_PERCENTILES = ("p50", "p90", "p95", "p99", "mean")
+POOL = "recommended"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked on the command line; None for what the blueprint or a default says."""
+
+    folder: Path | None = None
+    model: str | None = None
+    arrivals: float | None = None
+    input_tokens: Bounds | None = None
+    output_tokens: Bounds | None = None
+    shared_prefix: int | None = None
+    ttft_p95: float | None = None
+    itl_p95: float | None = None
+    trace: Path | None = None
+    types: Sequence[str] = ()
+    region: str | None = None
+    fleet: Path | None = None
+    buy: str = "on-demand"
+    max_usd_h: float | None = None
+    top: int = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found, with what it follows from."""
+
+    model: Model
+    region: str
+    buy: str
+    prices_dated: str
+    traffic: dict[str, Any]
+    limits: Sequence[Limit]
+    context: int
+    result: Result
+    top: int
+    notes: Sequence[str]
+
+
+def recommend(question: Question) -> Answer:
+    """Return the cheapest deployments for what was asked.
+
+    Raises:
+        InputError: something is missing, contradicts itself, or is not simulated.
+    """
+    document = blueprints.read(question.folder) if question.folder else None
+    settings = document.value if document else None
+    if document:
+        _require_simulated(document)
+    name = question.model or (settings.model if settings else None)
+    if not name:
+        raise InputError("--model: it is missing. Fix: write --model Qwen/Qwen3-32B, or name a blueprint's folder.")
+    model = models.find(name)
+    if model.task != "generate":
+        raise InputError(f"--model: {quote_value(name)}: it generates no text. Fix: use a model that does.")
+    limits = list_limits(question, settings)
+    workload, traffic = build_workload(question, document)
+    longest = _parse_longest(traffic)
+    context = max(longest, _choose_context(settings))
+    if longest > model.max_context:
+        reason = f"a request has up to {longest} tokens, more than the context of {model.name}, {model.max_context}"
+        raise InputError(f"--output-tokens: {reason}. Fix: use shorter requests or another model.")
+    region, rows = list_types(question)
+    dates = [row.prices[region].source.date for row, _ in rows]
+    problem = Problem(model, workload, limits, rows, question.max_usd_h or math.inf, question.top, context=context)
+    result = search.search(problem)
+    notes = list(_list_notes(question, result, traffic))
+    return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
+
+
+def _parse_longest(traffic: dict[str, Any]) -> int:
+    """Return most tokens of a request by the bounds of its lengths."""
+    parsed = Traffic.model_validate(traffic)
+    return parsed.input_tokens.max + parsed.output_tokens.max
+
+
+def _choose_context(settings: Blueprint | None) -> int:
+    context = settings.context if settings else None
+    return context if isinstance(context, int) else 0
+
+
+def _require_simulated(document: Document[Blueprint]) -> None:
+    """Refuse what the simulation does not know, at its line of the blueprint."""
+    value = document.value
+    traffic, worker = value.traffic, value.roles.worker
+    refused = {
+        ("task",): value.is_pooled and "answers without tokens are not simulated",
+        ("traffic", "images"): traffic.images is not None and "pictures are not simulated",
+        ("traffic", "turns"): traffic.turns.max > 1 and "sessions are not simulated",
+        ("roles", "worker", "adapters"): bool(worker and worker.adapters) and "adapters are not simulated",
+        ("roles", "models"): bool(value.roles.models) and "several models are not simulated",
+        ("tuning", "speculative"): value.tuning.speculative is not None and "speculative decoding is not simulated",
+    }
+    for key_path, reason in refused.items():
+        if reason:
+            name = ".".join(key_path)
+            raise InputError(f"{document.path}: {name}: {reason}. Fix: measure with blueprint sweep, or remove {name}.")
+
+
+def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
+    """Return the limits of latency; those of the command line replace the blueprint's of the same metric.
+
+    Raises:
+        InputError: there is none.
+    """
+    given = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
+    limits = [Limit(metric, "p95", ms) for metric, ms in given.items() if ms is not None]
+    for metric in search.METRICS if settings else ():
+        if given[metric] is None and settings:
+            percentiles: Percentiles = getattr(settings.slo, metric)
+            written = ((name, getattr(percentiles, name)) for name in SHOWN_PERCENTILES)
+            limits += [Limit(metric, name, ms) for name, ms in written if ms is not None]
+    if not limits:
+        raise InputError("--ttft-p95: there is no limit of latency. Fix: write --ttft-p95 800 --itl-p95 50.")
+    return limits
+
+
+def build_workload(question: Question, document: Document[Blueprint] | None) -> tuple[Workload, dict[str, Any]]:
+    """Return the requests, and the traffic as a blueprint has it.
+
+    Raises:
+        InputError: arrivals or lengths are missing, or a trace is too short.
+    """
+    traffic = document.value.traffic if document else None
+    if question.trace or (traffic and traffic.trace and document):
+        path = question.trace or document.path.parent / str(traffic and traffic.trace)  # type: ignore[union-attr]
+        return _build_from_trace(path, question, traffic)
+    rate = question.arrivals or (traffic.arrivals if traffic else None)
+    if rate is None:
+        reason = "a closed loop of users is not simulated" if traffic else "it is missing"
+        raise InputError(f"--arrivals: {reason}. Fix: write --arrivals 10/s.")
+    lengths = {
+        "input_tokens": question.input_tokens or (traffic.input_tokens if traffic else None),
+        "output_tokens": question.output_tokens or (traffic.output_tokens if traffic else None),
+    }
+    for name, value in lengths.items():
+        if value is None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}: it is missing. Fix: write {option} 100..300.")
+    base: dict[str, Any] = {
+        "arrivals": f"{rate:.10g}/s",
+        **{name: _write_lengths(value) for name, value in lengths.items()},
+    }
+    drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
+    rows = list(itertools.islice(load_plan.draw_lengths(drawn, "load"), LENGTHS))
+    shared = question.shared_prefix
+    if shared is not None:
+        shortest = min(row.input_tokens for row in rows)
+        if shared > shortest:
+            reason = f"the shortest prompt has {shortest} tokens"
+            raise InputError(f"--shared-prefix: {shared}: {reason}. Fix: use {shortest} or less.")
+        base["shared_prefix"] = f"{100 * shared / (sum(row.input_tokens for row in rows) / len(rows)):.0f}%"
+    elif drawn.shared_prefix:
+        base |= {"shared_prefix": f"{100 * drawn.shared_prefix:g}%", "prefix_groups": drawn.prefix_groups}
+    drawn_lengths = [
+        Length(row.input_tokens, row.output_tokens, row.group, row.shared_tokens if shared is None else shared)
+        for row in rows
+    ]
+    burstiness = math.inf if drawn.process == "constant" else drawn.burstiness
+    return Workload(rate, drawn_lengths, burstiness=burstiness), base
+
+
+def _write_lengths(value: Any) -> Any:
+    return str(value) if isinstance(value, tuple) else value.model_dump(mode="json")
+
+
+def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -> tuple[Workload, dict[str, Any]]:
+    rows = trace.read(path, MAX_TRACE, is_sorted=True)
+    if len(rows) < MIN_TRACE:
+        reason = f"it has {len(rows)} requests with tokens, fewer than {MIN_TRACE}"
+        raise InputError(f"--trace: {quote_value(path)}: {reason}. Fix: use a longer trace.")
+    seen: set[int] = set()
+    lengths = []
+    for row in rows:
+        common = sum(1 for _ in itertools.takewhile(seen.__contains__, row.blocks))
+        seen.update(row.blocks)
+        shared = min(common * trace.BLOCK_TOKENS, row.input_tokens)
+        lengths.append(Length(row.input_tokens, row.output_tokens, row.blocks[0] if row.blocks else 0, shared))
+    speed = traffic.trace_speed if traffic else 1.0
+    span_s = max(rows[-1].at_s / speed, 1e-3)
+    rate = question.arrivals or (len(rows) - 1) / span_s
+    stretch = (len(rows) - 1) / rate / span_s / speed
+    times = [row.at_s * stretch for row in rows]
+    bounds = {
+        name: str(Bounds(min(values), max(values)))
+        for name, values in (
+            ("input_tokens", [row.input_tokens for row in rows]),
+            ("output_tokens", [row.output_tokens for row in rows]),
+        )
+    }
+    return Workload(rate, lengths, times), {"arrivals": f"{rate:.4g}/s", **bounds}
+
+
+def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
+    """Return the region and the types that may be rented, with their prices.
+
+    Raises:
+        InputError: the region has no prices, a type is unknown or has none, or the fleet rents none of them.
+    """
+    fleet = inputs.read_fleet(question.fleet).value if question.fleet else None
+    region = question.region or (fleet.region if fleet else DEFAULT_REGION)
+    known = {row.name: row for row in instances.load().values() if row.accelerators and region in row.prices}
+    if not known:
+        regions = sorted({name for row in instances.load().values() if row.accelerators for name in row.prices})
+        raise InputError(
+            f"--region: {quote_value(region)}: the catalog has no prices of it. Fix: use {' or '.join(regions)}."
+        )
+    for name in question.types:
+        if name not in known:
+            row = instances.find(name)
+            reason = f"it has no price in {region}" if row.accelerators else "it has no accelerators"
+            raise InputError(f"--type: {quote_value(name)}: {reason}. Fix: use another type or region.")
+    rented = {name for pool in fleet.pools.values() for name in pool.types} if fleet else set(known)
+    chosen = [row for name, row in known.items() if name in rented and (not question.types or name in question.types)]
+    if question.buy == "spot":
+        chosen = [row for row in chosen if "spot" in row.purchase]
+    if not chosen:
+        subject = (
+            f"--fleet: {quote_value(question.fleet)}: it rents none of the types" if fleet else "--type: none is left"
+        )
+        raise InputError(f"{subject}. Fix: use another fleet, --type or --buy.")
+    return region, [(row, row.prices[region].usd_h) for row in chosen]
+
+
+def _list_notes(question: Question, result: Result, traffic: dict[str, Any]) -> Iterator[str]:
+    times = step_times.load()
+    yield f"step times: {times.source}, {times.date}; {times.engines}"
+    if question.buy == "spot":
+        yield "the catalog has no spot prices: these are on-demand prices, which spot stays below"
+    if any(candidate.basis == "extrapolated" for candidate in result.candidates):
+        yield "extrapolated: no measurement of this accelerator was fitted; its interval is that of others left out"
+    if "trace" not in traffic and question.trace:
+        yield "prompts of the trace share what an earlier prompt began with, as long as the cache keeps it"
+
+
+def describe_quota(candidate: Candidate, buy: str) -> str:
+    """Return the quota that a deployment needs, in words."""
+    instance = candidate.configuration.instance
+    family = quotas.find_family(instance.name)
+    quota = family.spot if buy == "spot" else family.on_demand
+    vcpus = candidate.configuration.count_nodes(candidate.replicas) * instance.vcpus
+    return f"{quota.code} {quota.name}: {vcpus} vCPUs"
+
+
+def build_payload(answer: Answer) -> dict[str, Any]:
+    """Return the answer as `--json` shows it."""
+    candidates = [build_candidate(candidate) for candidate in answer.result.candidates[: answer.top]]
+    slo: dict[str, dict[str, float]] = {}
+    for limit in answer.limits:
+        slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
+    closest = answer.result.closest
+    return {
+        "model": answer.model.name,
+        "region": answer.region,
+        "prices_dated": answer.prices_dated,
+        "slo": slo,
+        "chosen": candidates[0] if candidates else None,
+        "candidates": candidates,
+        **({"closest": build_candidate(closest)} if closest else {}),
+        "rejected": [row._asdict() for row in answer.result.rejected],
+        "notes": list(answer.notes),
+    }
+
+
+def build_candidate(candidate: Candidate) -> dict[str, Any]:
+    """Return a deployment as `--json` shows it."""
+    own = candidate.configuration
+    return {
+        "instance": own.instance.name,
+        "pattern": choose_pattern(candidate),
+        "nodes": own.count_nodes(candidate.replicas),
+        "roles": [
+            {
+                "name": "worker",
+                "tensor": own.split.tensor,
+                "pipeline": own.split.pipeline,
+                "expert": 1,
+                "replicas": candidate.replicas,
+            }
+        ],
+        "tuning": build_tuning(candidate),
+        "usd_per_hour": round(candidate.usd_h, 4),
+        "usd_per_million_tokens": round(candidate.usd_per_million_tokens, 4),
+        "predicted": {
+            metric: {name: round(value, 1) for name, value in latency._asdict().items()}
+            for metric, latency in candidate.predicted.items()
+        },
+        "basis": candidate.basis,
+        "limited_by": candidate.limited_by,
+        "why": describe(candidate),
+    }
+
+
+def explain(answer: Answer, name: str) -> str:
+    """Return in a line why a type is chosen, dearer, or out.
+
+    Raises:
+        InputError: the type was not considered.
+    """
+    found = next((row for row in answer.result.candidates if row.configuration.instance.name == name), None)
+    if found:
+        return f"{name}: {found.usd_h:,.2f} USD/h: {describe(found)}"
+    rejected = next((row for row in answer.result.rejected if row.instance == name), None)
+    if rejected:
+        return f"{name}: {rejected.reason}"
+    raise InputError(f"--explain: {quote_value(name)}: it was not considered. Fix: use a type with a price there.")
+
+
+def choose_pattern(candidate: Candidate) -> str:
+    """Return the pattern that such a deployment is a copy of."""
+    return "distributed" if candidate.configuration.split.pipeline > 1 else "aggregated"
+
+
+def build_tuning(candidate: Candidate) -> dict[str, Any]:
+    """Return the settings of the engine that differ from its own."""
+    own = candidate.configuration
+    chosen = {
+        "quantization": "fp8" if own.precision == "fp8" else None,
+        "kv_cache": own.kv_type if own.kv_type != "auto" else None,
+        "batch_tokens": own.batch_tokens,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+LIMITS_IN_WORDS = {
+    "memory": "the KV cache is full",
+    "ttft": "the time to first token is nearest to its limit",
+    "itl": "the time between tokens is nearest to its limit",
+    "e2e": "the time of a whole request is nearest to its limit",
+}
+
+
+def describe(candidate: Candidate) -> str:
+    """Return in a line why it is what it is."""
+    own, count = candidate.configuration, candidate.replicas
+    ranks = own.split.ranks
+    settings = (
+        ", ".join(f"{name} {value}" for name, value in build_tuning(candidate).items()) or "the engine's defaults"
+    )
+    return (
+        f"{count} replica{'s' if count > 1 else ''} of {ranks} accelerator{'s' if ranks > 1 else ''}, {settings}; "
+        f"{LIMITS_IN_WORDS[candidate.limited_by]}"
+    )
+
+
+def write(answer: Answer, folder: Path) -> None:
+    """Write the chosen deployment as a blueprint with a fleet that rents it; the pattern's files are there already."""
+    candidate = answer.result.candidates[0]
+    own = candidate.configuration
+    device = own.instance.accelerators
+    assert device
+    worker = {
+        "pool": POOL,
+        "replicas": candidate.replicas,
+        "accelerators": math.ceil(own.split.ranks / device.ranks),
+        **({"pipeline": own.split.pipeline} if own.split.pipeline > 1 else {}),
+    }
+    slo: dict[str, dict[str, float]] = {}
+    for limit in answer.limits:
+        slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
+    blueprint = {
+        "pattern": choose_pattern(candidate),
+        "model": answer.model.name,
+        "context": answer.context,
+        "roles": {"worker": worker},
+        **({"tuning": build_tuning(candidate)} if build_tuning(candidate) else {}),
+        "traffic": answer.traffic,
+        "slo": slo,
+    }
+    nodes = own.count_nodes(candidate.replicas)
+    zones = own.instance.zones.get(answer.region, ())
+    fleet = {
+        "name": folder.name,
+        "region": answer.region,
+        "zones": list(zones[:1] if own.split.pipeline > 1 else zones),
+        "orchestrator": "eks",
+        "pools": {POOL: {"types": own.instance.name, "buy": answer.buy, "size": f"0..{nodes}"}},
+    }
+    title = f"# Written by `blueprint recommend`: {describe(candidate)}.\n"
+    (folder / "blueprint.yaml").write_text(title + yaml.safe_dump(blueprint, sort_keys=False), encoding="utf-8")
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet, sort_keys=False), encoding="utf-8")

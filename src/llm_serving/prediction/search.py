@@ -1,0 +1,512 @@
+"""The cheapest deployment that meets an SLO, by simulation; what cannot win is not simulated.
+
+An optimistic bound of each configuration, its busy seconds a request at the best batch, gives the fewest replicas that
+can carry the load, and so its least price. Configurations are simulated from the lowest such price on, until that price
+exceeds the best one found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from llm_serving.catalog import step_times
+from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.catalog.step_times import Interval
+from llm_serving.engines import vllm
+from llm_serving.engines.memory import Batch, Fit, count_ranks, list_tensor_sizes
+from llm_serving.prediction.simulation import (
+    Limits,
+    Outcome,
+    Simulation,
+    compute_percentile,
+    compute_weighted_percentile,
+)
+from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
+from llm_serving.prediction.workload import Workload
+
+METRICS = ("ttft_ms", "itl_ms", "e2e_ms")
+
+REQUESTS = 800
+"""Simulated for each answer: p95 of fewer is noise."""
+
+SCOUTS = 250
+"""Simulated first: what misses its limits by far with these is out."""
+
+_BOUND_MARGIN = 0.9
+"""Of the optimistic bound: a batch may be better than the one it was taken at."""
+
+_BOUND_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+_SMALLER_STEPS = (2048, 512)
+"""Tokens of a step that are tried beside the engine's own: smaller ones shorten the gaps that prompts make."""
+
+_MAX_REPLICAS = 4096
+
+_PIPELINES = (2, 4)
+"""Stages, each on a node of its own. As many batches are under way at once, each with its share of the requests."""
+
+_CLEARLY = 1.15
+"""Multiple of a limit at which a scout's answer stands."""
+
+_CUT_OFF = 3.0
+"""Multiple of the time of arrivals after which what is still under way shows an overload."""
+
+
+class Limit(NamedTuple):
+    """One limit of the SLO."""
+
+    metric: str
+    statistic: str
+    """`p95`, or `mean`."""
+
+    ms: float
+
+    def __str__(self) -> str:
+        return f"{self.metric.removesuffix('_ms').upper()} {self.statistic} {self.ms:g} ms"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How each replica runs on a type."""
+
+    instance: Instance
+    usd_h: float
+    split: Split
+    precision: str
+    kv_type: str
+    batch_tokens: int | None
+    """Of a step; None for the engine's own."""
+
+    @property
+    def replicas_per_node(self) -> int:
+        """Replicas that one node holds; 0 where one takes several nodes."""
+        assert self.instance.accelerators
+        return count_ranks(self.instance.accelerators) // self.split.ranks
+
+    def count_nodes(self, replicas: int) -> int:
+        """Return the nodes of so many replicas."""
+        if not self.replicas_per_node:
+            return replicas * self.split.pipeline
+        return math.ceil(replicas / self.replicas_per_node)
+
+
+class Latency(NamedTuple):
+    """Percentiles of one metric in milliseconds; `low` and `high` bound the 95th."""
+
+    p50: float
+    p95: float
+    p99: float
+    low: float
+    high: float
+
+
+class Candidate(NamedTuple):
+    """A configuration with its replicas, as simulated."""
+
+    configuration: Configuration
+    replicas: int
+    usd_h: float
+    usd_per_million_tokens: float
+    predicted: Mapping[str, Latency]
+    basis: str
+    limited_by: str
+    gap: float
+    """The pessimistic end of the metric nearest to its limit, as a multiple of it; at most 1 where it is met."""
+
+
+class Rejection(NamedTuple):
+    """Why a type is out."""
+
+    instance: str
+    reason: str
+    limited_by: str
+
+
+@dataclass
+class Result:
+    """What a search found."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    """Those that meet the SLO, the cheapest first."""
+
+    rejected: list[Rejection] = field(default_factory=list)
+    closest: Candidate | None = None
+    """Where none meets it: the one with the smallest gap."""
+
+    simulations: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked."""
+
+    model: Model
+    workload: Workload
+    limits: Sequence[Limit]
+    prices: Sequence[tuple[Instance, float]]
+    """Types that may be rented, each with US dollars an hour."""
+
+    max_usd_h: float = math.inf
+    top: int = 1
+    """Types to find: what costs more than the last of them is not simulated."""
+    seed: int = 0
+    context: int = 0
+    """Tokens of the longest request; 0 for that of the workload."""
+
+
+class _SlowerStep:
+    """A step at the pessimistic end of its interval."""
+
+    def __init__(self, step: StepTime, share: float) -> None:
+        self._step, self._share, self.first_token_s = step, share, step.first_token_s
+        self._bases: dict[tuple[int, int], float] = {}
+
+    def compute_base_s(self, tokens: int, sequences: int) -> float:
+        return self._share * self._step.compute_base_s(tokens, sequences)
+
+    def compute_cache_s(self, sequences: int, context: float) -> float:
+        return self._share * self._step.compute_cache_s(sequences, context)
+
+    def compute_attention_s(self, tokens: int, before: int) -> float:
+        return self._share * self._step.compute_attention_s(tokens, before)
+
+
+class _Prepared(NamedTuple):
+    """A configuration that fits, with its bound."""
+
+    configuration: Configuration
+    step: StepTime
+    interval: Interval
+    limits: Limits
+    least_replicas: int
+    least_usd_h: float
+
+
+def search(problem: Problem, *, prune: bool = True) -> Result:
+    """Find the deployments that meet the SLO; without `prune`, simulate all of them."""
+    return _Search(problem, prune=prune).run()
+
+
+def measure_gap(problem: Problem, candidate: Candidate, seed: int) -> float:
+    """Return how near a candidate comes to a limit under other arrivals, as a multiple of it; over 1 misses it."""
+    own, device = candidate.configuration, candidate.configuration.instance.accelerators
+    assert device
+    model = apply_precision(problem.model, own.precision)
+    context = problem.context or problem.workload.longest
+    fit = vllm.compute_fit(model, own.instance, own.split.tensor, context=context, dtype=own.kv_type)
+    batch = vllm.select_batch(device)
+    step = StepTime(model, device, own.split, own.kv_type)
+    limits = Limits(batch.sequences, own.batch_tokens or batch.tokens, fit.cache_tokens)
+    requests = problem.workload.draw(REQUESTS, candidate.replicas, seed)
+    outcome = Simulation(step, limits).run(requests)
+    return max(compute_statistic(outcome, limit) / limit.ms for limit in problem.limits)
+
+
+class _Search:
+    def __init__(self, problem: Problem, *, prune: bool) -> None:
+        self._problem, self._prune = problem, prune
+        self._result = Result()
+        self._best_by_type: dict[str, float] = {}
+        self._reasons: dict[str, list[tuple[float, Rejection]]] = {}
+        self._met: list[Candidate] = []
+        self._missed: list[tuple[float, _Prepared, int, Outcome]] = []
+
+    def run(self) -> Result:
+        for entry in sorted(self._prepare_all(), key=_rank):
+            if entry.least_usd_h > self._get_ceiling(entry):
+                self._reject_dearer(entry)
+            else:
+                self._try(entry)
+        self._conclude()
+        return self._result
+
+    def _get_ceiling(self, entry: _Prepared) -> float:
+        """Return the price above which a configuration cannot be among those to find."""
+        if not self._prune:
+            return self._problem.max_usd_h
+        prices = sorted(self._best_by_type.values())
+        last = prices[self._problem.top - 1] if len(prices) >= self._problem.top else math.inf
+        own = self._best_by_type.get(entry.configuration.instance.name, math.inf)
+        # At the same price the one that was found first changes less of the model.
+        return min(last, own * (1 - 1e-9), self._problem.max_usd_h)
+
+    # What fits
+
+    def _prepare_all(self) -> Iterator[_Prepared]:
+        seen: dict[tuple[str, int, int], tuple[str, float]] = {}
+        for instance, usd_h in sorted(self._problem.prices, key=lambda entry: entry[1]):
+            device = instance.accelerators
+            if device is None:
+                continue
+            key = (device.name, device.memory_mib, device.count)
+            if key in seen:
+                other, _ = seen[key]
+                reason = f"the same accelerators as {other}, which costs less"
+                self._reject(instance, reason, "price", math.inf)
+                continue
+            seen[key] = instance.name, usd_h
+            if not has_facts(device):
+                self._reject(instance, f"the catalog lacks operations of 16 bits of {device.name}", "catalog", math.inf)
+                continue
+            yield from self._prepare_type(instance, usd_h, device)
+
+    def _prepare_type(self, instance: Instance, usd_h: float, device: Accelerators) -> Iterator[_Prepared]:
+        problem, is_any, lacking = self._problem, False, list[tuple[str, float]]()
+        context = problem.context or problem.workload.longest
+        for precision, kv_type in _list_number_types(problem.model, device):
+            model = apply_precision(problem.model, precision)
+            for tensor in list_tensor_sizes(model, instance):
+                fit = vllm.compute_fit(model, instance, tensor, context=context, dtype=kv_type)
+                if not fit.fits:
+                    lacking.append((fit.why.removesuffix("."), 1e9 / tensor))
+                    continue
+                is_any = True
+                configuration = Configuration(instance, usd_h, Split(tensor), precision, kv_type, None)
+                yield from self._prepare_steps(configuration, model, device, fit)
+        if not is_any and instance.efa_interfaces:
+            is_any = yield from self._prepare_pipelines(instance, usd_h, device, context)
+        for reason, rank in [] if is_any else lacking:
+            self._reject(instance, reason, "memory", rank)
+
+    def _prepare_pipelines(
+        self, instance: Instance, usd_h: float, device: Accelerators, context: int
+    ) -> Generator[_Prepared, None, bool]:
+        """Yield replicas of several nodes, for a model that none of them holds; returns whether there are any."""
+        tensor = list_tensor_sizes(self._problem.model, instance)[-1]
+        for pipeline in _PIPELINES:
+            fit = vllm.compute_fit(self._problem.model, instance, tensor, pipeline=pipeline, context=context)
+            if fit.fits:
+                configuration = Configuration(instance, usd_h, Split(tensor, pipeline), "bf16", "auto", None)
+                yield from self._prepare_steps(configuration, self._problem.model, device, fit)
+                return True
+        return False
+
+    def _prepare_steps(
+        self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit
+    ) -> Iterator[_Prepared]:
+        step = StepTime(model, device, configuration.split, configuration.kv_type)
+        interval = step_times.load().get_interval(step.basis)
+        batch = vllm.select_batch(device)
+        least_replicas = self._bound_replicas(step, interval, batch, fit)
+        missed = self._find_impossible(step, interval)
+        if missed:
+            self._reject(configuration.instance, *missed, 1e6 / configuration.split.ranks)
+            return
+        lanes = configuration.split.pipeline
+        limits = Limits(max(1, batch.sequences // lanes), batch.tokens, fit.cache_tokens // lanes)
+        price = configuration.count_nodes(least_replicas) * configuration.usd_h
+        yield _Prepared(configuration, step, interval, limits, least_replicas, price)
+
+    def _limits_gaps(self) -> bool:
+        return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
+
+    def _bound_replicas(self, step: StepTime, interval: Interval, batch: Batch, fit: Fit) -> int:
+        """Return the fewest replicas that may carry the load, at the batch that takes least of a step."""
+        workload = self._problem.workload
+        tokens = max(1.0, workload.mean_input - workload.mean_shared)
+        context = workload.mean_input + workload.mean_output / 2
+        own_context = context - workload.mean_shared
+        busy_s = math.inf
+        for sequences in _BOUND_SEQUENCES:
+            if sequences > batch.sequences or (sequences > 1 and sequences * own_context > fit.cache_tokens):
+                break
+            prompts = sequences * tokens / workload.mean_output
+            step_s = step.compute_base_s(round(sequences + prompts), sequences)
+            step_s += step.compute_cache_s(sequences, sequences * context)
+            busy_s = min(busy_s, workload.mean_output * step_s / sequences)
+        lanes = workload.rate * busy_s * interval.high * _BOUND_MARGIN
+        return max(1, math.ceil(lanes / step.split.pipeline))
+
+    def _find_impossible(self, step: StepTime, interval: Interval) -> tuple[str, str] | None:
+        """Return why a limit is missed even by one request alone, and the metric; None where none is."""
+        workload = self._problem.workload
+        tokens = max(1, round(workload.mean_input - workload.mean_shared))
+        step_s = interval.high * (step.compute_base_s(1, 1) + step.compute_cache_s(1, workload.mean_input))
+        first_s = interval.high * step.compute_base_s(tokens, 1) + step.first_token_s
+        alone = {"ttft_ms": first_s, "itl_ms": step_s, "e2e_ms": first_s + step_s * (workload.mean_output - 1)}
+        for limit in self._problem.limits:
+            ms = 1000 * alone[limit.metric]
+            if ms > limit.ms and limit.statistic in ("p95", "p99"):
+                return f"one request alone takes {ms:,.3g} ms, more than {limit}", limit.metric.removesuffix("_ms")
+        return None
+
+    # Simulation
+
+    def _try(self, entry: _Prepared) -> None:
+        """Try a configuration with the engine's own steps, and with smaller ones where these need more replicas."""
+        sizes = [size for size in _SMALLER_STEPS if size < entry.limits.batch_tokens] if self._limits_gaps() else []
+        for size in (None, *sizes):
+            if size:
+                configuration = replace(entry.configuration, batch_tokens=size)
+                limits = entry.limits._replace(batch_tokens=size)
+                entry = entry._replace(configuration=configuration, limits=limits)
+            if self._find_replicas(entry) == entry.least_replicas:
+                return
+
+    def _find_replicas(self, entry: _Prepared) -> int | None:
+        """Return the fewest replicas that meet the SLO at a price that can win; None where there are none."""
+        ceiling = self._get_ceiling(entry)
+        low, replicas = entry.least_replicas - 1, entry.least_replicas
+        last: Outcome | None = None
+        while True:
+            if entry.configuration.count_nodes(replicas) * entry.configuration.usd_h > ceiling:
+                self._record_missed(entry, low, last)
+                return None
+            last = self._simulate(entry, replicas)
+            if self._meets(last):
+                break
+            if replicas >= _MAX_REPLICAS:
+                self._record_missed(entry, replicas, last)
+                return None
+            low, replicas = replicas, max(replicas + 1, math.ceil(replicas * 1.4))
+        met = last
+        while replicas - low > 1:
+            middle = (replicas + low) // 2
+            outcome = self._simulate(entry, middle)
+            if self._meets(outcome):
+                replicas, met = middle, outcome
+            else:
+                low = middle
+        candidate = self._describe(entry, replicas, met)
+        self._met.append(candidate)
+        name = entry.configuration.instance.name
+        self._best_by_type[name] = min(candidate.usd_h, self._best_by_type.get(name, math.inf))
+        return replicas
+
+    def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
+        """Return what becomes of the load at the pessimistic end; of a few requests, where these show a miss."""
+        scout = self._play(entry, replicas, SCOUTS, entry.interval.high)
+        if not scout.is_complete or self._compute_gap(scout) > _CLEARLY:
+            return scout
+        return self._play(entry, replicas, REQUESTS, entry.interval.high)
+
+    def _play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
+        self._result.simulations += 1
+        lanes = replicas * entry.configuration.split.pipeline
+        requests = self._problem.workload.draw(count, lanes, self._problem.seed)
+        limit_s = _CUT_OFF * (requests[-1].at_s + 1)
+        return Simulation(_SlowerStep(entry.step, share), entry.limits).run(requests, limit_s=limit_s)
+
+    def _meets(self, outcome: Outcome) -> bool:
+        return outcome.is_complete and self._compute_gap(outcome) <= 1
+
+    def _compute_gap(self, outcome: Outcome) -> float:
+        if not outcome.e2e_s:
+            return math.inf
+        return max((compute_statistic(outcome, limit) / limit.ms for limit in self._problem.limits), default=0.0)
+
+    def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
+        """Return a configuration with what it is predicted to do in the middle and at both ends."""
+        workload, configuration = self._problem.workload, entry.configuration
+        middle = self._play(entry, replicas, REQUESTS, 1.0)
+        optimistic = self._play(entry, replicas, REQUESTS, entry.interval.low)
+        predicted = {
+            metric: Latency(
+                p50=1000 * _compute(middle, metric, 50),
+                p95=1000 * _compute(middle, metric, 95),
+                p99=1000 * _compute(middle, metric, 99),
+                low=1000 * _compute(optimistic, metric, 95),
+                high=1000 * _compute(pessimistic, metric, 95),
+            )
+            for metric in METRICS
+        }
+        usd_h = configuration.count_nodes(replicas) * configuration.usd_h
+        return Candidate(
+            configuration,
+            replicas,
+            usd_h,
+            usd_h / (3600 * workload.rate * workload.mean_output) * 1e6,
+            predicted,
+            entry.step.basis,
+            self._find_limit(pessimistic),
+            self._compute_gap(pessimistic),
+        )
+
+    def _find_limit(self, outcome: Outcome) -> str:
+        """Return what keeps one replica from carrying more: the cache, or the metric that is nearest its limit."""
+        if outcome.preemptions or outcome.busy_share > 0.95:
+            return "memory"
+        nearest = max(
+            self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms, default=None
+        )
+        return nearest.metric.removesuffix("_ms") if nearest else "price"
+
+    # Reasons
+
+    def _record_missed(self, entry: _Prepared, replicas: int, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self._reject_dearer(entry)
+            return
+        if not outcome.is_complete or not outcome.e2e_s:
+            reason, name = f"{_count(replicas)} cannot carry the load", "memory" if outcome.preemptions else "ttft"
+        else:
+            missed = max(self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms)
+            ms, name = compute_statistic(outcome, missed), missed.metric.removesuffix("_ms")
+            reason = f"{_count(replicas)} may have {ms:,.3g} ms, more than {missed}"
+            self._missed.append((self._compute_gap(outcome), entry, replicas, outcome))
+        self._reject(entry.configuration.instance, reason, name, entry.least_usd_h)
+
+    def _reject_dearer(self, entry: _Prepared) -> None:
+        replicas, price = entry.least_replicas, entry.least_usd_h
+        best = min([*self._best_by_type.values(), self._problem.max_usd_h])
+        reason = f"at least {_count(replicas)} for {price:,.2f} USD/h, more than {best:,.2f}"
+        self._reject(entry.configuration.instance, reason, "price", price)
+
+    def _reject(self, instance: Instance, reason: str, limited_by: str, rank: float) -> None:
+        self._reasons.setdefault(instance.name, []).append((rank, Rejection(instance.name, reason, limited_by)))
+
+    def _conclude(self) -> None:
+        cheapest: dict[str, Candidate] = {}
+        for candidate in sorted(self._met, key=lambda entry: (entry.usd_h, entry.gap)):
+            cheapest.setdefault(candidate.configuration.instance.name, candidate)
+        self._result.candidates = list(cheapest.values())
+        if not cheapest and self._missed:
+            _, entry, replicas, outcome = min(self._missed, key=lambda row: row[0])
+            self._result.closest = self._describe(entry, replicas, outcome)
+        for name, reasons in self._reasons.items():
+            if name not in cheapest:
+                self._result.rejected.append(min(reasons, key=lambda entry: entry[0])[1])
+
+
+def _count(replicas: int) -> str:
+    return f"{replicas} replica{'s' if replicas > 1 else ''}"
+
+
+def _rank(entry: _Prepared) -> tuple[float, bool, bool, bool, int]:
+    """Return the order in which configurations are tried: the cheapest first, then what changes least."""
+    own = entry.configuration
+    is_changed = (own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
+    return (entry.least_usd_h, *is_changed, own.split.ranks)
+
+
+def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str, str]]:
+    """Yield types of weights and of the KV cache that the hardware multiplies."""
+    has_fp8 = device.kind == "gpu" and "fp8" in device.dense_tflops
+    for precision in ("bf16", "fp8") if has_fp8 and not model.scheme else ("bf16",):
+        yield precision, "auto"
+        if has_fp8:
+            yield precision, "fp8"
+
+
+def compute_statistic(outcome: Outcome, limit: Limit) -> float:
+    """Return a metric of an outcome as a limit counts it, in milliseconds."""
+    if limit.statistic == "mean":
+        return 1000 * _compute_mean(outcome, limit.metric)
+    return 1000 * _compute(outcome, limit.metric, float(limit.statistic.removeprefix("p")))
+
+
+def _compute(outcome: Outcome, metric: str, percent: float) -> float:
+    if metric == "itl_ms":
+        return compute_weighted_percentile(outcome.gaps, percent) if outcome.gaps else 0.0
+    return compute_percentile(outcome.ttft_s if metric == "ttft_ms" else outcome.e2e_s, percent)
+
+
+def _compute_mean(outcome: Outcome, metric: str) -> float:
+    if metric == "itl_ms":
+        return sum(gap * count for gap, count in outcome.gaps) / max(1, sum(count for _, count in outcome.gaps))
+    values = outcome.ttft_s if metric == "ttft_ms" else outcome.e2e_s
+    return math.fsum(values) / len(values)

@@ -1,0 +1,79 @@
+"""Deployments compared in the terminal, and as a chart of price against latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llm_serving.kinds.serving import recommend
+from llm_serving.kinds.serving.recommend import Answer
+from llm_serving.prediction.search import Candidate
+from llm_serving.validation.pages import charts
+
+_SHOWN_REJECTIONS = 8
+_HEADINGS = ("nodes", "replicas", "USD/h", "USD/1M", "TTFT p95", "ITL p95", "E2E p95")
+
+
+def render(answer: Answer) -> RenderableType:
+    """Render the deployments that meet the SLO, then why the next types do not."""
+    shown = answer.result.candidates[: answer.top]
+    others = [row for row in answer.result.rejected if not row.reason.startswith("the same accelerators")]
+    return Group(
+        _render_table(shown or ([answer.result.closest] if answer.result.closest else []), is_met=bool(shown)),
+        *(Text(recommend.describe(shown[0])) for _ in shown[:1]),
+        *(Text(f"quota: {recommend.describe_quota(shown[0], answer.buy)}") for _ in shown[:1]),
+        *(Text.assemble((f"{row.instance}: ", "bold"), row.reason) for row in others[:_SHOWN_REJECTIONS]),
+        *_list_more(len(others) - _SHOWN_REJECTIONS),
+        *(Text.assemble(("• ", "yellow"), note) for note in answer.notes),
+    )
+
+
+def _list_more(count: int) -> Iterator[Text]:
+    if count > 0:
+        yield Text(f"and {count} more types: --json lists them, --explain TYPE explains one")
+
+
+def _render_table(candidates: list[Candidate], *, is_met: bool) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("instance", overflow="fold")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("basis", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for number, candidate in enumerate(candidates):
+        own = candidate.configuration
+        word = Text("chosen", "bold green") if is_met and not number else Text("" if is_met else "closest", "red")
+        table.add_row(
+            own.instance.name,
+            str(own.count_nodes(candidate.replicas)),
+            f"{candidate.replicas} x {own.split.ranks}",
+            f"{candidate.usd_h:,.2f}",
+            f"{candidate.usd_per_million_tokens:,.2f}",
+            *(f"{row.p95:,.0f} ≤{row.high:,.0f}" for row in candidate.predicted.values()),
+            candidate.basis,
+            word,
+        )
+    return table
+
+
+def render_chart(answer: Answer) -> str:
+    """Render price against the 95th percentile as SVG, a curve for each metric with a limit."""
+    candidates = answer.result.candidates or ([answer.result.closest] if answer.result.closest else [])
+    ordered = sorted(candidates, key=lambda candidate: candidate.usd_h)
+    limits = {limit.metric: limit.ms for limit in answer.limits}
+    curves = {
+        metric.removesuffix("_ms").upper(): [(row.usd_h, row.predicted[metric].p95) for row in ordered]
+        for metric in limits
+        if ordered
+    }
+    return charts.render_curves(
+        "Price and latency",
+        "USD/h",
+        "p95, ms",
+        curves,
+        {metric.removesuffix("_ms").upper(): ms for metric, ms in limits.items()},
+        {row.configuration.instance.name: row.usd_h for row in ordered},
+    )

@@ -1,0 +1,187 @@
+"""`blueprint recommend`: what it finds, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from llm_serving.prediction import search
+
+ASKED = (
+    "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",
+    "--ttft-p95", "1000", "--itl-p95", "60",
+)  # fmt: skip
+FEW = ("--type", "g6e.xlarge", "--type", "g6.12xlarge", "--type", "p5.4xlarge")
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "REQUESTS", 150)
+    monkeypatch.setattr(search, "SCOUTS", 60)
+
+
+def run(*words: str) -> int:
+    return main.run(["recommend", *words])
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run(*words, "--json") == 0
+    payload: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return payload
+
+
+def test_the_answer_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
+    payload = run_json(capsys, *ASKED, *FEW)
+    assert list(payload) == [
+        "model", "region", "prices_dated", "slo", "chosen", "candidates", "rejected", "notes"
+    ]  # fmt: skip
+    assert payload["slo"] == {"ttft_ms": {"p95": 1000.0}, "itl_ms": {"p95": 60.0}}
+    chosen = payload["chosen"]
+    assert chosen == payload["candidates"][0]
+    assert {"instance", "pattern", "nodes", "roles", "usd_per_hour", "usd_per_million_tokens", "predicted", "basis",
+            "limited_by", "why"} <= set(chosen)  # fmt: skip
+    assert set(chosen["roles"][0]) == {"name", "tensor", "pipeline", "expert", "replicas"}
+    for metric in ("ttft_ms", "itl_ms", "e2e_ms"):
+        latency = chosen["predicted"][metric]
+        assert latency["p50"] <= latency["p95"] <= latency["p99"]
+        assert latency["low"] <= latency["p95"] <= latency["high"]
+    assert chosen["predicted"]["ttft_ms"]["high"] <= 1000
+    prices = [candidate["usd_per_hour"] for candidate in payload["candidates"]]
+    assert prices == sorted(prices)
+    assert all(set(row) == {"instance", "reason", "limited_by"} for row in payload["rejected"])
+
+
+def test_every_type_is_a_candidate_or_rejected_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    payload = run_json(capsys, *ASKED, *FEW)
+    named = [row["instance"] for row in (*payload["candidates"], *payload["rejected"])]
+    assert sorted(named) == sorted(FEW[1::2])
+
+
+def test_what_is_written_is_accepted_by_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*ASKED, *FEW, "--shared-prefix", "400", "--write", "mine", "--chart", "chart.svg") == 0
+    assert "Next: blueprint check mine --fleet mine/fleet.yaml\n" in capsys.readouterr().out
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml"]) == 0
+    assert "<svg" in Path("chart.svg").read_text("utf-8")
+
+
+def test_a_blueprints_traffic_and_slo_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(paths.PATTERNS / "aggregated", "mine")
+    payload = run_json(capsys, "mine", "--model", "Qwen/Qwen3-8B", *FEW)
+    assert payload["slo"] == {"ttft_ms": {"p95": 5000.0}, "itl_ms": {"p95": 2000.0}, "e2e_ms": {"p99": 30000.0}}
+
+
+def test_explain_says_why_a_type_is_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*ASKED, "--type", "g6e.xlarge", "--type", "g6e.2xlarge", "--explain", "g6e.2xlarge") == 0
+    assert capsys.readouterr().out == "g6e.2xlarge: the same accelerators as g6e.xlarge, which costs less\n"
+
+
+def test_nothing_meets_the_slo_and_the_gap_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*ASKED[:-1], "2", "--type", "g6e.xlarge") == 1
+    error = capsys.readouterr().err
+    assert "no type meets TTFT p95 1000 ms and ITL p95 2 ms: on the fastest one one request alone takes" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (ASKED[:8], "--ttft-p95: there is no limit of latency. Fix: write --ttft-p95 800 --itl-p95 50.\n"),
+        (ASKED[2:], "--model: it is missing. Fix: write --model Qwen/Qwen3-32B, or name a blueprint's folder.\n"),
+        ((*ASKED[:2], *ASKED[4:]), "--arrivals: it is missing. Fix: write --arrivals 10/s.\n"),
+        (
+            (*ASKED, "--shared-prefix", "600"),
+            "--shared-prefix: 600: the shortest prompt has 500 tokens. Fix: use 500 or less.\n",
+        ),
+        (
+            (*ASKED, "--output-tokens", "90k"),
+            "--output-tokens: a request has up to 91500 tokens, more than the context of Qwen/Qwen3-8B, 40960. "
+            "Fix: use shorter requests or another model.\n",
+        ),
+        (
+            (*ASKED, "--type", "m8g.large"),
+            '--type: "m8g.large": it has no accelerators. Fix: use another type or region.\n',
+        ),
+        ((*ASKED, "--buy", "cheap"), '--buy: "cheap": it is not sold so. Fix: use on-demand or spot.\n'),
+    ],
+)
+def test_bad_input_is_refused_with_its_fix(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((*ASKED, "--arrivals", "0/s"), '--arrivals: "0/s": '),
+        ((*ASKED, "--type", "g9.large"), "g9.large: the catalog has no such instance type."),
+        ((*ASKED, "--region", "mars-1"), '--region: "mars-1": the catalog has no prices of it. Fix: use '),
+        ((*ASKED, "--model", "Qwen/Qwen3-Embedding-0.6B"), "it generates no text. Fix: use a model that does."),
+    ],
+)
+def test_unknown_names_and_values_are_refused(
+    words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert part in capsys.readouterr().err
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def write_trace(path: Path, count: int, *, swapped: bool = False) -> Path:
+    rows = [f"2024-05-10 00:{second // 60:02}:{second % 60:02}.0000000,{700 + second},80\n" for second in range(count)]
+    if swapped:
+        rows[3], rows[4] = rows[4], rows[3]
+    path.write_text(HEADER + "".join(rows), encoding="utf-8")
+    return path
+
+
+def test_a_trace_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_trace(tmp_path / "trace.csv", 200)
+    words = ("--model", "Qwen/Qwen3-8B", "--trace", str(file), "--ttft-p95", "1000", *FEW)
+    assert run_json(capsys, *words)["chosen"]["instance"] == "g6e.xlarge"
+
+
+@pytest.mark.parametrize(
+    ("count", "swapped", "message"),
+    [
+        (99, False, '--trace: "{file}": it has 99 requests with tokens, fewer than 100. Fix: use a longer trace.\n'),
+        (200, True, "{file}:6:1: request 5 came before the one above it. Fix: sort the trace by its times.\n"),
+    ],
+)
+def test_a_trace_that_is_short_or_unsorted_is_refused(
+    count: int, swapped: bool, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_trace(tmp_path / "trace.csv", count, swapped=swapped)
+    assert run(*ASKED[:2], "--trace", str(file), "--ttft-p95", "1000") == 2
+    assert capsys.readouterr().err == message.format(file=file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  deadline: 60s", "  images: {width: 64, height: 64}", "traffic.images: pictures are not simulated"),
+        ("  arrivals: 10/s", "  users: 8", "--arrivals: a closed loop of users is not simulated"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(
+    old: str, new: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
+    file = tmp_path / "mine/blueprint.yaml"
+    file.write_text(file.read_text("utf-8").replace(old, new), encoding="utf-8")
+    assert run(str(tmp_path / "mine"), "--model", "Qwen/Qwen3-8B") == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""The search finds what trying everything finds, and what it chooses holds under other arrivals."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from llm_serving.catalog import instances, models
+from llm_serving.prediction import search
+from llm_serving.prediction.search import Limit, Problem
+from llm_serving.prediction.workload import Length, Workload
+
+TTFT, ITL = Limit("ttft_ms", "p95", 800), Limit("itl_ms", "p95", 50)
+
+
+def ask(
+    model: str,
+    rate: float,
+    inputs: tuple[int, int],
+    outputs: tuple[int, int],
+    limits: tuple[Limit, ...],
+    types: str,
+    shared: int = 0,
+) -> Problem:
+    drawing = random.Random(0)
+    lengths = [Length(drawing.randint(*inputs), drawing.randint(*outputs), 0, shared) for _ in range(500)]
+    rows = [instances.find(name) for name in types.split()]
+    prices = [(row, row.get_price_usd_h("us-west-2") or math.nan) for row in rows]
+    return Problem(models.find(model), Workload(rate, lengths), limits, prices)
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate fewer requests: what is compared is simulated with the same ones."""
+    monkeypatch.setattr(search, "REQUESTS", 150)
+    monkeypatch.setattr(search, "SCOUTS", 60)
+
+
+CASES = {
+    "dense": ask("Qwen/Qwen3-8B", 4, (500, 1500), (100, 200), (TTFT, ITL), "g6.xlarge g6e.xlarge g6e.12xlarge"),
+    "mixture of experts": ask("Qwen/Qwen3-30B-A3B", 5, (500, 1500), (100, 200), (TTFT, ITL), "g6e.xlarge g7e.2xlarge"),
+    "tight TTFT": ask(
+        "Qwen/Qwen3-8B", 2, (1000, 1500), (50, 100), (TTFT._replace(ms=250),), "g6e.xlarge g7e.2xlarge p5.4xlarge"
+    ),
+    "tight ITL": ask(
+        "Qwen/Qwen3-8B", 2, (500, 1000), (100, 200), (ITL._replace(ms=25),), "g6e.12xlarge g7e.2xlarge p5.4xlarge"
+    ),
+    "long prompts": ask("Qwen/Qwen3-8B", 0.5, (8000, 16000), (100, 200), (TTFT._replace(ms=5000), ITL._replace(ms=120)),
+                        "g6e.xlarge g7e.2xlarge"),
+    "shared beginning": ask(
+        "Qwen/Qwen3-8B", 12, (1000, 1500), (50, 100), (TTFT, ITL), "g6e.xlarge g7e.2xlarge", shared=960
+    ),
+    "one node": ask("Qwen/Qwen3-32B", 3, (500, 1500), (100, 200), (TTFT, ITL), "p5.48xlarge"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_choice_costs_at_most_a_twentieth_more_than_that_of_trying_everything(name: str) -> None:
+    found, all_tried = search.search(CASES[name]), search.search(CASES[name], prune=False)
+    assert found.candidates[0].usd_h <= 1.05 * all_tried.candidates[0].usd_h
+    assert found.simulations <= all_tried.simulations
+
+
+@pytest.mark.parametrize("name", ["dense", "shared beginning"])
+def test_the_choice_meets_its_slo_under_other_arrivals(name: str) -> None:
+    problem = CASES[name]
+    candidate = search.search(problem).candidates[0]
+    for seed in range(1, 6):
+        gap = search.measure_gap(problem, candidate, seed)
+        assert gap <= 1, seed
+
+
+def test_without_its_shared_beginning_a_load_needs_more() -> None:
+    problem = CASES["shared beginning"]
+    lengths = [length._replace(shared_tokens=0) for length in problem.workload.lengths]
+    other = replace(problem, workload=replace(problem.workload, lengths=lengths))
+    assert search.search(other).candidates[0].usd_h > search.search(problem).candidates[0].usd_h
+
+
+def test_a_model_that_no_node_holds_is_split_over_several() -> None:
+    problem = ask("deepseek-ai/DeepSeek-V3", 0.2, (500, 1000), (50, 100),
+                  (Limit("ttft_ms", "p95", 5000), Limit("itl_ms", "p95", 500)), "p5.48xlarge")  # fmt: skip
+    chosen = search.search(problem).candidates[0]
+    assert chosen.configuration.split.pipeline == 2
+    assert chosen.configuration.count_nodes(chosen.replicas) == 2 * chosen.replicas
+
+
+def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:
+    result = search.search(replace(CASES["dense"], max_usd_h=0.5))
+    assert result.candidates == []
+    assert {row.limited_by for row in result.rejected} == {"price"}
+
+
+def test_simulations_are_repeatable() -> None:
+    results = [search.search(CASES["dense"]) for _ in range(2)]
+    assert results[0].candidates == results[1].candidates
