@@ -60,9 +60,10 @@ def recommend(
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the best as a blueprint.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the cheapest deployment that meets an SLO, without an accelerator, a network or an AWS account.
+    """Find the cheapest deployment that meets an SLO.
 
-    Simulates replicas of each instance type under the traffic. Exits 1 if none meets the SLO.
+    Simulates replicas of each instance type under the traffic; it needs no accelerator, no network and no AWS account.
+    Exits 1 if none meets the SLO.
     """
     if buy not in _PURCHASES:
         raise InputError(f"--buy: {quote_value(buy)}: it is not sold so. Fix: use {' or '.join(_PURCHASES)}.")
