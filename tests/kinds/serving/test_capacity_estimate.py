@@ -16,15 +16,15 @@ model: {model}
 context: 8k
 roles:
   worker: {{pool: wide, replicas: 1, accelerators: {accelerators}}}
-tuning: {{sequences: {sequences}}}
-traffic: {{arrivals: 8/s, input_tokens: 1000, output_tokens: 200}}
+tuning: {{sequences: {sequences}{tuning}}}
+traffic: {{arrivals: 8/s, input_tokens: 1000, output_tokens: 200{traffic}}}
 slo:
   ttft_ms: {{p95: 800}}
 """
 
 
 def _estimate(root: Path, target: str = "eks", **values: object) -> float | None:
-    settings = {"model": "Qwen/Qwen3-8B", "accelerators": 1, "sequences": 256, **values}
+    settings = {"model": "Qwen/Qwen3-8B", "accelerators": 1, "sequences": 256, "tuning": "", "traffic": "", **values}
     shutil.copytree(paths.PATTERNS / "aggregated", root / "mine", dirs_exist_ok=True)
     (root / "mine" / "blueprint.yaml").write_text(BLUEPRINT.format(**settings))
     _, _, deployment = planning.resolve_offline(root / "mine", paths.ROOT / "fleet.yaml", target)
@@ -48,6 +48,17 @@ def test_the_estimate_lies_above_what_is_measured_and_within_its_order(tmp_path:
     """An L40S computes at most 362 TFLOPS: 8.2 billion parameters over 1,000 tokens take 45 ms, decode of 200 as long."""
     estimate = _estimate(tmp_path)
     assert estimate and 3 < estimate < 1 / 0.045
+
+
+def test_fp8_and_a_shared_beginning_promise_more(tmp_path: Path) -> None:
+    plain, fp8 = _estimate(tmp_path), _estimate(tmp_path, tuning=", quantization: fp8")
+    shared = _estimate(tmp_path, traffic=", shared_prefix: 80%")
+    assert plain and fp8 and shared and fp8 > 1.2 * plain and shared > 1.2 * plain
+
+
+def test_accelerators_that_pcie_joins_promise_less_than_replicas_of_one(tmp_path: Path) -> None:
+    single, four = (_estimate(tmp_path, accelerators=count) for count in (1, 4))
+    assert single and four and four < 3 * single
 
 
 def test_without_accelerators_there_is_no_estimate(tmp_path: Path) -> None:
