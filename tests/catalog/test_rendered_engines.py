@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import engine_options, engines, instances, models
-from llm_serving.engines import sglang, vllm
+from llm_serving.engines import sglang, tensorrt_llm, vllm
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -47,8 +47,9 @@ def _find_faults(words: Sequence[str], options: engine_options.EngineOptions) ->
     index = 0
     while index < len(words):
         word, index = words[index], index + 1
-        option = options.options.get(word.removeprefix("--").replace("-", "_"))
-        if not word.startswith("--") or option is None:
+        name = word.removeprefix("--").replace("-", "_")
+        option = options.options.get(name)
+        if option is None or word != (option.word or f"--{name.replace('_', '-')}"):
             yield f"{word}: no such option"
             continue
         values = []
@@ -86,6 +87,12 @@ CASES = {
         ("pool: POOL", "media_hosts: [pictures.example.com]\n", "Qwen/Qwen3-VL-8B-Instruct"),
         ("pool: POOL", "task: embed\n", "Qwen/Qwen3-Embedding-0.6B"),
     ],
+    "tensorrt-llm": [
+        ("pool: POOL", "", SMALL),
+        ("pool: POOL, accelerators: 4", "chat_template: own.jinja\n", SMALL),
+        ("pool: POOL, accelerators: 4, expert: on", "", EXPERTS),
+        ("pool: POOL", "tuning: {kv_cache: fp8, batch_tokens: 8k, sequences: 32}\nengine_arguments: {num_postprocess_workers: 2}\n", SMALL),
+    ],
 }  # fmt: skip
 """Blueprints that ask for every option of the engine between them."""
 
@@ -100,11 +107,11 @@ def test_the_makers_own_parser_takes_every_command_line(tmp_path: Path, engine: 
     for worker, extra, model in CASES[engine]:
         text = _format_blueprint(engine, worker.replace("POOL", target), extra, model)
         for process in _resolve(tmp_path, text, target).workers:
-            words = process.command[process.command.index("--model-path") :]
+            words = process.command[next(i for i, word in enumerate(process.command) if word.startswith("--")) :]
             assert list(_find_faults(words, recorded)) == [], process.command
             used |= {word for word in words if word.startswith("--")}
     flags = {word for part in row.options.values() for word in part.arguments if word.startswith("--")}
-    assert flags - used - {"--pp-size"} == set(), "options that no case asks for"
+    assert flags - used - {"--pp-size", "--pp_size"} == set(), "options that no case asks for"
 
 
 def test_an_unknown_option_and_a_value_of_another_type_are_found() -> None:
@@ -159,6 +166,82 @@ def test_what_the_engine_lacks_here_is_refused_by_name(
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, _format_blueprint("sglang", worker, extra, model), "eks")
     assert f"{tmp_path}/blueprint.yaml:{message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("worker", "extra", "model", "message"),
+    [
+        (
+            "pool: eks, accelerators: 2, data: 2",
+            "",
+            SMALL,
+            "roles.worker.data: 2: trtllm-serve is one engine a process; more replicas do the same. Fix: set data: 1.",
+        ),
+        (
+            "pool: eks",
+            "tuning: {kv_offload: 8Gi}\n",
+            SMALL,
+            'tuning.kv_offload: "8Gi": trtllm-serve takes it from a file of settings, which this deployment does not '
+            "write. Fix: remove kv_offload.",
+        ),
+        (
+            "pool: eks",
+            "",
+            "Qwen/Qwen3-VL-8B-Instruct",
+            'model: "Qwen/Qwen3-VL-8B-Instruct": trtllm-serve fetches pictures from any host that a request names, and '
+            "has no list of allowed ones. Fix: use a model that reads text alone.",
+        ),
+        (
+            "pool: eks",
+            "engine_arguments: {config: /my.yaml}\n",
+            SMALL,
+            'engine_arguments.config: "/my.yaml": it names a file in the container, and this deployment writes none. '
+            "Fix: remove config.",
+        ),
+    ],
+)
+def test_what_needs_a_file_of_settings_is_refused_for_tensorrt_llm(
+    tmp_path: Path, worker: str, extra: str, model: str, message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        _resolve(tmp_path, _format_blueprint("tensorrt-llm", worker, extra, model), "eks")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ("sglang", "prefill and decode of SGLang need its own router, which this repository has no image of"),
+        (
+            "tensorrt-llm",
+            "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, and a file of "
+            "settings on both ends, which this deployment does not write",
+        ),
+    ],
+)
+def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path, engine: str, reason: str) -> None:
+    text = _format_blueprint(engine, "pool: eks", pattern="disaggregated")
+    text = text.replace("  worker: {pool: eks}", "  prefill: {pool: eks}\n  decode: {pool: eks}")
+    with pytest.raises(InputError) as error:
+        _resolve(tmp_path, text, "eks")
+    message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
+    assert message in str(error.value)
+
+
+def test_tensorrt_llms_cache_is_a_share_of_what_is_free() -> None:
+    model, instance = models.load()[SMALL], instances.load()["p5.48xlarge"]
+    whole = vllm.compute_fit(model, instance, 1, context=8192, utilization=1.0, batch=tensorrt_llm.BATCH)
+    fit = tensorrt_llm.compute_fit(model, instance, 1, context=8192)
+    assert (fit.cache_bytes, fit.cache_tokens) == (int(whole.cache_bytes * 0.9), int(whole.cache_tokens * 0.9))
+    assert not fit.calibrated
+
+
+def test_a_value_is_spelt_as_the_command_line_spells_its_option() -> None:
+    options = engine_options.get_options("tensorrt-llm")
+    assert options["num_postprocess_workers"].format_words("num_postprocess_workers", 2) == (
+        "--num_postprocess_workers",
+        "2",
+    )
 
 
 def test_sglang_keeps_a_fixed_reserve_and_vllm_a_share() -> None:

@@ -32,6 +32,9 @@ class EngineOption(BaseModel):
 
     choices: tuple[str | int, ...] = ()
 
+    word: str = ""
+    """How the command line spells it; empty where that is its name with - for _."""
+
     def describe_mismatch(self, value: JsonValue) -> str:
         """Return what the option takes, where that is not `value`; empty where it is."""
         items = value if self.list and isinstance(value, list) else [value]
@@ -64,7 +67,7 @@ class EngineOption(BaseModel):
 
     def format_words(self, name: str, value: JsonValue) -> tuple[str, ...]:
         """Return the words of the command line for a value that the option takes."""
-        word = f"--{name.replace('_', '-')}"
+        word = self.word or f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             return (word if value else f"--no-{word.removeprefix('--')}",)
         if self.list and isinstance(value, list):

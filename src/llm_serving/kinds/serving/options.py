@@ -261,6 +261,7 @@ OPTIONS = (
         "remove media_hosts",
         lambda node: {"media_hosts": node.settings.media_hosts},
     ),
+    Option("pictures", lambda node: node.placement.model.vision, "model", "use a model that reads text alone"),
     Option("no-media-hosts", lambda node: not node.settings.media_hosts),
     Option(
         "adapters",

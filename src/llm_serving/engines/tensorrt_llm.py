@@ -1,0 +1,84 @@
+"""TensorRT-LLM's memory: whether a model fits, and how much of the accelerators remains for the KV cache.
+
+TensorRT-LLM loads the weights, runs its largest step, and gives the cache a share of what is free then. What weights
+and step take is computed as for vLLM; no start was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_serving.catalog.architecture import Architecture
+from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import vllm
+from llm_serving.engines.memory import Batch, Fit
+
+UTILIZATION = 1.0
+"""It takes no share of the whole memory, but one of what is free."""
+
+BLOCK_TOKENS = 32
+
+BATCH = Batch(tokens=8192, sequences=2048)
+"""`--max_num_tokens` and `--max_batch_size`, its own (trtllm_serve_cli.yaml at 029e223)."""
+
+FREE_SHARE = 0.9
+"""Share of the free memory that its cache takes: `--free_gpu_memory_fraction`, its own."""
+
+
+def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the same on every processor
+    """Return the largest step that trtllm-serve chooses by itself."""
+    return BATCH
+
+
+def compute_cpu_cache_bytes(
+    model: Architecture,
+    *,
+    context: int,
+    lengths: Sequence[int],
+    block: int,
+    tensor_parallel: int,
+    sequences: int,
+) -> int:
+    """Return the KV cache of one rank, as on every engine whose requests share one cache."""
+    return vllm.compute_cpu_cache_bytes(
+        model, context=context, lengths=lengths, block=block, tensor_parallel=tensor_parallel, sequences=sequences
+    )
+
+
+def compute_fit(
+    model: Model,
+    instance: Instance,
+    tensor_parallel: int,
+    *,
+    pipeline: int = 1,
+    expert_ranks: int = 0,
+    spare_experts: int = 0,
+    context: int | None = None,
+    utilization: float = UTILIZATION,
+    dtype: str = "auto",
+    batch: Batch | None = None,
+) -> Fit:
+    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens."""
+    fit = vllm.compute_fit(
+        model,
+        instance,
+        tensor_parallel,
+        pipeline=pipeline,
+        expert_ranks=expert_ranks,
+        spare_experts=spare_experts,
+        context=context,
+        utilization=utilization,
+        dtype=dtype,
+        batch=batch or BATCH,
+    )
+    cache, tokens = int(fit.cache_bytes * FREE_SHARE), int(fit.cache_tokens * FREE_SHARE)
+    shortage = f"the cache holds {tokens} tokens, {fit.context - tokens} short of one request of {fit.context}"
+    reason = fit.why or (shortage if tokens < fit.context and not model.encoder else "")
+    update = {"cache_bytes": cache, "cache_tokens": 0 if reason else tokens, "why": reason, "fits": not reason}
+    return fit.model_copy(update=update | {"calibrated": False})
+
+
+def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
+    """Return why the model cannot be split this many ways; heads and experts are split as vLLM does."""
+    return vllm.describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
