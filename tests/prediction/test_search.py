@@ -94,6 +94,16 @@ def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:
     assert {row.limited_by for row in result.rejected} == {"price"}
 
 
+def test_accelerators_that_no_engine_here_runs_on_are_out() -> None:
+    problem = ask("Qwen/Qwen3-8B", 1, (200, 900), (20, 90), (TTFT, ITL), "inf2.xlarge trn1.2xlarge")
+    result = search.search(problem)
+    assert result.candidates == []
+    assert [(row.instance, row.reason, row.limited_by) for row in result.rejected] == [
+        ("inf2.xlarge", "AWS's plugin of vLLM runs on Trainium2 and later, not on Inferentia2", "engine"),
+        ("trn1.2xlarge", "AWS's plugin of vLLM runs on Trainium2 and later, not on Trainium", "engine"),
+    ]
+
+
 def test_simulations_are_repeatable() -> None:
     results = [search.search(CASES["dense"]) for _ in range(2)]
     assert results[0].candidates == results[1].candidates

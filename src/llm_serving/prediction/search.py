@@ -46,6 +46,9 @@ _SMALLER_STEPS = (2048, 512)
 
 _MAX_REPLICAS = 4096
 
+_WITHOUT_ENGINE = ("Trainium", "Inferentia2")
+"""Accelerators that AWS leaves to NxD Inference, which is in maintenance (AWS Neuron documentation 2.32, 2026-08)."""
+
 _PIPELINES = (2, 4)
 """Stages, each on a node of its own. As many batches are under way at once, each with its share of the requests."""
 
@@ -249,6 +252,10 @@ class _Search:
                 self._reject(instance, reason, "price", math.inf)
                 continue
             seen[key] = instance.name, usd_h
+            if device.name in _WITHOUT_ENGINE:
+                reason = f"AWS's plugin of vLLM runs on Trainium2 and later, not on {device.name}"
+                self._reject(instance, reason, "engine", math.inf)
+                continue
             if not has_facts(device):
                 self._reject(instance, f"the catalog lacks operations of 16 bits of {device.name}", "catalog", math.inf)
                 continue

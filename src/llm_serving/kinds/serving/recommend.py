@@ -387,12 +387,10 @@ def write(answer: Answer, folder: Path) -> None:
     """Write the chosen deployment as a blueprint with a fleet that rents it; the pattern's files are there already."""
     candidate = answer.result.candidates[0]
     own = candidate.configuration
-    device = own.instance.accelerators
-    assert device
     worker = {
         "pool": POOL,
         "replicas": candidate.replicas,
-        "accelerators": math.ceil(own.split.ranks / device.ranks),
+        "accelerators": own.split.ranks,
         **({"pipeline": own.split.pipeline} if own.split.pipeline > 1 else {}),
     }
     slo: dict[str, dict[str, float]] = {}
