@@ -65,10 +65,17 @@ def add_groups(
 
 
 def add_entry_rules(
-    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, port: int, vpc: VpcRanges
+    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, entry: Service, vpc: VpcRanges
 ) -> None:
-    """Let clients in the VPC call the entry, and the test request, which runs in the entry's group."""
-    add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
+    """Let clients call the entry, by default all in the VPC, and the test request, which runs in the entry's group."""
+    port = entry.port
+    if entry.clients:
+        add_rule(stack, f"{name}-from-{name}", group, "in", "The question that proves an answer", port, peer=group)
+        for index, client in enumerate(entry.clients):
+            source = {"cidr": client} if "/" in client else {"peer_id": client}
+            add_rule(stack, f"{name}-from-client-{index}", group, "in", "Clients", port, **source)
+    else:
+        add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
     add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
 
 
@@ -91,7 +98,7 @@ def add_security_groups(
     security_groups = TaskSecurityGroups(**add_groups(stack, fleet, deployment, ("engine", "router", "driver"), vpc_id))
     engines = [service for service in services if not service.is_entry]
     [router] = [service for service in services if service.is_entry]
-    add_entry_rules(stack, "router", security_groups.router, router.port, vpc)
+    add_entry_rules(stack, "router", security_groups.router, router, vpc)
     for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):
@@ -151,6 +158,7 @@ def add_rule(
     port: int | None = None,
     *,
     peer: aws.security_group.SecurityGroup | None = None,
+    peer_id: str | None = None,
     cidr: str | None = None,
     for_each: str | None = None,
     vpc: VpcRanges | None = None,
@@ -171,7 +179,7 @@ def add_rule(
         stack,
         name,
         security_group_id=group.id,
-        referenced_security_group_id=peer.id if peer else None,
+        referenced_security_group_id=peer.id if peer else peer_id,
         cidr_ipv4=cidr,
         ip_protocol="tcp" if port else "-1",
         from_port=port,

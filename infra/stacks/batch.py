@@ -232,11 +232,11 @@ def _add_task_roles(
 def _add_security_groups(
     stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, place: TaskPlace
 ) -> Mapping[str, aws.security_group.SecurityGroup]:
-    """Add the security groups, by service: the VPC can reach the Batch API; nothing can reach the workers."""
+    """Add the security groups, by service: clients can reach the Batch API; nothing can reach the workers."""
     groups = task_network.add_groups(
         stack, fleet, batch.name, [service.name for service in batch.services], place.vpc_id
     )
-    task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry.port, place.vpc)
+    task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry, place.vpc)
     for service in batch.services:
         task_network.add_call_rules(stack, service, groups[service.name], place.vpc)
     return groups

@@ -63,6 +63,15 @@ def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
         assert not is_allowed(policies, "egress", labels, STRANGER, 8080)
     assert is_allowed(policies, "ingress", api, (SERVING, engine), 8080), "clients are the namespace's pods"
     assert not is_allowed(policies, "ingress", api, STRANGER, 8080)
+    named = filter_by_kind(outside, "NetworkPolicy")
+    api_outside = find_labels(outside, "batch-api")
+    ads = ({"kubernetes.io/metadata.name": "ads"}, {"app": "theirs"})
+    allowed = [
+        is_allowed(named, "ingress", api_outside, client, 8080) for client in (ads, "10.0.1.7", (SERVING, api_outside))
+    ]
+    assert allowed == [True, True, True], "the clients that are named, and `helm test`"
+    assert not is_allowed(named, "ingress", api_outside, (SERVING, engine), 8080), "no longer the namespace's pods"
+    assert not is_allowed(policies, "ingress", api, ads, 8080)
     assert not is_allowed(policies, "ingress", worker, (SERVING, api), 8080)
     # Workers alone read the engines' metrics, by a Service with an address for each.
     assert is_allowed(policies, "egress", worker, (SERVING, engine), 8000)

@@ -244,6 +244,10 @@ class Service(ResolvedData):
     host: str = LOOPBACK
     """Address at which processes of its own machine reach it."""
 
+    clients: tuple[str, ...] = ()
+    """Who reaches the entry on AWS: ranges of addresses, security groups on ECS, namespaces on EKS. Empty: the VPC, or
+    the namespace's pods."""
+
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port that answers requests; 0 for none."""
 

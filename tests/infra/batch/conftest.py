@@ -53,6 +53,7 @@ endpoint:
   url: https://llm.example.com/v1
   api_key: {secret: llm/keys, field: batch}
 workers: {spot: off}
+api: {clients: [10.0.1.0/24, sg-0123456789abcdef0]}
 results:
   cache:
     url: rediss://cache.example.com
@@ -65,7 +66,7 @@ sample: {model: chat}
 ON_ECS = {"catalog": _CATALOG, "outside": _OUTSIDE}
 ON_EKS = {
     "pods": _CATALOG.replace("{count: 6}", "{count: 6, pool: cores}"),
-    "pods-outside": _OUTSIDE,
+    "pods-outside": _OUTSIDE.replace("sg-0123456789abcdef0", "ads"),
 }
 SHAPES = {**ON_ECS, **ON_EKS}
 """blueprint.yaml by the deployment's name."""

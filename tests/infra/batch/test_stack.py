@@ -433,6 +433,17 @@ def test_workers_reach_the_endpoint_and_nobody_reaches_them(stacks: Stacks) -> N
         assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}
 
 
+def test_named_clients_alone_reach_the_batch_api(stacks: Stacks) -> None:
+    sources = {}
+    for shape in ON_ECS:
+        rules = stacks[shape]["resource"]["aws_vpc_security_group_ingress_rule"].values()
+        assert {rule["from_port"] for rule in rules} == {8080}
+        sources[shape] = {rule.get("cidr_ipv4") or rule["referenced_security_group_id"] for rule in rules}
+    api = "${aws_security_group.batch-api-group.id}"
+    assert sources["outside"] == {"10.0.1.0/24", "sg-0123456789abcdef0", api}
+    assert "${data.aws_vpc.range.cidr_block}" in sources["catalog"]  # the negative control
+
+
 @pytest.mark.parametrize("shape", ["outside", "pods-outside"])
 def test_each_program_may_read_the_secrets_that_it_is_told_of(
     stacks: Stacks, manifests: dict[str, Path], monkeypatch: pytest.MonkeyPatch, shape: str

@@ -244,6 +244,11 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
             'mine/blueprint.yaml:5:24: results.cache.url: "rediss://localhost:6379": workers on ECS do not reach this '
             "machine. Fix: use an address in the fleet's network.",
         ),
+        (
+            f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}api: {{clients: [10.0.1.0/24, ads]}}\n",
+            'mine/blueprint.yaml:5:16: api.clients: "ads": on ECS it names nobody. Fix: name a security group, sg-ID, or a '
+            "range of addresses.",
+        ),
     ],
 )
 def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:

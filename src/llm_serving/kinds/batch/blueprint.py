@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from llm_serving.fleet.model import Name
 from llm_serving.kinds.batch.secrets import ApiKey, Secret, TeamKeys
@@ -14,7 +15,18 @@ from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
-from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
+from llm_serving.settings.units import (
+    Bounds,
+    Duration,
+    Memory,
+    Range,
+    Share,
+    Switch,
+    TextFormat,
+    TokenRange,
+    Tokens,
+    build_error,
+)
 
 Url = Annotated[
     str,
@@ -62,6 +74,29 @@ ScheduledFile = Annotated[
 ]
 
 Concurrency = Annotated[Bounds, Range("a number of requests in flight", "4..256", 1, 100_000)]
+
+SECURITY_GROUP = "sg-"
+"""How the id of a security group begins."""
+
+
+def _check_network(value: str) -> str:
+    if "/" in value:
+        try:
+            ipaddress.IPv4Network(value)
+        except ValueError as error:
+            raise build_error(f"it is not an IPv4 network: {error}", "use a range such as 10.0.1.0/24") from None
+    return value
+
+
+Client = Annotated[
+    str,
+    TextFormat(
+        r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}|sg-[0-9a-f]{8,17}|[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?",
+        "a range of addresses, a security group on ECS, or a namespace on EKS",
+        "10.0.1.0/24",
+    ),
+    AfterValidator(_check_network),
+]
 
 Priority = Literal["high", "normal", "low"]
 
@@ -310,6 +345,10 @@ class Api(Settings):
     keys: TeamKeys | None = None
     """Keys of teams. With them a call without a key is refused, and a team sees its own files and batches alone. Every
     client is every team without them."""
+
+    clients: Annotated[tuple[Client, ...], Field(max_length=50), AllowSingleItem()] = ()
+    """Who reaches it on AWS: ranges of addresses, security groups on ECS, namespaces on EKS; one or a list. Default is
+    the fleet's VPC on ECS, and the deployments' namespace on EKS."""
 
 
 class Blueprint(BaseBlueprint):

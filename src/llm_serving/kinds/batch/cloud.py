@@ -13,7 +13,7 @@ from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.batch import secrets, worker_settings
-from llm_serving.kinds.batch.blueprint import Blueprint, Schedule
+from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services.deployments import WORKER_PORT
@@ -81,6 +81,7 @@ def build_container(
             settings.api.keys.stored if settings.api.keys and not is_worker else None,
         ),
         "calls": _list_calls(settings, answering, is_worker=is_worker),
+        "clients": () if is_worker else settings.api.clients,
     }
     if is_worker:
         update |= {
@@ -127,6 +128,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     yield from _find_unreachable(settings, environment)
     yield from _find_unfit_pool(settings, fleet, environment)
     yield from _find_foreign_secrets(settings, environment)
+    yield from _find_foreign_clients(settings, environment)
     if settings.api.keys and not settings.api.keys.secret:
         reason = f"on {environment.conventions.title} keys come from a secret"
         yield Conflict(("api", "keys"), reason, "set secret: NAME beside file", settings.api.keys.file)
@@ -238,6 +240,17 @@ def _find_foreign_secrets(settings: Blueprint, environment: Environment) -> Iter
             reason = f"a batch on {environment.conventions.title} reads secrets of its own region, {environment.region}"
             fix = f"use a secret of {environment.region}, such as a replica of this one"
             yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
+
+
+def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
+    """Pods share their nodes' security groups, and tasks have no namespace."""
+    is_kubernetes = environment.conventions.is_kubernetes
+    for client in settings.api.clients:
+        is_group = client.startswith(SECURITY_GROUP)
+        if is_group if is_kubernetes else not is_group and "/" not in client:
+            reason = f"on {environment.conventions.title} it names nobody"
+            fix = "name a namespace" if is_kubernetes else "name a security group, sg-ID"
+            yield Conflict(("api", "clients"), reason, f"{fix}, or a range of addresses", client)
 
 
 def _is_loopback(host: str) -> bool:
