@@ -72,8 +72,8 @@ def add_entry_rules(
     if entry.clients:
         add_rule(stack, f"{name}-from-{name}", group, "in", "The question that proves an answer", port, peer=group)
         for index, client in enumerate(entry.clients):
-            source = {"cidr": client} if "/" in client else {"peer_id": client}
-            add_rule(stack, f"{name}-from-client-{index}", group, "in", "Clients", port, **source)
+            cidr, peer_id = (client, None) if "/" in client else (None, client)
+            add_rule(stack, f"{name}-from-client-{index}", group, "in", "Clients", port, cidr=cidr, peer_id=peer_id)
     else:
         add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
     add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
