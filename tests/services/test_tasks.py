@@ -176,7 +176,7 @@ REFUSED = [
     (
         change("tiny-embed\ntask: embed", "tiny-rerank\ntask: rerank\nengine: llama.cpp"),
         '3: model: "tiny-rerank": the engine llama.cpp reads one GGUF file, and this model is safetensors. '
-        "Fix: set engine: vllm.",
+        "Fix: set engine: sglang or engine: tensorrt-llm or engine: vllm.",
     ),
     # settings of tokens
     (change("slo: {}", "slo: {itl_ms: {p50: 20}}"), f"7: slo.itl_ms: {NO_TOKENS}. Fix: set e2e_ms: {{p50: 20}} in its place."),
