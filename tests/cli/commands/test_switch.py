@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def test_the_line_is_rewritten_and_what_follows_is_shown(folder: Path, capsys: p
     ]
     assert (folder / "blueprint.yaml").read_text() == BLUEPRINT.replace("engine: vllm", "engine: slim")
     assert captured.err == "Next: blueprint deploy mine --fleet fleet.yaml --target eks\n"
+
+
+def test_json_has_the_changed_lines_and_what_is_rendered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine", "--engine", "sglang", "--target", "eks", "--json"]) == 0
+    captured = capsys.readouterr()
+    payload = json.loads(captured.out)
+    rendered = payload.pop("rendered")
+    assert payload == {
+        "file": "mine/blueprint.yaml",
+        "values": {"engine": "sglang"},
+        "lines": ["-engine: vllm # until slim is faster", "+engine: sglang # until slim is faster"],
+    }
+    assert {'-image: "vllm/vllm-openai:v0.32.0"', '+image: "lmsysorg/sglang:v0.5.23"'} <= {*rendered}
+    assert (folder / "blueprint.yaml").read_text() == BLUEPRINT.replace("engine: vllm", "engine: sglang")
+    assert main.run(["switch", "mine", "--engine", "sglang", "--target", "eks", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["lines"] == again["rendered"] == []
 
 
 def test_switching_back_restores_the_file_and_once_more_changes_nothing(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from llm_serving import console
-from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError
@@ -20,6 +21,7 @@ def switch(
     target: Target = TARGET,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="Engine that runs the model.")] = None,
     framework: Annotated[str | None, typer.Option(metavar="NAME", help="Framework that runs the replicas.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Change a blueprint's engine or framework.
 
@@ -32,6 +34,11 @@ def switch(
     inputs.require_capability(folder, Capability.SWITCH)
     change = switches.plan(folder, fleet, target, values)
     file = console.shorten_path(change.file)
+    if as_json:
+        change.write()
+        payload = {"file": file, "values": values, "lines": list(change.lines), "rendered": list(change.rendered)}
+        print(json.dumps(payload, indent=2))
+        return
     if not change.lines:
         console.out.print(f"{file}: no change", markup=False)
         return
