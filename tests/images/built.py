@@ -121,9 +121,9 @@ class ImageRunner:
 
     @functools.cached_property
     def tags(self) -> dict[str, str]:
-        """NAME:TAG by name of those that are built."""
-        tags = re.findall(r"built by buildah as (\S+) in", self.all_built.stderr)
-        return {tag.partition(":")[0]: f"localhost/{tag}" for tag in tags}
+        """localhost/NAME:TAG by name of those that are built."""
+        tags = re.findall(r"built by buildah as (localhost/(\S+):\S+) in", self.all_built.stderr)
+        return {name: tag for tag, name in tags}
 
     def buildah(self, *words: str) -> str:
         """Return the output of a command of buildah.

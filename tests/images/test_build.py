@@ -211,7 +211,8 @@ def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
     status, printed, messages = _load_with(tools, tmp_path, "router", *words)
     assert (status, printed) == (0, "router sha256:abc 267MB\n")
     version = _list_image_versions()["router"]
-    assert f"\n{command} --platform linux/amd64 --tag router:{version} images/router\n" in messages
+    image = f"{'' if 'docker' in command else 'localhost/'}router:{version}"
+    assert f"\n{command} --platform linux/amd64 --tag {image} images/router\n" in messages
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,14 @@ ON_STAND_IN = ["batch-worker", "llama-cpp", "load-driver", "router"]
 START_S = 120.0
 
 
+_PARQUET = """\
+import pyarrow, pyarrow.parquet
+pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), "/tmp/file", compression="zstd")
+print(pyarrow.parquet.ParquetFile("/tmp/file").read().to_pylist())
+"""
+"""What the image has of pyarrow reads and writes Parquet."""
+
+
 def _answers(url: str) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=10) as response:
         return bool(response.status == 200)
@@ -142,6 +150,8 @@ def test_the_batch_worker_and_its_api_run_a_job_in_their_image(image_runner: Ima
         assert batch_kills.find_mistakes(rows, output, errors) == []
         api, worker = (Container(run.running[name]) for name in ("batch-api", "batch-worker-0"))
         assert worker.execute("test", "-e", own["BATCH_READY_FILE"]).returncode == 0, "the chart's readiness probe"
+        parquet = worker.execute("python3", "-c", _PARQUET)
+        assert (parquet.returncode, parquet.stdout) == (0, "[{'a': 1}]\n"), parquet.stderr
         for container in (api, worker):
             _check_confinement(container)
             assert _stop(container, 60) == 0
