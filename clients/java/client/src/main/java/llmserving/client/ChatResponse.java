@@ -1,0 +1,27 @@
+package llmserving.client;
+
+import com.fasterxml.jackson.annotation.JsonProperty;
+import java.util.List;
+
+/**
+ * An answer of {@code /v1/chat/completions}.
+ *
+ * @param model name of the model
+ * @param choices the answers; one unless the request has {@code n}
+ * @param usage tokens of the call, or null
+ */
+public record ChatResponse(String model, @JsonProperty(required = true) List<Choice> choices, Usage usage) {
+    /**
+     * One answer.
+     *
+     * @param message the answer
+     * @param finishReason why it ends, such as {@code stop} or {@code length}
+     */
+    public record Choice(
+            @JsonProperty(required = true) Message message, @JsonProperty("finish_reason") String finishReason) {}
+
+    /** Return the text of the first answer. */
+    public String text() {
+        return choices.get(0).message().content();
+    }
+}

@@ -1,0 +1,454 @@
+package llmserving.client;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.OutputStream;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.net.SocketException;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BiConsumer;
+import java.util.function.Consumer;
+import okhttp3.Protocol;
+import okhttp3.mockwebserver.MockResponse;
+import okhttp3.mockwebserver.MockWebServer;
+import okhttp3.mockwebserver.RecordedRequest;
+import okhttp3.mockwebserver.SocketPolicy;
+import okhttp3.tls.HandshakeCertificates;
+import okhttp3.tls.HeldCertificate;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class LlmClientTest {
+    private static final Duration LONG = Duration.ofSeconds(30);
+    private static final Duration SHORT = Duration.ofMillis(200);
+    private static final ChatRequest HELLO = ChatRequest.of("m", Message.user("hello")).with("max_tokens", 4);
+    private static final String ANSWER =
+            """
+            {"id": "1", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"},
+             "finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}}
+            """;
+
+    private MockWebServer server;
+
+    @BeforeEach
+    void start() throws IOException {
+        server = new MockWebServer();
+        server.start(InetAddress.getLoopbackAddress(), 0);
+    }
+
+    @AfterEach
+    void stop() throws IOException {
+        server.shutdown();
+    }
+
+    @Test
+    void aChatIsAnsweredAndTheServerLearnsTheDeadline() throws Exception {
+        server.enqueue(answer());
+        try (LlmClient client = builder().apiKey("key").build()) {
+            ChatResponse response = client.chat(HELLO, Duration.ofSeconds(20));
+            assertEquals("hi", response.text());
+            assertEquals(new Usage(3, 1), response.usage());
+        }
+        RecordedRequest request = server.takeRequest();
+        assertEquals("/v1/chat/completions", request.getPath());
+        assertEquals("Bearer key", request.getHeader("Authorization"));
+        assertNotNull(request.getHeader("Host"));
+        assertNull(request.getHeader("Upgrade"));
+        long millis = Long.parseLong(request.getHeader("X-Request-Timeout-Ms"));
+        assertTrue(millis > 0 && millis <= 20_000, millis + " ms");
+        assertEquals(
+                "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"max_tokens\":4}",
+                request.getBody().readUtf8());
+    }
+
+    @Test
+    void completionsAndEmbeddingsAreAnswered() throws Exception {
+        server.enqueue(json("{\"model\": \"m\", \"choices\": [{\"text\": \" world\", \"finish_reason\": \"stop\"}]}"));
+        server.enqueue(json("{\"model\": \"m\", \"data\": [{\"index\": 0, \"embedding\": [0.5, -1]}]}"));
+        try (LlmClient client = builder().build()) {
+            assertEquals(" world", client.complete(CompletionRequest.of("m", "hello"), LONG).text());
+            float[] vector = client.embed(EmbeddingRequest.of("m", "a"), LONG).data().get(0).embedding();
+            assertEquals(List.of(0.5f, -1f), List.of(vector[0], vector[1]));
+        }
+        assertEquals("/v1/completions", server.takeRequest().getPath());
+        assertEquals("{\"model\":\"m\",\"input\":[\"a\"]}", server.takeRequest().getBody().readUtf8());
+    }
+
+    @Test
+    void aStreamPassesItsPartsOnAsTheyCome() {
+        server.enqueue(stream(part("a"), part("b"), "[DONE]"));
+        List<String> parts = new ArrayList<>();
+        try (LlmClient client = builder().build()) {
+            client.chatStream(HELLO, LONG, part -> parts.add(part.text())).join();
+        }
+        assertEquals(List.of("a", "b"), parts);
+    }
+
+    @Test
+    void aStreamWithoutItsEndFailsAndIsNotRetriedOnceAPartWasPassedOn() {
+        server.enqueue(stream(part("a")));
+        List<String> parts = new ArrayList<>();
+        try (LlmClient client = builder().build()) {
+            LlmException error = fail(client.chatStream(HELLO, LONG, part -> parts.add(part.text())));
+            assertEquals(LlmException.ConnectionFailed.class, error.getClass());
+            assertEquals("the stream ended before [DONE]", error.getMessage());
+        }
+        assertEquals(List.of("a"), parts);
+        assertEquals(1, server.getRequestCount());
+    }
+
+    @Test
+    void aStreamThatBreaksBeforeItsFirstPartIsRetried() {
+        server.enqueue(stream());
+        server.enqueue(stream(part("a"), "[DONE]"));
+        List<String> parts = new ArrayList<>();
+        try (LlmClient client = builder().build()) {
+            client.chatStream(HELLO, LONG, part -> parts.add(part.text())).join();
+        }
+        assertEquals(List.of("a"), parts);
+    }
+
+    @Test
+    void anErrorWithinAStreamIsTheServersFailure() {
+        server.enqueue(stream(part("a"), "{\"error\": {\"message\": \"engine died\"}}"));
+        try (LlmClient client = builder().build()) {
+            LlmException error = fail(client.chatStream(HELLO, LONG, part -> {}));
+            assertEquals(LlmException.ServerFailed.class, error.getClass());
+            assertEquals("{\"message\":\"engine died\"}", error.getMessage());
+        }
+    }
+
+    @Test
+    void anEventThatIsNoAnswerEndsTheStream() {
+        server.enqueue(stream("{not json"));
+        try (LlmClient client = builder().build()) {
+            assertEquals(
+                    LlmException.MalformedAnswer.class,
+                    fail(client.chatStream(HELLO, LONG, part -> {})).getClass());
+        }
+    }
+
+    @Test
+    void whatTheUsersCodeThrowsEndsTheStream() {
+        server.enqueue(stream(part("a"), part("b"), "[DONE]"));
+        RuntimeException own = new IllegalStateException("own");
+        Consumer<ChatChunk> throwing = part -> {
+            throw own;
+        };
+        try (LlmClient client = builder().build()) {
+            CompletableFuture<Void> future = client.chatStream(HELLO, LONG, throwing);
+            assertSame(own, assertThrows(CompletionException.class, future::join).getCause());
+        }
+    }
+
+    @Test
+    void aServerThatSendsNoHeadersMeetsTheDeadline() {
+        server.enqueue(new MockResponse().setSocketPolicy(SocketPolicy.NO_RESPONSE));
+        assertMissesDeadline();
+    }
+
+    @Test
+    void aBodyThatComesTooSlowlyMeetsTheDeadline() {
+        server.enqueue(answer().throttleBody(1, 200, TimeUnit.MILLISECONDS));
+        assertMissesDeadline();
+    }
+
+    private void assertMissesDeadline() {
+        try (LlmClient client = builder().build()) {
+            LlmException error = assertThrows(LlmException.class, () -> client.chat(HELLO, SHORT));
+            assertEquals(LlmException.DeadlineExceeded.class, error.getClass());
+            assertEquals("no answer within 200 ms", error.getMessage());
+        }
+    }
+
+    @Test
+    void aPassedDeadlineClosesTheConnection() throws Exception {
+        assertClosesConnection(
+                "", (client, requested) -> assertThrows(LlmException.class, () -> client.chat(HELLO, SHORT)));
+    }
+
+    @Test
+    void aCanceledCallClosesTheConnection() throws Exception {
+        assertClosesConnection("", (client, requested) -> {
+            CompletableFuture<ChatResponse> future = client.chatAsync(HELLO, LONG);
+            requested.join();
+            assertTrue(future.cancel(true));
+        });
+    }
+
+    @Test
+    void aCanceledStreamClosesTheConnectionAmidItsBody() throws Exception {
+        CompletableFuture<Void> started = new CompletableFuture<>();
+        String head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: " + part("a") + "\n\n";
+        assertClosesConnection(head, (client, requested) -> {
+            CompletableFuture<Void> stream = client.chatStream(HELLO, LONG, part -> started.complete(null));
+            started.join();
+            assertTrue(stream.cancel(true));
+        });
+    }
+
+    /** The server reads a request, sends this much, and must then read the end of the connection. */
+    private static void assertClosesConnection(String sent, BiConsumer<LlmClient, CompletableFuture<Void>> use)
+            throws Exception {
+        try (ServerSocket plain = new ServerSocket(0, 1, InetAddress.getLoopbackAddress());
+                LlmClient client = LlmClient.builder("http://127.0.0.1:" + plain.getLocalPort())
+                        .build()) {
+            CompletableFuture<Void> requested = new CompletableFuture<>();
+            CompletableFuture<Void> using = CompletableFuture.runAsync(() -> use.accept(client, requested));
+            plain.setSoTimeout(30_000);
+            try (Socket socket = plain.accept()) {
+                socket.setSoTimeout(30_000);
+                InputStream in = socket.getInputStream();
+                in.read();
+                socket.getOutputStream().write(sent.getBytes(StandardCharsets.UTF_8));
+                requested.complete(null);
+                readToEnd(in);
+            }
+            using.get(30, TimeUnit.SECONDS);
+        }
+    }
+
+    private static void readToEnd(InputStream in) throws IOException {
+        try {
+            in.transferTo(OutputStream.nullOutputStream());
+        } catch (SocketException reset) {
+            return; // an end as well
+        }
+    }
+
+    @Test
+    void aResetConnectionIsRetried() {
+        server.enqueue(new MockResponse().setSocketPolicy(SocketPolicy.DISCONNECT_AFTER_REQUEST));
+        server.enqueue(answer());
+        assertAnswersAfter(2);
+    }
+
+    @Test
+    void aHalfBodyIsRetried() {
+        server.enqueue(answer().setSocketPolicy(SocketPolicy.DISCONNECT_DURING_RESPONSE_BODY));
+        server.enqueue(answer());
+        assertAnswersAfter(2);
+    }
+
+    @Test
+    void aServerThatFailsIsRetried() {
+        server.enqueue(new MockResponse().setResponseCode(503));
+        server.enqueue(answer());
+        assertAnswersAfter(2);
+    }
+
+    private void assertAnswersAfter(int requests) {
+        try (LlmClient client = builder().build()) {
+            assertEquals("hi", client.chat(HELLO, LONG).text());
+        }
+        assertEquals(requests, server.getRequestCount());
+    }
+
+    @Test
+    void aBusyServerIsAskedAgainAfterTheTimeThatItNames() {
+        server.enqueue(new MockResponse().setResponseCode(429).setHeader("Retry-After", "0.3"));
+        server.enqueue(answer());
+        long before = System.nanoTime();
+        assertAnswersAfter(2);
+        assertTrue(System.nanoTime() - before >= 300_000_000L);
+    }
+
+    @Test
+    void aBusyServerWhoseTimeIsPastTheDeadlineFailsTheCallAtOnce() {
+        server.enqueue(
+                new MockResponse().setResponseCode(429).setHeader("Retry-After", "3600").setBody("queue is full"));
+        try (LlmClient client = builder().build()) {
+            LlmException.Overloaded error =
+                    assertThrows(LlmException.Overloaded.class, () -> client.chat(HELLO, LONG));
+            assertEquals("429: queue is full", error.getMessage());
+            assertEquals(Duration.ofHours(1), error.retryAfter().orElseThrow());
+        }
+        assertEquals(1, server.getRequestCount());
+    }
+
+    @Test
+    void aBusyServersCallGoesToAnotherEndpointAtOnce() throws IOException {
+        try (MockWebServer other = new MockWebServer()) {
+            MockResponse busy = new MockResponse().setResponseCode(429).setHeader("Retry-After", "3600");
+            server.enqueue(busy);
+            other.enqueue(busy);
+            server.enqueue(answer());
+            other.enqueue(answer());
+            other.start(InetAddress.getLoopbackAddress(), 0);
+            try (LlmClient client = LlmClient.builder(url(server), url(other)).build()) {
+                LlmException error = assertThrows(LlmException.class, () -> client.chat(HELLO, LONG));
+                assertEquals(LlmException.Overloaded.class, error.getClass());
+            }
+            assertEquals(1, server.getRequestCount());
+            assertEquals(1, other.getRequestCount());
+        }
+    }
+
+    @Test
+    void aRefusedRequestIsNotRetried() {
+        server.enqueue(new MockResponse().setResponseCode(400).setBody("max_tokens is too large"));
+        try (LlmClient client = builder().build()) {
+            LlmException.InvalidRequest error =
+                    assertThrows(LlmException.InvalidRequest.class, () -> client.chat(HELLO, LONG));
+            assertEquals(400, error.status());
+            assertEquals("400: max_tokens is too large", error.getMessage());
+        }
+        assertEquals(1, server.getRequestCount());
+    }
+
+    @Test
+    void wrongJsonIsMalformedAndNotRetried() {
+        for (String body : List.of("<html>", "{}", "{\"choices\": 3}")) {
+            server.enqueue(json(body));
+            try (LlmClient client = builder().build()) {
+                assertThrows(LlmException.MalformedAnswer.class, () -> client.chat(HELLO, LONG), body);
+            }
+        }
+        assertEquals(3, server.getRequestCount());
+    }
+
+    @Test
+    void aServerThatIsNotThereFailsTheConnection() throws IOException {
+        server.shutdown();
+        try (LlmClient client = builder().build()) {
+            assertThrows(LlmException.ConnectionFailed.class, () -> client.chat(HELLO, LONG));
+        }
+    }
+
+    @Test
+    void retriesOfAStormStayWithinTheirShare() {
+        for (int i = 0; i < 400; i++) {
+            server.enqueue(new MockResponse().setResponseCode(503));
+        }
+        try (LlmClient client = builder().circuit(1_000_000, LONG).build()) {
+            for (int i = 0; i < 200; i++) {
+                assertThrows(LlmException.ServerFailed.class, () -> client.chat(HELLO, LONG));
+            }
+        }
+        assertTrue(server.getRequestCount() > 200, "some are retried");
+        assertTrue(server.getRequestCount() <= 200 * 1.05 + 10, server.getRequestCount() + " requests");
+    }
+
+    @Test
+    void anOpenCircuitRefusesAtOnceAndClosesOnceItsProbeSucceeds() throws Exception {
+        for (int i = 0; i < 3; i++) {
+            server.enqueue(new MockResponse().setResponseCode(500));
+        }
+        server.enqueue(answer());
+        try (LlmClient client = builder().retries(0, 0).circuit(3, SHORT).build()) {
+            for (int i = 0; i < 3; i++) {
+                assertThrows(LlmException.ServerFailed.class, () -> client.chat(HELLO, LONG));
+            }
+            Thread.sleep(SHORT.toMillis());
+            assertEquals("hi", client.chat(HELLO, LONG).text());
+        }
+        try (LlmClient client = builder().retries(0, 0).circuit(1, LONG).build()) {
+            server.enqueue(new MockResponse().setResponseCode(500));
+            assertThrows(LlmException.ServerFailed.class, () -> client.chat(HELLO, LONG));
+            assertThrows(LlmException.CircuitOpen.class, () -> client.chat(HELLO, LONG));
+        }
+        assertEquals(5, server.getRequestCount());
+    }
+
+    @Test
+    void aStragglerIsHedgedOnceThePercentileIsLearnt() {
+        for (int i = 0; i < 128; i++) {
+            server.enqueue(answer());
+        }
+        server.enqueue(new MockResponse().setSocketPolicy(SocketPolicy.NO_RESPONSE));
+        server.enqueue(answer());
+        List<String> reasons = new ArrayList<>();
+        Metrics metrics = new Metrics() {
+            @Override
+            public synchronized void recordRequest(String endpoint, String reason) {
+                reasons.add(reason);
+            }
+        };
+        // The highest latency, so that none of those that teach it is hedged.
+        try (LlmClient client = builder().hedging(1, 0.05).metrics(metrics).build()) {
+            for (int i = 0; i < 129; i++) {
+                assertEquals("hi", client.chat(HELLO, LONG).text());
+            }
+        }
+        assertEquals("hedge", reasons.get(129));
+        assertFalse(reasons.subList(0, 129).contains("hedge"));
+    }
+
+    @Test
+    void tlsSpeaksHttp2AndRefusesAnUnknownCertificate() throws Exception {
+        HeldCertificate certificate =
+                new HeldCertificate.Builder().addSubjectAlternativeName("127.0.0.1").build();
+        HandshakeCertificates serving =
+                new HandshakeCertificates.Builder().heldCertificate(certificate).build();
+        HandshakeCertificates trusting = new HandshakeCertificates.Builder()
+                .addTrustedCertificate(certificate.certificate())
+                .build();
+        try (MockWebServer secure = new MockWebServer()) {
+            secure.useHttps(serving.sslSocketFactory(), false);
+            secure.setProtocols(List.of(Protocol.HTTP_2, Protocol.HTTP_1_1));
+            secure.enqueue(answer());
+            secure.start(InetAddress.getLoopbackAddress(), 0);
+            String url = "https://127.0.0.1:" + secure.getPort();
+            try (LlmClient client = LlmClient.builder(url).build()) {
+                assertThrows(LlmException.TlsFailed.class, () -> client.chat(HELLO, LONG));
+            }
+            try (LlmClient client =
+                    LlmClient.builder(url).sslContext(trusting.sslContext()).build()) {
+                assertEquals("hi", client.chat(HELLO, LONG).text());
+            }
+            assertNull(secure.takeRequest().getHeader("Host")); // HTTP/2 has :authority in its place
+            assertEquals(1, secure.getRequestCount());
+        }
+    }
+
+    private LlmClient.Builder builder() {
+        return LlmClient.builder(url(server));
+    }
+
+    private static String url(MockWebServer server) {
+        return "http://127.0.0.1:" + server.getPort();
+    }
+
+    private static LlmException fail(CompletableFuture<?> future) {
+        return (LlmException) assertThrows(CompletionException.class, future::join).getCause();
+    }
+
+    private static MockResponse answer() {
+        return json(ANSWER);
+    }
+
+    private static MockResponse json(String body) {
+        return new MockResponse().setHeader("Content-Type", "application/json").setBody(body);
+    }
+
+    private static MockResponse stream(String... events) {
+        StringBuilder body = new StringBuilder(": comment\n\n");
+        for (String event : events) {
+            body.append("data: ").append(event).append("\n\n");
+        }
+        return new MockResponse().setHeader("Content-Type", "text/event-stream").setBody(body.toString());
+    }
+
+    private static String part(String text) {
+        return "{\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"" + text + "\"}, \"finish_reason\": null}]}";
+    }
+}

@@ -1,0 +1,39 @@
+"""The Java client builds and passes its own tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2] / "clients" / "java"
+
+
+@pytest.mark.skipif(
+    not (shutil.which("mvn") and shutil.which("javac")),
+    reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
+)
+@pytest.mark.timeout(900)
+def test_java_client_builds_and_passes_its_tests() -> None:
+    # Tests that ran leave reports, so a build that skipped them would not pass.
+    for report in PROJECT.glob("*/target/surefire-reports/TEST-*.xml"):
+        report.unlink()
+    environment = {**os.environ, "MAVEN_OPTS": "-Xmx384m"}
+    command = ["mvn", "-q", "-B", "-f", str(PROJECT), "verify"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
+    reports = {path.name for path in PROJECT.glob("*/target/surefire-reports/TEST-*.xml")}
+    assert reports == {
+        "TEST-llmserving.client.EndpointsTest.xml",
+        "TEST-llmserving.client.LlmClientTest.xml",
+        "TEST-llmserving.flink.ChatFunctionTest.xml",
+        "TEST-llmserving.micrometer.MicrometerMetricsTest.xml",
+    }
+    assert {jar.name for jar in PROJECT.glob("client/target/*.jar")} == {
+        "llm-serving-client-0.1.0.jar",
+        "llm-serving-client-0.1.0-javadoc.jar",
+        "llm-serving-client-0.1.0-sources.jar",
+    }
