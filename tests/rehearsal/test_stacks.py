@@ -76,7 +76,8 @@ class ApplyProcess:
         script = Path(__file__).with_name("apply_stacks.py")
         command = [sys.executable, str(script), str(fleet.path), str(data), endpoint, "storage"]
         with (data / "apply.err").open("a") as error_log:
-            environment = {**os.environ, **dict.fromkeys(ENDPOINTS, UNREACHABLE)}
+            key = {emulator.ACCESS_KEY_VARIABLE: emulator.get_access_key(endpoint)}
+            environment = {**os.environ, **dict.fromkeys(ENDPOINTS, UNREACHABLE), **key}
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=error_log, text=True)
         return cls(fleet, data, endpoint, process)
 
