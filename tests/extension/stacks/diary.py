@@ -78,7 +78,7 @@ def _add_tasks(stack, fleet, account, diary, queue):
     )
     execution = task_roles.add_execution_role(stack, fleet, diary.name, account=account, log_group=log_group)
     groups = task_network.add_groups(stack, fleet, diary.name, [row.name for row in diary.services], place.vpc_id)
-    task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry.port, place.vpc)
+    task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry, place.vpc)
     context = task_service.ServiceContext(
         fleet=fleet, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
     )
