@@ -117,7 +117,7 @@ def test_a_load_driver_calls_the_router_reads_metrics_and_sends_its_results(
         deployment=SimpleNamespace(
             name=manifests[0]["metadata"]["labels"]["app.kubernetes.io/instance"],
             chart="inference",
-            environment=SimpleNamespace(namespace="serving", registry="r"),
+            environment=SimpleNamespace(namespace="serving", registry="r", image_digests={}),
         )
     )
     template = load_job.build_job(plan, "load", 2, limit_s=60)["spec"]["template"]

@@ -65,9 +65,9 @@ def deployment_and_requests(
 
 
 def _move_to_port(deployment: ServingDeployment, port: int) -> ServingDeployment:
-    """Return the deployment with the engine of the role `long` at another port."""
+    """Return the deployment with the engine of the role `long` at another address."""
     services = tuple(
-        service.model_copy(update={"port": port}) if service.role == "long" else service
+        service.model_copy(update={"host": "127.0.0.1", "port": port}) if service.role == "long" else service
         for service in deployment.services
     )
     return deployment.model_copy(update={"services": services})

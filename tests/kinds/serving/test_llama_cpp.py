@@ -64,7 +64,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
         (_format("pool: graviton, adapters: {sql: 's3://demo-models/sql'}"), "roles.worker.adapters: \"sql\": this repository deploys no adapters in GGUF's form. Fix: remove adapters."),
         (_format("pool: graviton, replicas: 1..2, scale: {kv_usage: 80%}"), 'roles.worker.scale.kv_usage: 0.8: the engine llama.cpp has no metric of it. Fix: set scale: {queue: 4}.'),
         (_format("pool: graviton").replace("}}\ntr", "}, router: {policy: kv-aware}}\ntr"), 'roles.router.policy: "kv-aware": llama.cpp publishes no events of its cache. Fix: set policy: cache-aware.'),
-        (_format("pool: graviton", model="Qwen/Qwen3-4B"), 'model: "Qwen/Qwen3-4B": the engine llama.cpp reads one GGUF file, and this model is safetensors. Fix: set model: bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 or engine: vllm.'),
+        (_format("pool: graviton", model="Qwen/Qwen3-4B"), 'model: "Qwen/Qwen3-4B": the engine llama.cpp reads one GGUF file, and this model is safetensors. Fix: set model: bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 or engine: sglang or engine: tensorrt-llm or engine: vllm.'),
         (_format("pool: graviton", "engine_arguments: {threads: 3}\n"), 'engine_arguments: {threads: 3}: the catalog has no list'),
         (_format("pool: general", engine="vllm"), f'model: "{GGUF}": the engine vllm reads safetensors, and this model is one GGUF file. Fix: set model: Qwen/Qwen3-4B or engine: llama.cpp.'),
         (_format("pool: graviton", engine="vllm", model="Qwen/Qwen3-4B"), 'roles.worker.accelerators: 1: the pool graviton has no accelerators: m8g.4xlarge has none, m8g.8xlarge has none. Fix: use a pool of types with accelerators.'),

@@ -57,7 +57,7 @@ def cluster(
     for name, value in {
         **control_plane.environment,
         "AWS_ENDPOINT_URL": aws,
-        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_ACCESS_KEY_ID": emulator.get_access_key(aws),
         "AWS_SECRET_ACCESS_KEY": "testing",
     }.items():
         monkeypatch.setenv(name, value)
