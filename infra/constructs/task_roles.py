@@ -40,6 +40,7 @@ def add_execution_role(
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
+    secret_arns = account.build_arn("secretsmanager", f"secret:{secrets}*")
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "start"),
@@ -50,14 +51,9 @@ def add_execution_role(
         statements=(
             *build_start_statements(fleet, account, log_group),
             *image_cache.build_statements(fleet, account),
-            *(_build_secret_statements(account, secrets) if secrets else ()),
+            *([allow("Secrets", ["secretsmanager:GetSecretValue"], secret_arns)] if secrets else ()),
         ),
     )
-
-
-def _build_secret_statements(account: Account, prefix: str) -> Iterator[Statement]:
-    resource = account.build_arn("secretsmanager", f"secret:{prefix}*")
-    yield allow("Secrets", ["secretsmanager:GetSecretValue"], resource)
 
 
 def build_start_statements(

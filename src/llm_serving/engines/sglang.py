@@ -7,10 +7,8 @@ handle_gpu_memory_settings); no start was measured. Weights are those of every e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
@@ -79,19 +77,11 @@ def _select_size(device: Accelerators) -> _Size:
     return next(size for size in _SIZES if device_bytes < size.below_bytes)
 
 
-def compute_cpu_cache_bytes(
-    model: Architecture,
-    *,
-    context: int,
-    lengths: Sequence[int],
-    block: int,
-    tensor_parallel: int,
-    sequences: int,
-) -> int:
-    """Return the KV cache of one rank, as on every engine whose requests share one cache."""
-    return vllm.compute_cpu_cache_bytes(
-        model, context=context, lengths=lengths, block=block, tensor_parallel=tensor_parallel, sequences=sequences
-    )
+compute_cpu_cache_bytes = vllm.compute_cpu_cache_bytes
+"""As on every engine whose requests share one cache."""
+
+describe_indivisible = vllm.describe_indivisible
+"""Heads, experts and FP8 blocks are split as vLLM does."""
 
 
 def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:
@@ -179,8 +169,3 @@ def _describe_shortage(model: Model, budget: int, weights: int, reserve: int, to
     if not model.encoder and tokens < context:
         return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
     return ""
-
-
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-    """Return why the model cannot be split this many ways; SGLang splits heads, experts and FP8 blocks as vLLM does."""
-    return vllm.describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)

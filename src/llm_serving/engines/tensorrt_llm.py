@@ -6,9 +6,6 @@ and step take is computed as for vLLM; no start was measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
@@ -31,19 +28,11 @@ def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the sa
     return BATCH
 
 
-def compute_cpu_cache_bytes(
-    model: Architecture,
-    *,
-    context: int,
-    lengths: Sequence[int],
-    block: int,
-    tensor_parallel: int,
-    sequences: int,
-) -> int:
-    """Return the KV cache of one rank, as on every engine whose requests share one cache."""
-    return vllm.compute_cpu_cache_bytes(
-        model, context=context, lengths=lengths, block=block, tensor_parallel=tensor_parallel, sequences=sequences
-    )
+compute_cpu_cache_bytes = vllm.compute_cpu_cache_bytes
+"""As on every engine whose requests share one cache."""
+
+describe_indivisible = vllm.describe_indivisible
+"""Heads and experts are split as vLLM does."""
 
 
 def compute_fit(
@@ -77,8 +66,3 @@ def compute_fit(
     reason = fit.why or (shortage if tokens < fit.context and not model.encoder else "")
     update = {"cache_bytes": cache, "cache_tokens": 0 if reason else tokens, "why": reason, "fits": not reason}
     return fit.model_copy(update=update | {"calibrated": False})
-
-
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-    """Return why the model cannot be split this many ways; heads and experts are split as vLLM does."""
-    return vllm.describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
