@@ -61,7 +61,8 @@ TagValue = Annotated[
 ]
 
 
-def _parse_network(value: str, example: str) -> ipaddress.IPv4Network:
+def parse_network(value: str, example: str) -> ipaddress.IPv4Network:
+    """Return a range of IPv4 addresses; a mistake's fix names the example."""
     try:
         return ipaddress.IPv4Network(value)
     except ValueError as error:
@@ -69,7 +70,7 @@ def _parse_network(value: str, example: str) -> ipaddress.IPv4Network:
 
 
 def _validate_vpc_cidr(value: str) -> str:
-    network = _parse_network(value, "10.0.0.0/16")
+    network = parse_network(value, "10.0.0.0/16")
     if not 16 <= network.prefixlen <= 20:
         raise build_error("a VPC for a fleet takes /16 to /20", f"use a range such as {network.network_address}/16")
     if not network.is_private:
@@ -85,7 +86,7 @@ Cidr = Annotated[
 
 
 def _validate_caller_cidr(value: str) -> str:
-    network = _parse_network(value, "203.0.113.0/24")
+    network = parse_network(value, "203.0.113.0/24")
     if network.prefixlen < 8:
         raise build_error(
             "it opens the cluster's endpoint to a large part of the internet", "name the ranges that you call from"
@@ -105,7 +106,7 @@ AccountId = Annotated[str, TextFormat("[0-9]{12}", "an AWS account's number: 12 
 def _validate_client(value: str) -> str:
     if value.startswith("sg-"):
         return value
-    network = _parse_network(value, "10.8.0.0/16")
+    network = parse_network(value, "10.8.0.0/16")
     if network.prefixlen < 8 or network.is_global:
         raise build_error("it is not a private range", "use a range such as 10.8.0.0/16, or this one in public_from")
     return value

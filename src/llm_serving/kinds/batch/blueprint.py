@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from llm_serving.fleet.model import Name
+from llm_serving.fleet.model import Name, parse_network
 from llm_serving.kinds.batch.secrets import ApiKey, Secret, TeamKeys
 from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
-from llm_serving.settings.units import (
-    Bounds,
-    Duration,
-    Memory,
-    Range,
-    Share,
-    Switch,
-    TextFormat,
-    TokenRange,
-    Tokens,
-    build_error,
-)
+from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 
 Url = Annotated[
     str,
@@ -81,10 +69,7 @@ SECURITY_GROUP = "sg-"
 
 def _check_network(value: str) -> str:
     if "/" in value:
-        try:
-            ipaddress.IPv4Network(value)
-        except ValueError as error:
-            raise build_error(f"it is not an IPv4 network: {error}", "use a range such as 10.0.1.0/24") from None
+        parse_network(value, "10.0.1.0/24")
     return value
 
 
