@@ -214,11 +214,6 @@ def test_clients_with_the_access_key_are_answered_as_the_default_account(keyed_e
 
 
 def test_state_machines_call_with_the_access_key(keyed_endpoint: str) -> None:
-    settings = b'{"stepfunctions": {"execute_state_machine": true}, "lambda": {"use_docker": false}}'
-    headers = {"Content-Type": "application/json", "Authorization": f"Credential={KEYED}/"}
-    urllib.request.urlopen(
-        urllib.request.Request(f"{keyed_endpoint}/moto-api/config", data=settings, headers=headers), timeout=10
-    ).close()
     sqs, machines = (emulator.create_client(name, keyed_endpoint, REGION) for name in ("sqs", "stepfunctions"))
     queue = sqs.create_queue(QueueName="told")["QueueUrl"]
     send = {

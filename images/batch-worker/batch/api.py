@@ -591,8 +591,7 @@ def open_api(settings: Settings) -> BatchApi:
         from batch import emulated
 
         definition = Path(file)
-        endpoint = os.environ["AWS_ENDPOINT_URL"]
-        state_machine = emulated.create_resources(sqs, stepfunctions, store.client, settings, definition, endpoint)
+        state_machine = emulated.create_resources(sqs, stepfunctions, store.client, settings, definition)
     else:
         state_machine = os.environ["BATCH_STATE_MACHINE"]
     queues = find_queues(sqs, settings)

@@ -5,9 +5,6 @@ On AWS the stack `batch` creates them, and this module is not used.
 
 from __future__ import annotations
 
-import json
-import os
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ EMULATED_ROLE = "arn:aws:iam::123456789012:role/batch"
 """The emulator requires the name of a role, and enforces none."""
 
 
-def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, definition: Path, endpoint: str) -> str:
+def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, definition: Path) -> str:
     """Create queues and state machine unless they exist; returns the state machine's ARN."""
-    enable_interpreter(endpoint)
     attributes = {"VisibilityTimeout": str(round(settings.takeover_s)), "MessageRetentionPeriod": "1209600"}
     for name in (settings.inbox_queue, *settings.run_queues.values()):
         sqs.create_queue(QueueName=name, Attributes=attributes)
@@ -55,14 +51,3 @@ def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
 def render_definition(text: str, settings: Settings, control_queue: str) -> str:
     """Insert the deployment's values into the state machine's definition, as the stack does."""
     return text.replace("${control_queue}", control_queue).replace("${deployment}", settings.name)
-
-
-def enable_interpreter(endpoint: str) -> None:
-    """Have moto interpret state machines; by default it only stores them."""
-    body = json.dumps({"stepfunctions": {"execute_state_machine": True}, "lambda": {"use_docker": False}}).encode()
-    access_key = os.environ.get("AWS_ACCESS_KEY_ID", "")  # its guard may require the deployment's
-    headers = {"Content-Type": "application/json", "Authorization": f"Credential={access_key}/"}
-    request = urllib.request.Request(f"{endpoint}/moto-api/config", data=body, headers=headers)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=30):
-        pass

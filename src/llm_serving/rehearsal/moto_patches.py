@@ -19,6 +19,7 @@ import boto3
 from moto import backends, server
 from moto.acm.models import AWSCertificateManagerBackend
 from moto.autoscaling.models import AutoScalingBackend
+from moto.core.config import default_user_config
 from moto.core.responses import ActionResult, BaseResponse
 from moto.ec2.utils import random_security_group_id
 from moto.ecs.models import EC2ContainerServiceBackend
@@ -303,6 +304,9 @@ def main() -> None:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
     Queue.wait_for_messages = wait_for_messages
     keep_service_names()
+    # By default moto only stores state machines, and runs functions in Docker.
+    default_user_config["stepfunctions"]["execute_state_machine"] = True
+    default_user_config["lambda"]["use_docker"] = False
     access_key = os.environ.get(emulator.ACCESS_KEY_VARIABLE, "")
     if access_key:
         sign_calls_of_state_machines(access_key)

@@ -33,7 +33,7 @@ class Flow:
         )
         keys = Layout(settings.prefix)
         store.write_json(keys.build(layout.CHUNKS, JOB), [{"index": index, "key": "k"} for index in range(chunks)])
-        machine = emulated.create_resources(self._sqs, self._stepfunctions, store.client, settings, DEFINITION, aws)
+        machine = emulated.create_resources(self._sqs, self._stepfunctions, store.client, settings, DEFINITION)
         queues = find_queues(self._sqs, settings)
         assert isinstance(queues, Queues)
         self._queues = {"scan": queues.runs["default", "normal"], "run": queues.runs["default", "normal"]}

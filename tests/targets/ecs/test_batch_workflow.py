@@ -49,7 +49,6 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
     endpoint = str(aws.emulator)
     plan = planning.plan(write_blueprint(tmp_path, "catalog"), document.path, target="ecs", aws=aws)
     messages: list[str] = []
-    _enable_interpreter(endpoint)
     assert stack.deploy(plan, messages.append) is True
     assert "created: aws_sfn_state_machine.workflow" in messages[0]
     _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
@@ -139,14 +138,6 @@ def _check_table(endpoint: str) -> None:
         assert [column["Name"] for column in storage["Columns"]] == written.schema.names
         assert f"batch={written['job'][0]}" in key
         assert sorted(written["custom_id"].to_pylist()) == sorted(ROWS)
-
-
-def _enable_interpreter(endpoint: str) -> None:
-    if str(IMAGE) not in sys.path:
-        sys.path.insert(0, str(IMAGE))
-    from batch import emulated
-
-    emulated.enable_interpreter(endpoint)
 
 
 def _wait_for_api(client: Any) -> None:
