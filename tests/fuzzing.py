@@ -252,6 +252,38 @@ vllm:num_requests_running{model_name="m"} 2.0
 """
 
 
+_EVENTS = b"".join(
+    b"data: " + json.dumps(event).encode() + b"\n\n"
+    for event in (
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "", "reasoning_content": "so"}}]},
+        {"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}},
+        {"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
+    )
+)  # fmt: skip
+_POOLED = {"data": [{"embedding": [0.5, 1.5]}, {"embedding": "AAAAAA=="}], "usage": {"prompt_tokens": 4}}
+
+
+def _build_answers(folder: Path) -> Parser:
+    """Answers of an endpoint, whose numbers a report then adds up."""
+    from llm_serving.services.tasks import POOLED
+    from llm_serving.validation.load import answer, pooled_answer, request_body
+
+    def parse(content: bytes) -> None:
+        streamed = answer.parse_stream([(1.0, content[:40]), (2.0, content[40:])])
+        pooled = pooled_answer.parse([(1.0, content)], next(iter(POOLED.values())), 2)
+        for result in (streamed, pooled):
+            assert all(isinstance(count, int | None) for count in (result.input_tokens, result.output_tokens))
+            assert isinstance(result.finish_reason, str | None)
+            result.compute_gaps()
+            answer.set_error(answer.Sample(0, 0.0), result)
+        request_body.read_usage(content)
+
+    seeds = (_EVENTS, b'data: {"error": {"message": "a", "code": 1}}\n\ndata: [DONE]\n\n', json.dumps(_POOLED).encode())
+    return Parser(_may_refuse(parse, ValueError), (), seeds)
+
+
 def _build_metrics(folder: Path) -> Parser:
     from llm_serving.catalog import engines
     from llm_serving.validation.statistics import engine_metrics
@@ -338,6 +370,44 @@ def _build_state(folder: Path) -> Parser:
     )
 
 
+def _build_plan(folder: Path) -> Parser:
+    from llm_serving.settings.errors import Unavailable
+    from llm_serving.terraform import plan
+
+    change = {"actions": ["update"], "before": {"a": 1}, "after": {"a": 2}, "after_unknown": {}}
+    resource_ = {"address": "aws_vpc.vpc", "mode": "managed", "type": "aws_vpc", "name": "vpc", "change": change}
+    text = json.dumps({"format_version": "1.2", "resource_changes": [resource_], "output_changes": {"url": change}})
+    return Parser(lambda content: plan.parse_plan(content.decode(errors="replace")), (Unavailable,), (text.encode(),))
+
+
+def _build_batch_rows(folder: Path) -> Parser:
+    from batch import rows
+
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [], "model": "m"}}
+    return Parser(lambda content: rows.parse(content), (rows.RowError,), (json.dumps(line).encode(),))
+
+
+def _build_batch_messages(folder: Path) -> Parser:
+    """Messages of queues, and what the state machine caught."""
+    from batch import cache_reader, inbox, steps
+
+    def parse(content: bytes) -> None:
+        text = content.decode(errors="replace")
+        inbox.parse_schedule(text)
+        inbox.parse_event(text)
+        cache_reader.parse_value(content)
+        steps._describe_cause({"Error": "a", "Cause": text})
+
+    record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "batch/inboxes/a/b+c.jsonl"}}}
+    values = (
+        {"detail": {"bucket": {"name": "b"}, "object": {"key": "batch/inboxes/a/b.jsonl"}}},
+        {"Records": [record]},
+        {"schedule": {"name": "night", "file": "a.jsonl", "team": "default", "time": "t"}},
+        {"code": "bad_input", "message": "a", "line": 3},
+    )
+    return Parser(parse, (), tuple(json.dumps(value).encode() for value in values))
+
+
 def _build_parquet(folder: Path) -> Parser:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -410,6 +480,10 @@ PARSERS: dict[str, tuple[Callable[[Path], Parser], int]] = {
     "blueprint.yaml": (_build_blueprint, 60),
     "fleet.yaml": (_build_fleet, 100),
     "Terraform state": (_build_state, 3000),
+    "Terraform plan": (_build_plan, 2000),
+    "answers": (_build_answers, 3000),
+    "rows of a batch": (_build_batch_rows, 3000),
+    "messages of a batch": (_build_batch_messages, 3000),
     "Parquet": (_build_parquet, 1000),
 }
 """Parsers with as many inputs as take a few seconds together."""

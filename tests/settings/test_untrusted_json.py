@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving.settings import untrusted_json
+from llm_serving.settings.untrusted_file import NotAFile
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_json_within_the_limits_is_read() -> None:
 
 def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(json.JSONDecodeError, match="no regular file"):
+    with pytest.raises(NotAFile, match="a pipe or a device, not a file"):
         untrusted_json.read(tmp_path / "pipe")
 
 

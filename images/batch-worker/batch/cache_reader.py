@@ -96,7 +96,7 @@ def parse_value(value: bytes | None) -> Result | None:
     """Parse the value of a key; None if there is none, or if it is no answer of a batch."""
     try:
         return Result(**json.loads(value)) if value is not None else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

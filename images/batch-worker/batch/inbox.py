@@ -69,22 +69,26 @@ def parse_schedule(text: str) -> dict[str, str]:
     """Parse a message of EventBridge Scheduler: name, file, team and time; empty for other messages."""
     try:
         message = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     schedule = message.get("schedule") if isinstance(message, dict) else None
     return schedule if isinstance(schedule, dict) else {}
 
 
 def parse_event(text: str) -> list[tuple[str, str]]:
-    """Parse buckets and keys of an event: EventBridge's, or S3's own notification, which quotes keys."""
+    """Parse buckets and keys of an event: EventBridge's, or S3's own notification, which quotes keys.
+
+    Other messages, such as the one by which S3 tests the queue, have none.
+    """
     try:
         event = json.loads(text)
-    except ValueError:
+        if "detail" in event:
+            return [_parse_place(event["detail"])]
+        places = [_parse_place(record["s3"]) for record in event["Records"]]
+        return [(bucket, urllib.parse.unquote_plus(key)) for bucket, key in places]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return []
-    if "detail" in event:
-        return [(event["detail"]["bucket"]["name"], event["detail"]["object"]["key"])]
-    return [
-        (record["s3"]["bucket"]["name"], urllib.parse.unquote_plus(record["s3"]["object"]["key"]))
-        for record in event.get("Records", ())
-        if "s3" in record
-    ]
+
+
+def _parse_place(entry: Any) -> tuple[str, str]:
+    return str(entry["bucket"]["name"]), str(entry["object"]["key"])

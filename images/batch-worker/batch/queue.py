@@ -47,7 +47,7 @@ class Mailbox:
         for received in response.get("Messages", ()):
             try:
                 message = Message(queue, received["ReceiptHandle"], json.loads(received["Body"]))
-            except ValueError:
+            except (ValueError, RecursionError):
                 self._sqs.delete_message(QueueUrl=queue, ReceiptHandle=received["ReceiptHandle"])
                 continue
             if not self._is_closed:

@@ -77,7 +77,7 @@ class Secret:
         """
         try:
             values: Any = json.loads(self.read())
-        except ValueError:
+        except (ValueError, RecursionError):
             values = None
         for field in fields:
             value = values.get(field) if isinstance(values, dict) else None

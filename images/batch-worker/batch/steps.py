@@ -418,7 +418,7 @@ def _describe_cause(cause: Any) -> dict[str, Any]:
     text = str(data.get("Cause") or data.get("Error") or "unknown")
     try:
         inner = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         inner = None
     if isinstance(inner, dict) and "code" in inner:
         return {"code": str(inner["code"]), "message": str(inner.get("message", "")), "line": None}

@@ -21,6 +21,7 @@ from llm_serving.catalog import families
 from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, check_layers
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import quote_value
+from llm_serving.settings.untrusted_file import open_regular
 
 ARCHITECTURES_FILE = Path(__file__).with_name("gguf_architectures.txt")
 SUFFIX = ".gguf"
@@ -141,7 +142,7 @@ def read_file(path: Path) -> Header:
         ModelError: it is no GGUF file, is cut short, is one part of several, or has something that is not known here.
     """
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=open_regular) as stream:
             header = parse(stream, str(path))
         size = path.stat().st_size
     except OSError as error:

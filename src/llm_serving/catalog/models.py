@@ -19,6 +19,7 @@ from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable, quote_value
+from llm_serving.settings.untrusted_file import open_regular
 
 FILE = Path(__file__).with_name("models.yaml")
 REPOSITORIES_FILE = Path(__file__).with_name("gguf_repositories.yaml")
@@ -299,7 +300,7 @@ def check_folder(name: str) -> None:
 
 
 def _compute_file_bytes(path: Path) -> int | None:
-    with path.open("rb") as content:
+    with open(path, "rb", opener=open_regular) as content:
         return safetensors.compute_file_bytes(
             lambda offset, length: os.pread(content.fileno(), length, offset), path.stat().st_size
         )

@@ -7,7 +7,6 @@ A tag of a registry may move; a digest is the image itself. Source of the reques
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import urllib.error
 import urllib.parse
@@ -22,6 +21,7 @@ import yaml
 from llm_serving.catalog import images
 from llm_serving.fleet import image_cache
 from llm_serving.loopback import is_loopback
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Unavailable
 
 FILE = "images.lock.yaml"
@@ -163,7 +163,7 @@ def _fetch_token(reference: str, challenge: str, name: str) -> str:
         raise Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
     query = {"service": fields.get("service", ""), "scope": fields.get("scope", f"repository:{name}:pull")}
     body, _ = _get(f"{realm.geturl()}?{urllib.parse.urlencode(query)}", {})
-    answer = json.loads(body)
+    answer = untrusted_json.parse(body)
     return str(answer.get("token") or answer.get("access_token"))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from pathlib import Path
 from typing import Any, NoReturn
+
+from llm_serving.settings.untrusted_file import open_regular
 
 MAX_DEPTH = 100
 """Most levels of lists and mappings: what walks a value calls itself once or more for each."""
@@ -28,12 +30,7 @@ def parse(text: str | bytes, *, infinite: bool = False) -> Any:
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        value = json.loads(
-            decoded,
-            parse_int=_parse_int,
-            parse_float=float if infinite else _parse_float,
-            parse_constant=None if infinite else _refuse_constant,
-        )
+        value = (_INFINITE if infinite else _FINITE).decode(decoded)
     except json.JSONDecodeError:
         raise
     except RecursionError:
@@ -49,15 +46,14 @@ def read(path: Path, *, infinite: bool = False) -> Any:
     """Return the value of a file in JSON.
 
     Raises:
-        OSError: it cannot be read.
-        json.JSONDecodeError: it is no regular file, not JSON, or beyond the limits.
+        OSError: it cannot be read, or is no file.
+        json.JSONDecodeError: it is not JSON, or beyond the limits.
     """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise json.JSONDecodeError("no regular file", "", 0)
-    if status.st_size > MAX_FILE_BYTES:
-        raise json.JSONDecodeError(f"{status.st_size} bytes, more than {MAX_FILE_BYTES}", "", 0)
-    return parse(path.read_bytes(), infinite=infinite)
+    with open(path, "rb", opener=open_regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise json.JSONDecodeError(f"{size} bytes, more than {MAX_FILE_BYTES}", "", 0)
+        return parse(file.read(), infinite=infinite)
 
 
 def _parse_int(text: str) -> int:
@@ -75,6 +71,10 @@ def _parse_float(text: str) -> float:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which JSON does not have")
+
+
+_FINITE = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
+_INFINITE = json.JSONDecoder(parse_int=_parse_int)
 
 
 def _check_depth(value: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 
 from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.untrusted_file import NotAFile, open_regular
 
 MAX_BYTES = 200_000
 """Settings are written by hand; a larger file is another file given by mistake."""
@@ -123,9 +124,10 @@ _UNPRINTABLE = re.compile(
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the file's bytes; opened without waiting, for a pipe would wait for ever."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(str(path), os.O_RDONLY)
+    except NotAFile:
+        raise _build_file_error(path, "it is a pipe or a device, not a file", "name the path of a file") from None
     except FileNotFoundError:
         raise _build_file_error(path, "there is no such file", _suggest_path(path)) from None
     except ValueError:
@@ -151,8 +153,6 @@ def _read_descriptor(path: Path, descriptor: int) -> bytes:
         path_fix = f"name the path of the file, such as {path / 'fleet.yaml'}"
         fix = "put a YAML file of that name there" if is_named_as_file else path_fix
         raise _build_file_error(path, "it is a directory", fix)
-    if not stat.S_ISREG(status.st_mode):
-        raise _build_file_error(path, "it is a pipe or a device, not a file", "name the path of a file")
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

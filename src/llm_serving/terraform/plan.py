@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
 
 FORMAT_MAJOR = "1"
@@ -102,14 +103,17 @@ def parse_plan(text: str) -> Plan:
             f"`show -json` wrote format {version or 'unknown'}, and format {FORMAT_MAJOR} of a complete plan is needed"
             ". Fix: install a Terraform or OpenTofu of a version that is supported."
         )
-    return Plan(
-        {change.address: change for change in _parse_resources(payload)},
-        {
-            name: _compute_digest(change)
-            for name, change in sorted(payload.get("output_changes", {}).items())
-            if change["actions"] != [NO_OP]
-        },
-    )
+    try:
+        return Plan(
+            {change.address: change for change in _parse_resources(payload)},
+            {
+                name: _compute_digest(change)
+                for name, change in sorted(payload.get("output_changes", {}).items())
+                if change["actions"] != [NO_OP]
+            },
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise Unavailable(f"Terraform's plan cannot be read: {error}") from None
 
 
 def parse_document(text: str) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def parse_document(text: str) -> dict[str, Any]:
         Unavailable: there is none.
     """
     try:
-        payload = json.loads(text[text.index("{") :])
+        payload = untrusted_json.parse(text[text.index("{") :])
     except ValueError as error:
         raise Unavailable(f"Terraform's JSON cannot be read: {error}") from None
     if not isinstance(payload, dict):

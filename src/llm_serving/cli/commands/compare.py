@@ -17,6 +17,7 @@ from llm_serving.services.blueprint import FILE_NAME, resolve_name
 from llm_serving.services.runs import SWEEP_FILE
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.settings.untrusted_file import open_regular
 from llm_serving.tables import comparison_table
 from llm_serving.validation.load import driver_result
 from llm_serving.validation.load.answer import Sample
@@ -169,11 +170,12 @@ def _read_samples(file: Path) -> list[Sample]:
         ValueError: a line is no request; says which.
     """
     samples = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            samples.append(_check_numbers(Sample.from_json(line)))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError(f"line {number} of {file.name} is not a request") from None
+    with open(file, encoding="utf-8", opener=open_regular) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                samples.append(_check_numbers(Sample.from_json(line)))
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(f"line {number} of {file.name} is not a request") from None
     return samples
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation.load import api_key
 
@@ -163,8 +164,12 @@ class BatchClient:
 
     def _read(self, request: urllib.request.Request) -> dict[str, Any]:
         with self._open(request) as response:
-            result: dict[str, Any] = json.load(response)
-            return result
+            text = response.read()
+        try:
+            return dict(untrusted_json.parse(text))
+        except (ValueError, TypeError):
+            start = text[:80].decode(errors="replace")
+            raise Unavailable(f"{self._url} is no Batch API: it answered {start!r}. Fix: check its URL.") from None
 
     def _open(self, request: urllib.request.Request) -> Any:
         """Send a request.
@@ -206,7 +211,7 @@ def _read_blocks(head: bytes, source: IO[bytes], tail: bytes, size: int, on_prog
 
 def _read_refusal(error: urllib.error.HTTPError) -> tuple[str, str]:
     try:
-        refusal = json.load(error)["error"]
+        refusal = untrusted_json.parse(error.read())["error"]
         return str(refusal["message"]).rstrip("."), str(refusal["param"] or "")
     except (ValueError, KeyError, TypeError):
         return f"HTTP {error.code}", ""

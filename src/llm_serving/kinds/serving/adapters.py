@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.environment import Conventions
 from llm_serving.services.kinds import ReadRemoteFiles
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.document import Conflict
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -99,7 +99,7 @@ def find_error(file_names: Container[str], text: str, location: str, model: str)
 
 def _parse_config(text: str) -> dict[str, Any]:
     try:
-        config = json.loads(text)
+        config = untrusted_json.parse(text)
     except ValueError:
         return {}
     return config if isinstance(config, dict) else {}

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.environment import MeasuredCapacity
 from llm_serving.services.runs import SWEEP_FILE, SWEEP_FOLDER
+from llm_serving.settings import untrusted_json
 
 MAX_SWEEPS = 50
 """Sweeps that are read, from the newest on."""
@@ -38,7 +39,7 @@ def read_all(runs: Path) -> tuple[MeasuredCapacity, ...]:
 
 def _read(file: Path, source: str) -> MeasuredCapacity | None:
     try:
-        capacity = json.loads(file.read_text(encoding="utf-8"))["capacity"]
+        capacity = untrusted_json.read(file, infinite=True)["capacity"]
         return MeasuredCapacity.model_validate({**capacity, "source": source}) if capacity else None
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from llm_serving import paths
@@ -10,6 +9,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import MeasuredPrefix
 from llm_serving.services.runs import REPORT_FILE, compute_prompts_digest
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.document import Document
 
 MAX_REPORTS = 50
@@ -33,7 +33,7 @@ def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix 
 def _read_measured(report: Path, digest: str) -> MeasuredPrefix | None:
     """Return a report's measurement of those prompts; None if it is of others, too old, or broken."""
     try:
-        payload = json.loads(report.read_text(encoding="utf-8"))
+        payload = untrusted_json.read(report, infinite=True)
         shared, started_at = payload["shared"], payload["started_at"]
         return (
             MeasuredPrefix(shared_prefix=shared["prompts"], measured_at=started_at)

@@ -13,9 +13,11 @@ Definitions, the same everywhere in the report:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from llm_serving.settings import untrusted_json
 
 CONNECT = "connect"
 DEADLINE = "deadline"
@@ -110,7 +112,7 @@ class Sample:
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
-        data = json.loads(line)
+        data = untrusted_json.parse(line)
         data["gaps"] = [Gap(ms, tokens) for ms, tokens in data["gaps"]]
         return cls(**data)
 
@@ -172,7 +174,7 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
             answer.done = True
             continue
         try:
-            event = json.loads(data)
+            event = untrusted_json.parse(data)
         except ValueError:
             answer.failure = answer.failure or f"event is not JSON: {data[:200]!r}"
             continue
@@ -187,8 +189,8 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
         if output and answer.output_time is None:
             answer.output_time = time
         usage = event.get("usage") or {}
-        answer.input_tokens = usage.get("prompt_tokens", answer.input_tokens)
-        answer.output_tokens = usage.get("completion_tokens", answer.output_tokens)
+        answer.input_tokens = read_count(usage, "prompt_tokens", answer.input_tokens)
+        answer.output_tokens = read_count(usage, "completion_tokens", answer.output_tokens)
         if not event.get("choices"):
             continue
         has_usage = "completion_tokens" in usage if has_usage is None else has_usage
@@ -201,6 +203,18 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
     answer.text = "".join(texts)
     if not has_usage:
         answer.spread_usage()
+
+
+def read_count(usage: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
+    """Return a count of tokens.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    count = usage.get(name, default)
+    if not isinstance(count, int | None):
+        raise TypeError(f"usage.{name} is {count!r}")
+    return count
 
 
 def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
@@ -219,7 +233,8 @@ def _extract_content(event: dict[str, Any], answer: Answer) -> tuple[str, str]:
     """Return an event's reasoning, and its output: content and tool calls of a chat's delta, or a completion's text."""
     reasoning, output = [], []
     for choice in event.get("choices") or ():
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        if reason := choice.get("finish_reason"):
+            answer.finish_reason = str(reason)
         delta = choice.get("delta")
         if delta is None:
             output.append(choice.get("text"))

@@ -18,6 +18,7 @@ import jsonschema
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.untrusted_file import open_regular
 
 _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
 _HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")
@@ -50,7 +51,8 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
         InputError: the file cannot be read, or every invalid line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", opener=open_regular) as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = (
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"

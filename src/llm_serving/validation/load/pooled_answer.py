@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from llm_serving.services.tasks import PooledTask
-from llm_serving.validation.load.answer import Answer
+from llm_serving.settings import untrusted_json
+from llm_serving.validation.load.answer import Answer, read_count
 
 SHOWN_SCORES = 8
 """Scores of an answer that a report shows."""
@@ -26,11 +26,11 @@ def parse(chunks: Sequence[tuple[float, bytes]], task: PooledTask, inputs: int) 
     """
     answer = Answer()
     try:
-        response = json.loads(b"".join(chunk for _, chunk in chunks))
+        response = untrusted_json.parse(b"".join(chunk for _, chunk in chunks))
         items = response[task.field]
-        answer.input_tokens = (response.get("usage") or {}).get("prompt_tokens")
+        answer.input_tokens = read_count(response.get("usage") or {}, "prompt_tokens")
         answer.text = _describe(items)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         if chunks:
             answer.failure = f"no {task.answer} in the answer: {type(error).__name__}: {error}"
         return answer

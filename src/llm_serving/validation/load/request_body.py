@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from llm_serving.settings import untrusted_json
 from llm_serving.validation.load.prompt import Prompt
 
 SHOWN_BYTES = 200
@@ -34,7 +34,7 @@ def read_usage(answer: bytes) -> dict[str, Any]:
         ValueError: it is no JSON object, as of a server that streams in any case; quotes its beginning.
     """
     try:
-        return dict(json.loads(answer).get("usage") or {})
+        return dict(untrusted_json.parse(answer).get("usage") or {})
     except (AttributeError, TypeError, ValueError):
         start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
         raise ValueError(

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
+from llm_serving.settings.untrusted_file import open_regular
 
 BLOCK_TOKENS = 512
 """Tokens of a block of a Mooncake trace."""
@@ -54,7 +55,7 @@ def read(path: Path, limit: int, *, is_sorted: bool = False) -> list[TraceRow]:
             `is_sorted` is asked for.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
+        with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as lines:
             rows = _read_rows(path, lines, limit)
         if is_sorted:
             _require_order(path, rows)

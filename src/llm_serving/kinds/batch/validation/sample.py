@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation.load import prompts
 from llm_serving.validation.load.load_plan import RequestLength
@@ -35,7 +36,7 @@ def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
     request = urllib.request.Request(f"{endpoint_url}{URL}", body, {"Content-Type": "application/json"})
     try:
         with _OPENER.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
-            usage = json.load(response)["usage"]
+            usage = untrusted_json.parse(response.read())["usage"]
             return {name: int(usage[name]) for name in ("prompt_tokens", "completion_tokens")}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise Unavailable(f"{endpoint_url}{URL} returned no usage: {error}. Fix: set another endpoint.") from None

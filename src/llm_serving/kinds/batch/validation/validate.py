@@ -31,6 +31,7 @@ from llm_serving.kinds.batch.validation import sample as batch_sample
 from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.kinds.batch.validation.sample import SampleRows
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import run_folder
@@ -192,7 +193,7 @@ def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[
     for name, file_id in (("output.jsonl", job["output_file_id"]), ("errors.jsonl", job["error_file_id"])):
         client.download(file_id, work / name)
         with (work / name).open(encoding="utf-8") as content:
-            lines.append([json.loads(line) for line in content])
+            lines.append([untrusted_json.parse(line) for line in content])
     return lines[0], lines[1]
 
 

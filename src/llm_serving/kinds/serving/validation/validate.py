@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.kinds.serving.validation import weight_loading
 from llm_serving.services import tasks
+from llm_serving.settings import untrusted_json
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.load_target import LoadTarget, TargetRole
@@ -123,5 +123,5 @@ def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
             contextlib.suppress(OSError, ValueError, KeyError),
             urllib.request.urlopen(version_url, timeout=5) as response,
         ):
-            versions[deployment.engine] = str(json.load(response)["version"])
+            versions[deployment.engine] = str(untrusted_json.parse(response.read())["version"])
     return versions

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from llm_serving.kinds.batch.client import BatchClient
+from llm_serving.settings.errors import Unavailable
+from tests.http_handler import QuietHandler
+
+
+class AnotherServer(QuietHandler):
+    """Answers whatever it is asked with its own page, or with JSON that no program can read."""
+
+    def do_GET(self) -> None:
+        self.respond(200, b"<html>It works!</html>" if self.path == "/workers" else b"[" * 100_000)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), AnotherServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_another_server_at_its_url_is_named_with_the_beginning_of_its_answer(url: str) -> None:
+    with pytest.raises(Unavailable) as error:
+        BatchClient(url).list_workers()
+    assert str(error.value) == f"{url} is no Batch API: it answered '<html>It works!</html>'. Fix: check its URL."
+    with pytest.raises(Unavailable, match="is no Batch API: it answered '\\[\\[\\["):
+        BatchClient(url).read("batch_a")
