@@ -22,6 +22,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import ServingCommands, WorkflowRequest, WorkflowResult
@@ -94,6 +95,10 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"
 
 
+def list_all_as_missing(_: object, images: Iterator[str]) -> Iterator[MissingImage]:
+    return (MissingImage(image, has_repository=True) for image in images)
+
+
 class Started:
     """Stands for the steps around the images, and writes down their order."""
 
@@ -114,7 +119,7 @@ class Started:
         monkeypatch.setattr(cluster, "reach", lambda *_: self.reach())
         monkeypatch.setattr(install_aws, "_serve_blueprint", lambda *_: self.steps.append("serve"))
         monkeypatch.setattr(install_aws.planning, "plan", lambda *_, **__: plan)
-        monkeypatch.setattr(install_aws.images, "list_missing", lambda _, images: iter(list(images)))
+        monkeypatch.setattr(install_aws.images, "list_missing", list_all_as_missing)
         monkeypatch.setattr(install_aws.console, "run", lambda words, **_: self.steps.append(" ".join(words[:2])))
 
     @contextlib.contextmanager

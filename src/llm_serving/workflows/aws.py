@@ -346,7 +346,7 @@ def _build_images(request: WorkflowRequest, fleet_context: FleetContext, folder:
     plan = planning.plan(
         folder, fleet_file, target=request.target, aws=fleet_context.aws, account=fleet_context.account
     )
-    missing = list(images.list_missing(plan, (service.image for service in plan.deployment.services)))
+    missing = [row.image for row in images.list_missing(plan, (service.image for service in plan.deployment.services))]
     commands = [(str(ROOT / "images/build"), images.get_name(image), "--fleet", str(fleet_file)) for image in missing]
     if missing and not any(map(shutil.which, own_image.BUILDERS)):
         lines = "\n".join(f"  {console.quote_command(('images/build', *words))}" for _, *words in commands)

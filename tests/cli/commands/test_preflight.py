@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving import processes
+from llm_serving import paths, processes
+from llm_serving.aws.preflight.check import CheckResult
+from llm_serving.catalog import own_image
 from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets import planning
+from llm_serving.targets.on_aws import images
 
 ROOT = Path(__file__).parents[3]
 FLEET = """\
@@ -131,6 +138,69 @@ def test_a_type_missing_from_the_catalog_is_one_line_and_the_other_checks_run(tm
         "a type is not in the catalog, so usage was not counted"
     ]
     assert groups["zones"][0]["status"] == "pass"
+
+
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+def _push(endpoint: str, *images: str) -> None:
+    """Put images with some content into the embedded registry, in this order."""
+    ecr = emulator.open_session(endpoint, "us-west-2").client("ecr")
+    for image in images:
+        name, _, tag = image.partition(":")
+        with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
+            ecr.create_repository(repositoryName=name)
+        ecr.put_image(
+            repositoryName=name, imageManifest=json.dumps({"mediaType": _MANIFEST, "image": image}), imageTag=tag
+        )
+
+
+def _write_batch(tmp_path: Path, orchestrator: str) -> tuple[Path, Path]:
+    """Write a fleet and a batch whose only images are of the fleet's registry; return both."""
+    fleet = Path(_write_fleet(tmp_path))
+    named = fleet.read_text().replace("name: demo", f"name: demo-{orchestrator}")
+    fleet.write_text(f"orchestrator: {orchestrator}\n{named}")
+    batch = Path(shutil.copytree(paths.PATTERNS / "offline-batch", tmp_path / "batch"))
+    blueprint = "kind: batch\npattern: offline-batch\nendpoint: {deployment: chat}\nsample: {model: m}\n"
+    (batch / "blueprint.yaml").write_text(blueprint)
+    return fleet, batch
+
+
+_OLDER = "is not in the fleet's registry, whose newest, 0.1.0-000000000000, was built from another version"
+
+
+@pytest.mark.parametrize("orchestrator", ["eks", "ecs"])
+def test_images_that_the_registry_lacks_are_refused_by_preflight_and_deploy(
+    tmp_path: Path, endpoint: str, orchestrator: str
+) -> None:
+    fleet, batch = _write_batch(tmp_path, orchestrator)
+    session = emulator.open_session(endpoint, "us-west-2")
+    plan = planning.plan(batch, fleet, target=orchestrator, root=tmp_path, aws=session, account=emulator.ACCOUNT)
+    [image] = {service.image for service in plan.deployment.services}
+    label = f"batch-worker:{own_image.IMAGES['batch-worker'].tag}"
+    build = f"run images/build batch-worker --fleet {fleet}"
+    missing = "is not in the fleet's registry, which has no repository for it"
+    apply = f"add batch-worker to storage.repositories of {fleet}, apply the stack storage, and {build}"
+    for reason, fix, pushed in ((missing, apply, "0.1.0-000000000000"), (_OLDER, build, label.partition(":")[2])):
+        assert images.check_images(plan) == [CheckResult(label, "fail", reason, fix)]
+        with pytest.raises(CheckFailed) as error:
+            images.require_images(plan, [image])
+        assert str(error.value) == f"{image} {reason}. Nothing was changed. Fix: {fix}"
+        _push(endpoint, f"demo-{orchestrator}/batch-worker:{pushed}")
+    assert images.check_images(plan) == [CheckResult(label, "pass", "in the fleet's registry")]
+    images.require_images(plan, [image])
+
+
+@pytest.mark.terraform
+def test_a_fleet_without_the_images_of_a_blueprint_exits_1(tmp_path: Path, endpoint: str) -> None:
+    fleet, batch = _write_batch(tmp_path, "both")
+    environment = emulator.build_client_env(endpoint, "us-west-2")
+    result = _run_cli("preflight", "--json", "--fleet", str(fleet), str(batch), environment=environment)
+    *_, group = json.loads(result.stdout)["groups"]
+    assert (result.returncode, group["title"]) == (1, "images of batch")
+    assert [(row["status"], row["remedy"].partition(",")[0]) for row in group["lines"]] == [
+        ("fail", f"add batch-worker to storage.repositories of {fleet}")
+    ] * 2, "one for each orchestrator"
 
 
 @pytest.mark.terraform

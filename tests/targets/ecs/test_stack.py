@@ -73,6 +73,10 @@ class Ecs:
     def get_paginator(self, call: str) -> Any:
         return SimpleNamespace(paginate=getattr(self, f"_{call}"))
 
+    def _describe_images(self, **_: Any) -> Iterator[dict[str, Any]]:
+        tags = [image.partition(":")[2] for image in self.images]
+        yield {"imageDetails": [{"imageTags": [tag], "imagePushedAt": number} for number, tag in enumerate(tags)]}
+
     def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> Iterator[dict[str, Any]]:  # noqa: N803
         assert cluster == "fabric"
         for coming in self.tasks.get(serviceName, []):
@@ -222,6 +226,7 @@ def test_a_missing_image_is_reported_before_anything_changes(
     aws.images = ("fabric/router:0.1.16",)
     with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-3 is not in the fleet's registry") as error:
         stack.deploy(deployment_plan, lambda _: None)
+    assert "whose newest, 0.1.16, was built from another version" in str(error.value)
     assert "images/build router --fleet" in str(error.value)
     assert terraform_calls == []
 

@@ -29,12 +29,16 @@ class Ecr:
     def __init__(self, *existing: str) -> None:
         self.existing = existing
         self.requests: list[str] = []
+        self.missing_code = "ImageNotFoundException"
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         [[(field, value)]] = [identifier.items() for identifier in imageIds]
         self.requests.append(f"{repositoryName}{'@' if field == 'imageDigest' else ':'}{value}")
         if self.requests[-1] not in self.existing:
-            raise ClientError({"Error": {"Code": "ImageNotFoundException"}}, "DescribeImages")
+            raise ClientError({"Error": {"Code": self.missing_code}}, "DescribeImages")
+
+    def get_paginator(self, _: str) -> Any:
+        return SimpleNamespace(paginate=lambda **_: [{"imageDetails": []}])
 
 
 def build_plan(ecr: Ecr) -> Any:
@@ -73,8 +77,20 @@ def test_a_missing_image_is_refused_with_the_command_that_builds_it() -> None:
     with pytest.raises(CheckFailed) as error:
         images.require_images(build_plan(Ecr()), [f"{REGISTRY}/router:0.1.17-3"])
     assert str(error.value) == (
-        f"{REGISTRY}/router:0.1.17-3 is not in the fleet's registry. Nothing was changed. Fix: add router to "
-        "storage.repositories of fleet.yaml, apply the stack storage, and run images/build router --fleet fleet.yaml"
+        f"{REGISTRY}/router:0.1.17-3 is not in the fleet's registry. Nothing was changed. "
+        "Fix: run images/build router --fleet fleet.yaml"
+    )
+
+
+def test_a_registry_without_the_repository_is_refused_with_the_stack_that_creates_it() -> None:
+    ecr = Ecr()
+    ecr.missing_code = "RepositoryNotFoundException"
+    with pytest.raises(CheckFailed) as error:
+        images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-3"])
+    assert str(error.value) == (
+        f"{REGISTRY}/router:0.1.17-3 is not in the fleet's registry, which has no repository for it. Nothing was changed. "
+        "Fix: add router to storage.repositories of fleet.yaml, apply the stack storage, and run images/build router "
+        "--fleet fleet.yaml"
     )
 
 

@@ -72,9 +72,17 @@ class PreflightReport:
 
 
 def run_preflight(
-    document: Document[Fleet], catalog: Catalog, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
+    document: Document[Fleet],
+    catalog: Catalog,
+    aws: AwsSession,
+    *,
+    further: Sequence[Check] = (),
+    timeout_s: float = runner.TIMEOUT_S,
 ) -> PreflightReport:
     """Run all checks; change nothing.
+
+    Args:
+        further: checks of what is to run on the fleet.
 
     Raises:
         Unavailable: no credentials, or no network.
@@ -83,7 +91,7 @@ def run_preflight(
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)
     mistakes = checks.find_mistakes(document, catalog)
-    put = _list_checks(document, catalog, aws, caller, mistakes)
+    put = [*_list_checks(document, catalog, aws, caller, mistakes), *further]
     with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
         groups = runner.run_checks(put, step, timeout_s)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))

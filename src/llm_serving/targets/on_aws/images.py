@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from llm_serving.aws import session as clients
+from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.catalog import own_image
 from llm_serving.operations import image_pins
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.deployment_plan import DeploymentPlan
+
+
+@dataclass(frozen=True)
+class MissingImage:
+    """An image that the fleet's registry does not have."""
+
+    image: str
+    has_repository: bool
+    newest: str = ""
+    """Tag that was last pushed to its repository; empty where it is looked up by digest, or there is none."""
+
+    @property
+    def reason(self) -> str:
+        """What follows the image in a message."""
+        if not self.has_repository:
+            return "is not in the fleet's registry, which has no repository for it"
+        newest = f", whose newest, {self.newest}, was built from another version" if self.newest else ""
+        return f"is not in the fleet's registry{newest}"
 
 
 def require_images(plan: DeploymentPlan, images: Iterable[str]) -> None:
@@ -18,41 +39,76 @@ def require_images(plan: DeploymentPlan, images: Iterable[str]) -> None:
         CheckFailed: an image is missing; what pulls it would wait until the deploy gives up.
         Unavailable: AWS cannot be asked.
     """
-    for image in list_missing(plan, images):
-        name, fleet = get_name(image), plan.fleet.path
-        if "@" in image:
-            lock = image_pins.locate(fleet)
-            fix = f"run images/build {name} --fleet {fleet}, or remove its line from {lock} to pull it by its tag"
-        else:
-            fix = (
-                f"add {name} to storage.repositories of {fleet}, apply the stack storage, and run "
-                f"images/build {name} --fleet {fleet}"
-            )
-        raise CheckFailed(f"{image} is not in the fleet's registry. Nothing was changed. Fix: {fix}")
+    for missing in list_missing(plan, images):
+        raise CheckFailed(f"{missing.image} {missing.reason}. Nothing was changed. Fix: {_format_fix(plan, missing)}")
 
 
-def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[str]:
+def check_images(plan: DeploymentPlan) -> list[CheckResult]:
+    """Return a result for each image of the deployment's that is the fleet's own, for a preflight."""
+    images = _select_own(plan, (service.image for service in plan.deployment.services))
+    missing = {row.image: row for row in list_missing(plan, images)}
+    return [_build_result(plan, image, missing.get(image)) for image in images]
+
+
+def _build_result(plan: DeploymentPlan, image: str, missing: MissingImage | None) -> CheckResult:
+    label = image.rpartition("/")[2].partition("@")[0]
+    if missing is None:
+        return CheckResult(label, "pass", "in the fleet's registry")
+    return CheckResult(label, "fail", missing.reason, _format_fix(plan, missing))
+
+
+def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[MissingImage]:
     """Yield those of the images that are the fleet's own and that its registry does not have.
 
     Raises:
         Unavailable: AWS cannot be asked.
     """
+    ecr = plan.aws.client("ecr")
+    for image in _select_own(plan, images):
+        with clients.translate_errors():
+            missing = _look_up(ecr, f"{plan.fleet.value.name}/{get_name(image)}", image)
+        if missing:
+            yield missing
+
+
+def _select_own(plan: DeploymentPlan, images: Iterable[str]) -> list[str]:
+    """Return those of the fleet's own registry, each once."""
+    return [image for image in dict.fromkeys(images) if image.startswith(f"{plan.deployment.environment.registry}/")]
+
+
+def _look_up(ecr: Any, repository: str, image: str) -> MissingImage | None:
+    """Return None for an image that the repository has."""
     from botocore.exceptions import ClientError
 
-    ecr = plan.aws.client("ecr")
-    for image in dict.fromkeys(images):
-        if not image.startswith(f"{plan.deployment.environment.registry}/"):
-            continue
-        tagged, _, digest = image.partition("@")
-        identifier = {"imageDigest": digest} if digest else {"imageTag": tagged.rpartition(":")[2]}
-        with clients.translate_errors():
-            try:
-                repository = f"{plan.fleet.value.name}/{get_name(image)}"
-                ecr.describe_images(repositoryName=repository, imageIds=[identifier])
-            except ClientError as error:
-                if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
-                    raise
-                yield image
+    tagged, _, digest = image.partition("@")
+    identifier = {"imageDigest": digest} if digest else {"imageTag": tagged.rpartition(":")[2]}
+    try:
+        ecr.describe_images(repositoryName=repository, imageIds=[identifier])
+    except ClientError as error:
+        if clients.get_error_code(error) == "RepositoryNotFoundException":
+            return MissingImage(image, has_repository=False)
+        if clients.get_error_code(error) != "ImageNotFoundException":
+            raise
+        return MissingImage(image, has_repository=True, newest="" if digest else _find_newest(ecr, repository))
+    return None
+
+
+def _find_newest(ecr: Any, repository: str) -> str:
+    """Return the tag that was pushed last; empty where there is none."""
+    pages = ecr.get_paginator("describe_images").paginate(repositoryName=repository, filter={"tagStatus": "TAGGED"})
+    rows = [row for page in pages for row in page["imageDetails"]]
+    newest = max(rows, key=lambda row: row["imagePushedAt"], default={"imageTags": [""]})
+    return str(newest["imageTags"][0])
+
+
+def _format_fix(plan: DeploymentPlan, missing: MissingImage) -> str:
+    name, fleet = get_name(missing.image), plan.fleet.path
+    build = f"run images/build {name} --fleet {fleet}"
+    if not missing.has_repository:
+        return f"add {name} to storage.repositories of {fleet}, apply the stack storage, and {build}"
+    if "@" in missing.image:
+        return f"{build}, or remove its line from {image_pins.locate(fleet)} to pull it by its tag"
+    return build
 
 
 def get_name(image: str) -> str:
