@@ -100,7 +100,8 @@ def test_with_events_the_router_discovers_pods_by_dns_and_clients_cannot_subscri
     [worker_flag] = [
         word for word in router["spec"]["template"]["spec"]["containers"][0]["command"] if "--worker=" in word
     ]
-    service = manifests_by_name["Service", worker_flag.removeprefix("--worker=").partition(".")[0]]
+    address = worker_flag.removeprefix("--worker=").replace("$(RELEASE)", "mine")
+    service = manifests_by_name["Service", address.partition(".")[0]]
     assert service["spec"]["clusterIP"] == "None", "an address a pod"
     engine = manifests_by_name["Deployment", service["metadata"]["name"]]["spec"]["template"]
     assert {5557, 5558} <= {port["containerPort"] for port in engine["spec"]["containers"][0]["ports"]}

@@ -30,6 +30,9 @@ ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
 GROUP_RANK, GROUP_LEADER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
 """Variables that a LeaderWorkerSet gives its pods: Kubernetes fills them in."""
 
+RELEASE, NAMESPACE = "$(RELEASE)", "$(NAMESPACE)"
+"""Variables that charts/inference gives its pods, so that the values serve any release in any namespace."""
+
 SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"}
 LEADER_LABELS = {"inference/listens": "true"}
 """Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
@@ -342,7 +345,17 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
 
 def build_peer_name(context: Context, service: str) -> str:
     """Return the DNS name by which the deployment's processes find a service of it."""
-    return format_peer_name(context.name, service, context.environment.namespace)
+    return format_peer_name(_name_release(context), service, _name_namespace(context))
+
+
+def _name_release(context: Context) -> str:
+    """Return what the services' names begin with, as their own command lines write it."""
+    return RELEASE if context.conventions.is_kubernetes else context.name
+
+
+def _name_namespace(context: Context) -> str:
+    """Return the namespace of the deployment, as its own command lines write it."""
+    return NAMESPACE if context.conventions.is_kubernetes else context.environment.namespace
 
 
 def _count_ranks(role: EngineRole) -> int:
@@ -476,7 +489,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
-        "namespace": context.environment.namespace,
+        "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,
         "discovery_port": DISCOVERY_PORT,
         "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
@@ -543,8 +556,8 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
     if discovery == "labels":
         engine = engines_of_role[0]
         templates = {**SELECTOR_LABELS, **(LEADER_LABELS if engine.nodes > 1 else {})}
-        labels = {key: value.format(deployment=context.name, role=engine.role) for key, value in templates.items()}
-        return tuple(f"{key}={value}" for key, value in labels.items())
+        names = {"deployment": _name_release(context), "role": engine.role}
+        return tuple(f"{key}={value.format(**names)}" for key, value in templates.items())
     leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
     if conventions.is_local:
         scheme = "http://" if discovery == "addresses" else ""

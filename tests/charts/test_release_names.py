@@ -1,0 +1,57 @@
+"""Values that were rendered once serve any release: its pods call the release and namespace that Helm was given."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llm_serving import paths
+from tests.charts.conftest import CHART, Helm
+from tests.charts.objects import list_pods
+from tests.infra import deployments
+
+AGGREGATED = (paths.PATTERNS / "aggregated" / "blueprint.yaml").read_text()
+
+
+def render_release(helm: Helm, values: Path, release: str, namespace: str) -> list[dict[str, Any]]:
+    run = helm("template", release, str(CHART), "--namespace", namespace, "--values", str(values))
+    assert run.returncode == 0, run.stderr
+    return [document for document in yaml.safe_load_all(run.stdout) if document]
+
+
+def expand_command(pod: dict[str, Any], namespace: str) -> list[str]:
+    """Return the command with $(NAME) filled in, as the kubelet does, of the variables that the pod has."""
+    [container] = pod["spec"]["containers"]
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+    [field] = [entry["valueFrom"]["fieldRef"] for entry in container["env"] if entry["name"] == "NAMESPACE"]
+    assert field == {"fieldPath": "metadata.namespace"}
+    variables["NAMESPACE"] = namespace
+    return [re.sub(r"\$\((\w+)\)", lambda match: str(variables[match[1]]), word) for word in container["command"]]
+
+
+@pytest.mark.parametrize(("release", "namespace"), [("mine", "serving"), ("other", "prod")])
+@pytest.mark.parametrize("policy", ["cache-aware", "kv-aware"])
+def test_a_router_finds_the_engines_of_its_own_release(
+    helm: Helm, tmp_path: Path, policy: str, release: str, namespace: str
+) -> None:
+    text = AGGREGATED.replace("policy: cache-aware", f"policy: {policy}")
+    folder = deployments.write_blueprint(tmp_path, "mine", text)
+    values = deployments.render(tmp_path, folder, paths.PATTERNS.parent / "fleet.yaml", "eks")
+    manifests = render_release(helm, values, release, namespace)
+    pods = {pod["metadata"]["labels"]["inference/kind"]: pod for pod in list_pods(manifests)}
+    words = expand_command(pods["router"], namespace)
+    if policy == "kv-aware":
+        [address] = [word.removeprefix("--worker=") for word in words if word.startswith("--worker=")]
+        assert address == f"{release}-worker.{namespace}:8000"
+        services = [item["metadata"] for item in manifests if item["kind"] == "Service"]
+        assert (f"{release}-worker", namespace) in {(item["name"], item["namespace"]) for item in services}
+    else:
+        assert words[words.index("--service-discovery-namespace") + 1] == namespace
+        start = words.index("--selector") + 1
+        selector = dict(word.split("=") for word in words[start : start + 2])
+        assert selector.items() <= pods["engine"]["metadata"]["labels"].items()
+        assert selector["app.kubernetes.io/instance"] == release
