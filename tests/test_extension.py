@@ -138,6 +138,9 @@ class MoonTarget:
     def resolve_environment(self, directory, blueprint, fleet, *, account, port):
         return self.assume_environment(blueprint, fleet, cores=0)
 
+    def render_companions(self, deployment):
+        return {}
+
     def deploy(self, plan, confirm, *, force=False):
         raise Unavailable("the moon is out of reach")
 

@@ -115,6 +115,10 @@ class Target(Protocol):
         """
         ...
 
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
+        """Return further files that are rendered beside the template's, by name."""
+        ...
+
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change, one line each; empty where nothing."""
         ...

@@ -95,7 +95,7 @@ def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, D
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
-    """Write the rendered files to rendered/NAME/TARGET/ and return the main one.
+    """Write the rendered files to rendered/NAME/TARGET/ and return the template's.
 
     Args:
         force: overwrite a file that was edited by hand.
@@ -103,7 +103,8 @@ def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
     Raises:
         InputError: the rendered file was edited by hand, and `force` is not set.
     """
-    return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
+    companions = registry.load_target(plan.deployment.target).render_companions(plan.deployment)
+    return render.render(plan.deployment, plan.folder, plan.rendered, companions=companions, force=force)
 
 
 def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
@@ -123,10 +123,18 @@ def _check_printable(text: str, source: Path) -> None:
             raise _build_error(source, 1, reason, "remove them from the template, or from the value that it writes")
 
 
-def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
-    """Render the blueprint in `folder` into the folder `out` and return the file.
+def render(
+    deployment: Deployment,
+    folder: Path,
+    out: Path,
+    *,
+    companions: Mapping[str, str] = MappingProxyType({}),
+    force: bool = False,
+) -> Path:
+    """Render the blueprint in `folder` into the folder `out` and return the template's file.
 
     Args:
+        companions: further files, by name.
         force: overwrite what was edited by hand.
 
     Raises:
@@ -134,17 +142,23 @@ def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = Fal
     """
     source = find_template(folder, deployment.target)
     file = out / source.name.removesuffix(SUFFIX)
-    rendered = render_text(deployment, source)
-    if not force and _is_edited(file) and file.read_text(encoding="utf-8") != rendered:
+    texts = {file: render_text(deployment, source), **{out / name: text for name, text in companions.items()}}
+    for edited in (path for path, text in texts.items() if not force and _would_lose_edits(path, text)):
+        remedy = f"make the change in {source}" if edited == file else "keep your change in a file of another name"
         raise InputError(
-            f"{file}: edited by hand since it was rendered, and would be overwritten. "
-            f"Fix: make the change in {source}, or pass --force."
+            f"{edited}: edited by hand since it was rendered, and would be overwritten. Fix: {remedy}, or pass --force."
         )
     out.mkdir(parents=True, exist_ok=True)
-    file.touch(mode=0o600)  # variables and commands may hold what other users of this machine should not read
-    file.write_text(rendered, encoding="utf-8")
-    (out / MANIFEST).write_text(json.dumps({file.name: _compute_digest(rendered)}) + "\n", encoding="utf-8")
+    for path, text in texts.items():
+        path.touch(mode=0o600)  # variables and commands may hold what other users of this machine should not read
+        path.write_text(text, encoding="utf-8")
+    digests = {path.name: _compute_digest(text) for path, text in texts.items()}
+    (out / MANIFEST).write_text(json.dumps(digests) + "\n", encoding="utf-8")
     return file
+
+
+def _would_lose_edits(file: Path, rendered: str) -> bool:
+    return _is_edited(file) and file.read_text(encoding="utf-8") != rendered
 
 
 def _is_edited(file: Path) -> bool:

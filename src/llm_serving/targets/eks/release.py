@@ -25,7 +25,6 @@ import yaml
 
 from llm_serving import console, paths
 from llm_serving.console import CommandFailed
-from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import add_ons as addons
 from llm_serving.operations import kube_api
@@ -34,6 +33,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import namespace
 from llm_serving.targets.on_aws import images, metrics_pages
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
@@ -112,7 +112,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
-        open_api(plan).apply(_build_namespace())
+        open_api(plan).apply(namespace.build_manifests(plan.deployment.environment))
     try:
         _upgrade(plan, values_file, log)
         _wait_until_ready(plan)
@@ -161,13 +161,13 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
     Raises:
         Unavailable: the cluster does not answer.
     """
-    api, namespace = open_api(plan), _get_namespace(plan)
+    api = open_api(plan)
     return [
         ReplicaContainer(
             pod["metadata"]["name"],
             pod["metadata"]["labels"].get("inference/listens") == "true",
             functools.partial(
-                api.run_command, pod["metadata"]["name"], namespace, pod["spec"]["containers"][0]["name"]
+                api.run_command, pod["metadata"]["name"], _get_namespace(plan), pod["spec"]["containers"][0]["name"]
             ),
         )
         for pod in _list_pods(plan, role)
@@ -396,30 +396,6 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
     except (CheckFailed, CommandFailed) as error:
         return f"rollback failed: {error}"
     return "rolled back: the previous revision runs"
-
-
-def _build_namespace() -> list[Manifest]:
-    """Build the namespace and service account that all releases share."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {
-                "name": names.SERVING_NAMESPACE,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "blueprint",
-                    # A rollout waits until the load balancer has found the new routers healthy.
-                    "elbv2.k8s.aws/pod-readiness-gate-inject": "enabled",
-                },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": names.ENGINE_SERVICE_ACCOUNT, "namespace": names.SERVING_NAMESPACE},
-            "automountServiceAccountToken": False,
-        },
-    ]
 
 
 def _read_release(plan: DeploymentPlan) -> _Release:

@@ -11,10 +11,11 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import load_job, release, stacked_release
+from llm_serving.targets.eks import load_job, namespace, release, stacked_release
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
@@ -42,6 +43,10 @@ class EksTarget(AwsTarget):
             service_account=names.ENGINE_SERVICE_ACCOUNT,
             account=account,
         )
+
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
+        """Return the manifests that the release presumes, for those who install the chart themselves."""
+        return {namespace.FILE: namespace.format_file(deployment.environment)}
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
         """Say how a private cluster endpoint is reached."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,6 +62,10 @@ class LocalTarget:
             ports=ports,
             cores=cores,
         )
+
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
+        """Return further rendered files, by name."""
+        return {}
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in supervisord's configuration."""

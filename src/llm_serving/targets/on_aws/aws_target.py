@@ -15,6 +15,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.services.blueprint import BaseBlueprint
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import planning, registry
@@ -60,6 +61,10 @@ class AwsTarget(abc.ABC):
     def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
         """Return the environment of the embedded AWS's account."""
         return self.build_environment(fleet, emulator.ACCOUNT)
+
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
+        """Return further rendered files, by name."""
+        return {}
 
     @abc.abstractmethod
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:

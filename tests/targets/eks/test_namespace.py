@@ -1,0 +1,48 @@
+"""What a release on EKS presumes lies beside its rendered values."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_serving import paths
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import namespace
+from tests.infra.deployments import ACCOUNT
+
+
+def plan_deployment(folder: Path) -> DeploymentPlan:
+    shutil.copytree(paths.PATTERNS / "aggregated", folder / "mine")
+    fleet = paths.PATTERNS.parent / "fleet.yaml"
+    return planning.plan(folder / "mine", fleet, target="eks", root=folder, account=ACCOUNT)
+
+
+def test_the_namespace_and_account_that_the_values_name_are_rendered_beside_them(tmp_path: Path) -> None:
+    plan = plan_deployment(tmp_path)
+    values = yaml.safe_load(planning.write_rendered(plan).read_text())
+    manifests = list(yaml.safe_load_all((plan.rendered / "namespace.yaml").read_text()))
+    assert manifests == namespace.build_manifests(plan.deployment.environment), "what `deploy` applies"
+    space, account = manifests
+    assert (space["kind"], space["metadata"]["name"]) == ("Namespace", "serving")
+    assert (account["kind"], account["metadata"]["namespace"]) == ("ServiceAccount", "serving")
+    assert values["serviceAccount"] == {"create": False, "name": account["metadata"]["name"]}
+
+
+def test_an_edited_namespace_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
+    plan = plan_deployment(tmp_path)
+    planning.write_rendered(plan)
+    file = plan.rendered / "namespace.yaml"
+    file.write_text("mine\n")
+    with pytest.raises(InputError) as error:
+        planning.write_rendered(plan)
+    assert str(error.value) == (
+        f"{file}: edited by hand since it was rendered, and would be overwritten. "
+        "Fix: keep your change in a file of another name, or pass --force."
+    )
+    planning.write_rendered(plan, force=True)
+    assert file.read_text() == namespace.format_file(plan.deployment.environment)
