@@ -19,6 +19,9 @@ from llm_serving.cli.commands.schema import SchemaFile, render_schema
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.blueprint import Blueprint as BatchBlueprint
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.streaming.blueprint import Blueprint as StreamingBlueprint
+from llm_serving.services import kinds
+from llm_serving.services.blueprint import DEFAULT_KIND
 from llm_serving.settings import yaml_source
 from llm_serving.settings.document import FILE_CONTEXT, Settings
 
@@ -27,10 +30,11 @@ SCHEMA_FILES: dict[type[Settings], Path] = {
     Fleet: ROOT / "infra/fleet.schema.json",
     Blueprint: ROOT / "blueprints/blueprint.schema.json",
     BatchBlueprint: ROOT / "blueprints/blueprint.schema.json",  # one file: its key `kind` chooses
+    StreamingBlueprint: ROOT / "blueprints/blueprint.schema.json",
 }
 SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in SCHEMA_FILES.items()}
 CHECKS = {kind: jsonschema.Draft7Validator(schema_document) for kind, schema_document in SCHEMAS.items()}
-KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=["fleet", "serving", "batch"])
+KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=["fleet", "serving", "batch", "streaming"])
 
 EVERY_FLEET_KEY = """\
 name: ads
@@ -110,7 +114,7 @@ EXAMPLES: list[tuple[type[Settings], str]] = [
     (BatchBlueprint, EVERY_BATCH_KEY),
     *((Fleet, path.read_text()) for path in sorted({ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml")})),
     *(
-        (BatchBlueprint if "\nkind: batch\n" in path.read_text() else Blueprint, path.read_text())
+        (kinds.get(yaml.safe_load(path.read_text()).get("kind", DEFAULT_KIND)).SETTINGS, path.read_text())
         for path in sorted(ROOT.glob("blueprints/*/blueprint.yaml"))
     ),
 ]

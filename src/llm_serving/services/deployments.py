@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import inputs, kinds
-from llm_serving.services.blueprint import FILE_NAME, resolve_name
+from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
 from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
@@ -52,6 +53,27 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
     if deployment is None:
         return FoundDeployment.model_validate({"name": name, **address})
     return kinds.get(deployment.kind).describe_for_others(deployment).model_copy(update=address)
+
+
+def require_serving(
+    blueprint: Document[Any], name: str, fleet: Document[Fleet], environment: Environment
+) -> FoundDeployment:
+    """Return the serving deployment that `endpoint.deployment` of a blueprint names.
+
+    Raises:
+        InputError: it does not run, or names its way back to this one.
+    """
+    key_path = ("endpoint", "deployment")
+    if name in environment.dependents:
+        circle = (*environment.dependents[environment.dependents.index(name) :], name)
+        reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"
+        raise DeploymentCircle([blueprint.build_mistake(key_path, name, reason, "name a serving deployment")])
+    found = find(name, blueprint.path.resolve().parent.parent, fleet, environment)
+    if found is None or found.kind not in ("", DEFAULT_KIND):
+        reason = "no serving deployment of this name is up here"
+        fix = f"run blueprint deploy {name} first, from this directory"
+        raise InputError([blueprint.build_mistake(key_path, name, reason, fix)])
+    return found
 
 
 def _read(file: Path) -> Deployment | None:

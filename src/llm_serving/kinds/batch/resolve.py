@@ -19,7 +19,7 @@ from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import EngineRole, Roles
 from llm_serving.services import deployments
-from llm_serving.services.blueprint import DEFAULT_KIND, resolve_name
+from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
@@ -53,7 +53,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
-    found = _find_named(blueprint, fleet, environment)
+    named = settings.endpoint.deployment
+    found = deployments.require_serving(blueprint, named, fleet, environment) if named else None
     answering = _describe_endpoint(settings.endpoint, own_serving, found, environment)
     usd_h = settings.endpoint.usd_per_hour or (found.usd_h if found else None)
     stack = None
@@ -232,30 +233,6 @@ def _describe_endpoint(
         limits=tuple(worker_settings.list_limits(found)),
         engine=found.engine,
     )
-
-
-def _find_named(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-) -> FoundDeployment | None:
-    """Find the deployment that the endpoint names; None if it names none.
-
-    Raises:
-        InputError: it does not run, or names its way back to this one.
-    """
-    name = blueprint.value.endpoint.deployment
-    if name is None:
-        return None
-    if name in environment.dependents:
-        circle = (*environment.dependents[environment.dependents.index(name) :], name)
-        reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"
-        mistake = blueprint.build_mistake(("endpoint", "deployment"), name, reason, "name a serving deployment")
-        raise deployments.DeploymentCircle([mistake])
-    found = deployments.find(name, blueprint.path.resolve().parent.parent, fleet, environment)
-    if found is None or found.kind not in ("", DEFAULT_KIND):
-        reason = "no serving deployment of this name is up here"
-        fix = f"run blueprint deploy {name} first, from this directory"
-        raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)])
-    return found
 
 
 def _resolve_serving(

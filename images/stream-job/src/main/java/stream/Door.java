@@ -1,0 +1,73 @@
+package stream;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.networknt.schema.JsonSchema;
+import com.networknt.schema.JsonSchemaFactory;
+import com.networknt.schema.SpecVersion;
+import com.networknt.schema.ValidationMessage;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.Set;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.streaming.api.functions.ProcessFunction;
+import org.apache.flink.util.Collector;
+
+/** Lets events in that the schema allows; the rest are dead letters. */
+final class Door extends ProcessFunction<Incoming, Event> {
+    private final String schemaText;
+    private final Settings.Limits limits;
+    private transient JsonSchema schema;
+
+    Door(Settings settings) {
+        this.schemaText = new String(settings.eventSchema(), StandardCharsets.UTF_8);
+        this.limits = settings.limits();
+    }
+
+    @Override
+    public void open(OpenContext context) {
+        schema = JsonSchemaFactory.getInstance(SpecVersion.VersionFlag.V202012).getSchema(schemaText);
+    }
+
+    @Override
+    public void processElement(Incoming incoming, Context context, Collector<Event> out) {
+        byte[] record = incoming.value;
+        if (record.length > limits.eventBytes()) {
+            String message = record.length + " bytes; at most " + limits.eventBytes();
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "", "oversized", message));
+            return;
+        }
+        JsonNode node;
+        try {
+            node = Settings.parse(record);
+        } catch (IOException | StackOverflowError error) {
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "", "not_json", "it is not JSON"));
+            return;
+        }
+        String id = node.path("id").asText("");
+        Set<ValidationMessage> mistakes = schema.validate(node);
+        if (!mistakes.isEmpty()) {
+            String message = mistakes.iterator().next().getMessage();
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, id, "schema", message));
+            return;
+        }
+        Event event = build(node, incoming);
+        long ahead = event.at - incoming.receivedAt;
+        if (ahead > limits.futureMs()) {
+            String message = "it happened " + ahead + " ms after Kafka received it";
+            context.output(DeadLetter.TAG, DeadLetter.of(event, "clock_skew", message));
+            return;
+        }
+        out.collect(event);
+    }
+
+    private static Event build(JsonNode node, Incoming incoming) {
+        Event event = new Event();
+        event.id = node.path("id").asText();
+        event.shopper = node.path("shopper").asText();
+        event.type = node.path("type").asText();
+        event.at = node.path("at").asLong();
+        event.receivedAt = incoming.receivedAt;
+        event.body = node.toString();
+        return event;
+    }
+}

@@ -1,0 +1,7 @@
+package stream;
+
+/** A prompt about an event. */
+public class Request {
+    public Event event;
+    public String prompt;
+}

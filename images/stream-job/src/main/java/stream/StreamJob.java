@@ -1,0 +1,121 @@
+package stream;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.Properties;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.connector.base.DeliveryGuarantee;
+import org.apache.flink.connector.kafka.sink.KafkaRecordSerializationSchema;
+import org.apache.flink.connector.kafka.sink.KafkaSink;
+import org.apache.flink.connector.kafka.source.KafkaSource;
+import org.apache.flink.connector.kafka.source.enumerator.initializer.OffsetsInitializer;
+import org.apache.flink.core.execution.CheckpointingMode;
+import org.apache.flink.streaming.api.datastream.AsyncDataStream;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.datastream.SingleOutputStreamOperator;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.OffsetResetStrategy;
+
+/** Events of shoppers -> context of each session -> prompt -> answer -> Kafka and the cache. */
+public final class StreamJob {
+    private static final Duration TRANSACTION_TIMEOUT = Duration.ofMinutes(10);
+
+    /** Longest that a record waits for others on its way to the next task; Flink's default adds up to 100 ms. */
+    private static final long BUFFER_TIMEOUT_MS = 5;
+
+    private StreamJob() {}
+
+    public static void main(String[] arguments) throws Exception {
+        Settings settings = Settings.read();
+        createTopics(settings.kafka());
+        StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment();
+        environment.setBufferTimeout(BUFFER_TIMEOUT_MS);
+        environment.enableCheckpointing(settings.checkpointMs(), CheckpointingMode.EXACTLY_ONCE);
+        build(environment, settings);
+        environment.execute(settings.name());
+    }
+
+    static void build(StreamExecutionEnvironment environment, Settings settings) {
+        SingleOutputStreamOperator<Event> events = environment
+                .fromSource(buildSource(settings), WatermarkStrategy.noWatermarks(), "events")
+                .uid("events")
+                .process(new Door(settings))
+                .uid("door")
+                .name("door");
+        SingleOutputStreamOperator<Request> requests = events.keyBy(event -> event.shopper)
+                .process(new SessionContext(settings))
+                .uid("session-context")
+                .name("session context");
+        Settings.Endpoint endpoint = settings.endpoint();
+        SingleOutputStreamOperator<Outcome> outcomes = AsyncDataStream.unorderedWait(
+                        requests,
+                        new CallEndpoint(settings),
+                        endpoint.deadlineMs() + settings.checkpointMs(),
+                        TimeUnit.MILLISECONDS,
+                        endpoint.inFlight())
+                .uid("endpoint")
+                .name("endpoint");
+        DataStream<Outcome> answers = outcomes.filter(Outcome::isAnswer).uid("answers").name("answers");
+        DataStream<Outcome> deadLetters = events.getSideOutput(DeadLetter.TAG)
+                .union(requests.getSideOutput(DeadLetter.TAG))
+                .union(outcomes.filter(outcome -> !outcome.isAnswer()).uid("unanswered").name("unanswered"));
+        answers.sinkTo(buildSink(settings, settings.kafka().results())).uid("results").name("results");
+        deadLetters.sinkTo(buildSink(settings, settings.kafka().deadLetters())).uid("dead").name("dead letters");
+    }
+
+    private static KafkaSource<Incoming> buildSource(Settings settings) {
+        return KafkaSource.<Incoming>builder()
+                .setBootstrapServers(settings.kafka().brokers())
+                .setTopics(settings.kafka().events())
+                .setGroupId(settings.name())
+                .setStartingOffsets(OffsetsInitializer.committedOffsets(OffsetResetStrategy.EARLIEST))
+                .setDeserializer(new Incoming.Reader())
+                .setProperties(buildProperties(settings.kafka()))
+                .build();
+    }
+
+    private static KafkaSink<Outcome> buildSink(Settings settings, String topic) {
+        return KafkaSink.<Outcome>builder()
+                .setBootstrapServers(settings.kafka().brokers())
+                .setKafkaProducerConfig(buildProperties(settings.kafka()))
+                .setProperty("transaction.timeout.ms", Long.toString(TRANSACTION_TIMEOUT.toMillis()))
+                .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
+                .setTransactionalIdPrefix(topic)
+                .setRecordSerializer(KafkaRecordSerializationSchema.<Outcome>builder()
+                        .setTopic(topic)
+                        .setKeySerializationSchema((Outcome outcome) -> outcome.key.getBytes(StandardCharsets.UTF_8))
+                        .setValueSerializationSchema(
+                                (Outcome outcome) -> outcome.json.getBytes(StandardCharsets.UTF_8))
+                        .build())
+                .build();
+    }
+
+    private static Properties buildProperties(Settings.Kafka kafka) {
+        Properties properties = new Properties();
+        properties.putAll(kafka.properties());
+        return properties;
+    }
+
+    private static void createTopics(Settings.Kafka kafka) throws Exception {
+        Properties properties = buildProperties(kafka);
+        properties.put("bootstrap.servers", kafka.brokers());
+        try (Admin admin = Admin.create(properties)) {
+            Set<String> present = admin.listTopics().names().get();
+            List<NewTopic> missing = new ArrayList<>();
+            for (String topic : List.of(kafka.events(), kafka.results(), kafka.deadLetters())) {
+                if (!present.contains(topic)) {
+                    Optional<Short> replicas = Optional.of((short) kafka.replicas());
+                    missing.add(new NewTopic(topic, Optional.of(kafka.partitions()), replicas));
+                }
+            }
+            admin.createTopics(missing).all().get();
+        }
+    }
+}

@@ -1,0 +1,209 @@
+"""`blueprint.yaml` of kind streaming: the endpoint, the prompt, the events and their limits. Plain typed data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from llm_serving.fleet.model import Name
+from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.slo import BaseSlo
+from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.units import Duration, Memory, Share, TextFormat
+
+Url = Annotated[
+    str,
+    TextFormat(
+        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
+        "the base URL of an OpenAI-compatible endpoint",
+        "http://127.0.0.1:8000",
+    ),
+]
+
+OwnFile = Annotated[
+    str, TextFormat(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "the name of a file beside blueprint.yaml", "prompt.txt")
+]
+
+
+class Mock(Settings):
+    """Stands in for an endpoint: the same answer to every prompt, on this machine alone."""
+
+    latency: Annotated[Duration, Field(gt=0, le=60)] = parse_default("0.1s")
+    """Time until it answers, give or take a fifth."""
+
+
+class Endpoint(Settings):
+    """The endpoint that answers the prompts: exactly one of `mock`, `deployment` and `url`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": ["mock"]}, {"required": ["deployment"]}, {"required": ["url"]}],
+        }
+    )
+
+    mock: Mock | None = None
+    """A stand-in, to try the pipeline without a model."""
+
+    deployment: Name | None = None
+    """Name of a running serving deployment."""
+
+    url: Url | None = None
+    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
+
+    model: str | None = None
+    """`model` of the requests; default is the first of a `deployment`."""
+
+    output_tokens: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """Maximum tokens of an answer."""
+
+    deadline: Annotated[Duration, Field(gt=0, le=3600)] = parse_default("2s")
+    """Time for an answer, retries included; an event without an answer by then is a dead letter."""
+
+    in_flight: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Requests in flight per task; further events wait in Kafka."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """Maximum attempts per event. Retries never exceed a tenth of all first attempts."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_one(), self._check_model())
+
+    def _check_one(self) -> Iterator[Conflict]:
+        written = [name for name in ("mock", "deployment", "url") if getattr(self, name) is not None]
+        if len(written) != 1:
+            key_path = (written[1],) if written else ()
+            reason = "it must have exactly one of mock, deployment and url"
+            yield Conflict(key_path, reason, "set mock: {}, deployment: NAME or url: http://HOST:PORT")
+
+    def _check_model(self) -> Iterator[Conflict]:
+        if self.url and not self.model:
+            yield Conflict(("url",), "requests to it must name a model", "set model: NAME")
+
+
+class Session(Settings):
+    """What a prompt knows of its shopper."""
+
+    timeout: Annotated[Duration, Field(ge=1, le=7 * 86400)] = parse_default("30min")
+    """Age after which an event no longer belongs to the session."""
+
+    events: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Maximum events of a session, the latest."""
+
+
+class Limits(Settings):
+    """Events beyond a limit are dead letters."""
+
+    event: Annotated[Memory, Field(ge=128, le=2**20)] = parse_default("16Ki")
+    """Maximum size of an event."""
+
+    late: Annotated[Duration, Field(ge=0)] = parse_default("5min")
+    """How much older than the newest event of its shopper an event may be."""
+
+    future: Annotated[Duration, Field(ge=0)] = parse_default("1min")
+    """How far an event's clock may be ahead of Kafka's."""
+
+
+class Cache(Settings):
+    """Valkey or Redis, with the latest answer of each shopper."""
+
+    ttl: Annotated[Duration, Field(ge=1)] = parse_default("1d")
+    """Time to live of an answer."""
+
+
+class Generator(Settings):
+    """Events that come by themselves on this machine: a daily curve, bursts, few shoppers with most events."""
+
+    rate: Annotated[float, Field(ge=0, le=100_000)] = 2
+    """Events per second at the day's peak; 0 for none."""
+
+    shoppers: Annotated[int, Field(ge=1, le=10_000_000)] = 1000
+    """Number of shoppers."""
+
+
+class Sample(Settings):
+    """The events that `validate` sends, open loop."""
+
+    events: Annotated[int, Field(ge=1, le=1_000_000)] = 600
+    """Number of valid events."""
+
+    bad_events: Annotated[int, Field(ge=0, le=10_000)] = 10
+    """Number of events that are not valid, and must be dead letters: in turn of an unknown version, cut off, too long,
+    of the future, and late."""
+
+    rate: Annotated[float, Field(gt=0, le=100_000)] = 40
+    """Events per second."""
+
+    shoppers: Annotated[int, Field(ge=1, le=10_000_000)] = 200
+    """Number of shoppers."""
+
+
+class StreamSlo(BaseSlo):
+    """Limits for the sample. Lost and duplicated events always fail."""
+
+    answer_p50: Duration | None = None
+    """Median time from an event to its answer in the cache."""
+
+    answer_p99: Duration = parse_default("3s")
+    """99th percentile of the time from an event to its answer in the cache."""
+
+    pipeline_p99: Duration | None = None
+    """99th percentile of that time without the endpoint's."""
+
+    dead_events: Share = parse_default("0%")
+    """Maximum share of valid events that become dead letters."""
+
+
+class Blueprint(BaseBlueprint):
+    """A user's copy of a pattern that answers events."""
+
+    kind: Literal["streaming"] = "streaming"
+    """Kind of work."""
+
+    pattern: Literal["near-real-time"] = "near-real-time"
+    """Pattern that this is a copy of, a folder of blueprints/."""
+
+    endpoint: Annotated[Endpoint, Field(examples=[{"url": "http://127.0.0.1:8000", "model": "tiny"}])]
+    """Endpoint that answers the prompts."""
+
+    prompt: OwnFile = "prompt.txt"
+    """File with the prompt: text with {{ shopper }}, {{ session }} and {{ event.PROPERTY }}."""
+
+    events: OwnFile = "event.schema.json"
+    """File with the JSON Schema of events, which requires id, shopper, type and at (milliseconds since 1970)."""
+
+    session: Session = Session()
+    """What a prompt knows of its shopper."""
+
+    limits: Limits = Limits()
+    """Events beyond a limit are dead letters."""
+
+    cache: Cache = Cache()
+    """Valkey or Redis, with the latest answer of each shopper."""
+
+    partitions: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Partitions of each topic."""
+
+    checkpoint: Annotated[Duration, Field(ge=0.1, le=3600)] = parse_default("1s")
+    """Time between checkpoints. Readers of Kafka as `read_committed` see answers that late; the cache has them at
+    once."""
+
+    generator: Generator = Generator()
+    """Events that come by themselves on this machine."""
+
+    sample: Sample = Sample()
+    """The events that `validate` sends."""
+
+    slo: StreamSlo = StreamSlo()
+    """Limits for the sample."""
+
+
+def read(folder: Path) -> Document[Blueprint]:
+    """Read the blueprint in `folder`.
+
+    Raises:
+        InputError: with every mistake of its file at once.
+    """
+    return load(folder / FILE_NAME, Blueprint)

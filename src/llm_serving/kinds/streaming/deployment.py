@@ -1,0 +1,37 @@
+"""A streaming blueprint resolved: the job, its servers and its endpoint. Frozen data, every number decided."""
+
+from __future__ import annotations
+
+from llm_serving.kinds.streaming.blueprint import Limits, Sample, StreamSlo
+from llm_serving.services.deployment import Deployment
+from llm_serving.services.service import ResolvedData
+
+JOB_MANAGER, TASK_MANAGER, ENDPOINT, GENERATOR = "jobmanager", "taskmanager", "endpoint", "generator"
+"""Roles of its services."""
+
+
+class Topics(ResolvedData):
+    """Topics of Kafka."""
+
+    events: str
+    results: str
+    dead_letters: str
+
+
+class StreamingDeployment(Deployment):
+    """A resolved stream. `url` is Flink's page."""
+
+    kind: str = "streaming"
+    pattern: str
+    brokers: str
+    topics: Topics
+    endpoint_url: str
+    """Base URL of the endpoint, without /v1."""
+
+    model: str
+    cache_url: str
+    checkpoint_s: float
+    deadline_s: float
+    limits: Limits
+    sample: Sample
+    slo: StreamSlo

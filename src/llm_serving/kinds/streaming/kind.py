@@ -1,0 +1,72 @@
+"""The kind `streaming`: answers to events within seconds."""
+
+# ruff: noqa: ARG002 - a kind takes what others need
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming import blueprint as blueprints
+from llm_serving.kinds.streaming import resolve
+from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.servers import Cache, Kafka
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.kinds import Kind
+from llm_serving.services.local_server import LocalServer
+from llm_serving.settings.document import Document
+
+
+class StreamingKind(Kind[Blueprint, StreamingDeployment]):
+    """Events to answers; each method is described in `Kind`."""
+
+    NAME = "streaming"
+    SETTINGS = Blueprint
+    DEPLOYMENT = StreamingDeployment
+    VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
+
+    def find_refusal(self, conventions: Conventions) -> str:
+        return "" if conventions.is_local else f"it runs on this machine alone, not yet on {conventions.title}"
+
+    def read(self, folder: Path) -> Document[Blueprint]:
+        return blueprints.read(folder)
+
+    def list_port_names(self, blueprint: Blueprint) -> list[str]:
+        return resolve.list_port_names(blueprint)
+
+    def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
+        return (Kafka(), Cache())
+
+    def can_fork(self, blueprint: Blueprint) -> bool:
+        return False
+
+    def resolve(
+        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+    ) -> StreamingDeployment:
+        return resolve.resolve(blueprint, fleet, environment)
+
+    def refresh(self, deployment: StreamingDeployment, blueprint: Blueprint) -> StreamingDeployment:
+        return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
+
+    def describe(self, blueprint: Document[Blueprint], deployment: StreamingDeployment) -> Iterable[tuple[str, str]]:
+        settings = blueprint.value
+        endpoint = settings.endpoint
+        yield "endpoint", f"{deployment.model} at {deployment.endpoint_url}, {endpoint.deadline:g} s for an answer"
+        yield "session", f"the latest {settings.session.events} events within {settings.session.timeout:g} s"
+        yield "topics", ", ".join(deployment.topics.model_dump().values())
+        yield "cache", deployment.cache_url
+
+    def build_summary(self, deployment: StreamingDeployment) -> dict[str, Any]:
+        return {
+            "endpoint": deployment.endpoint_url,
+            "model": deployment.model,
+            "brokers": deployment.brokers,
+            "topics": deployment.topics.model_dump(),
+            "cache": deployment.cache_url,
+        }
+
+
+KIND = StreamingKind()

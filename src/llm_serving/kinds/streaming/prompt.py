@@ -1,0 +1,77 @@
+"""The prompt and the events' schema, files of the blueprint: read and checked before anything is deployed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.settings.document import Document, raise_mistakes
+from llm_serving.settings.errors import InputError, Mistake, quote_value
+
+REQUIRED = ("id", "shopper", "type", "at")
+"""What the job reads of each event."""
+
+_FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+_EVENT = "event."
+
+
+class EventFiles(NamedTuple):
+    """Texts of both files."""
+
+    prompt: str
+    schema: str
+
+
+def read(blueprint: Document[Blueprint]) -> EventFiles:
+    """Read both files.
+
+    Raises:
+        InputError: one cannot be read, or is wrong; with each mistake at its line.
+    """
+    folder, settings = blueprint.path.parent, blueprint.value
+    prompt = _read_file(blueprint, "prompt", folder / settings.prompt)
+    schema = _read_file(blueprint, "events", folder / settings.events)
+    properties = _read_properties(folder / settings.events, schema)
+    raise_mistakes(_check_prompt(folder / settings.prompt, prompt, properties))
+    return EventFiles(prompt, schema)
+
+
+def _read_file(blueprint: Document[Blueprint], key: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        mistake = blueprint.build_mistake((key,), file.name, f"it cannot be read: {reason}", "write the file")
+        raise InputError([mistake]) from None
+
+
+def _read_properties(file: Path, text: str) -> tuple[str, ...]:
+    """Return the properties that the schema names.
+
+    Raises:
+        InputError: it is not JSON, or does not require what the job reads.
+    """
+    try:
+        schema: Any = json.loads(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise InputError([Mistake(file, line, 1, "", "", f"it is not JSON: {error}", "correct the line")]) from None
+    required = schema.get("required", []) if isinstance(schema, dict) else []
+    missing = [name for name in REQUIRED if name not in required]
+    if missing:
+        reason = f"it does not require {', '.join(missing)}, which the job reads"
+        raise InputError([Mistake(file, 1, 1, "required", "", reason, f"add {', '.join(missing)}")])
+    return tuple(schema.get("properties", {}))
+
+
+def _check_prompt(file: Path, text: str, properties: tuple[str, ...]) -> Iterator[Mistake]:
+    known = ("shopper", "session", *(f"{_EVENT}{name}" for name in properties))
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in _FIELD.finditer(line):
+            if match[1] not in known:
+                reason, fix = "there is no such field", f"use {' or '.join(known)}"
+                yield Mistake(file, number, match.start() + 1, "", quote_value(match[1]), reason, fix)

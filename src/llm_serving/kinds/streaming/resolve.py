@@ -1,0 +1,257 @@
+"""Decides every number of a streaming deployment, once: blueprint + fleet + environment -> `StreamingDeployment`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+from llm_serving import paths
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming import programs, prompt
+from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.kinds.streaming.deployment import (
+    ENDPOINT,
+    GENERATOR,
+    JOB_MANAGER,
+    TASK_MANAGER,
+    StreamingDeployment,
+    Topics,
+)
+from llm_serving.kinds.streaming.prompt import EventFiles
+from llm_serving.kinds.streaming.servers import CACHE, KAFKA
+from llm_serving.services import deployments
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
+from llm_serving.settings.document import Document
+
+RPC = "jobmanager-rpc"
+"""Name of the port on which TaskManagers find the JobManager."""
+
+MOCK_MODEL = "mock"
+SETTINGS_VARIABLE = "STREAM_SETTINGS"
+"""The job's settings, as `Settings` of images/stream-job reads them."""
+
+_SLOTS = 2
+_JOB_MANAGER_MB, _TASK_MANAGER_MB, _SMALL_MB = 256, 384, 64
+_JVM_BYTES = 200_000_000
+"""Memory of a Java process beside its heap."""
+
+_START_S = 180.0
+
+
+def list_port_names(blueprint: Blueprint) -> list[str]:
+    """List the ports that a target must choose if processes share one machine."""
+    return [JOB_MANAGER, RPC, *([ENDPOINT] if blueprint.endpoint.mock else [])]
+
+
+def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> StreamingDeployment:
+    """Resolve the blueprint on the fleet, in the environment of this machine.
+
+    Raises:
+        InputError: it cannot work; has every reason with its line of the file.
+    """
+    settings, name = blueprint.value, resolve_name(blueprint)
+    files = prompt.read(blueprint)
+    url, model = _find_endpoint(blueprint, fleet, environment)
+    deployment = StreamingDeployment(
+        name=name,
+        pattern=settings.pattern,
+        target=environment.target,
+        fleet=fleet.value.name,
+        environment=environment,
+        url=_format_url(environment),
+        brokers=f"{LOOPBACK}:{environment.ports[KAFKA]}",
+        topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
+        endpoint_url=url,
+        model=model,
+        cache_url=f"redis://{LOOPBACK}:{environment.ports[CACHE]}",
+        checkpoint_s=settings.checkpoint,
+        deadline_s=settings.endpoint.deadline,
+        limits=settings.limits,
+        sample=settings.sample,
+        slo=settings.slo,
+        notes=tuple(_list_notes(settings)),
+        emulated=environment.emulated,
+    )
+    return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, files))})
+
+
+def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:
+    """Return the endpoint's URL and the model that requests name."""
+    endpoint = blueprint.value.endpoint
+    if endpoint.mock:
+        return f"http://{environment.hidden_host}:{environment.ports[ENDPOINT]}", endpoint.model or MOCK_MODEL
+    if endpoint.url:
+        return endpoint.url.rstrip("/").removesuffix("/v1"), str(endpoint.model)
+    found = deployments.require_serving(blueprint, str(endpoint.deployment), fleet, environment)
+    return found.url, endpoint.model or next(iter(found.models), "")
+
+
+def _list_notes(settings: Blueprint) -> Iterator[str]:
+    if settings.endpoint.mock:
+        yield "The endpoint is a mock, which says the same to every prompt. See endpoint.deployment."
+    yield "Redis takes the place of ElastiCache for Valkey, and one broker of Kafka that of MSK."
+
+
+def _format_url(environment: Environment) -> str:
+    port = environment.ports[JOB_MANAGER]
+    return environment.conventions.url.format(deployment="", namespace="", port=port)
+
+
+def _build_services(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> Iterator[Service]:
+    """Build the processes in the order of starting."""
+    if settings.endpoint.mock:
+        yield _build_mock(settings, deployment)
+    yield _build_task_manager(deployment)
+    if settings.generator.rate:
+        yield _build_generator(settings, deployment)
+    yield _build_job_manager(settings, deployment, files)
+
+
+def _build_mock(settings: Blueprint, deployment: StreamingDeployment) -> Service:
+    assert settings.endpoint.mock
+    host, port = deployment.environment.hidden_host, deployment.environment.ports[ENDPOINT]
+    latency_ms = to_ms(settings.endpoint.mock.latency)
+    body = {"model": MOCK_MODEL, "messages": [{"role": "user", "content": "ready?"}]}
+    service = _build_java(
+        deployment.environment,
+        ENDPOINT,
+        programs.build_command("stream.load.MockEndpoint", host, str(port), str(latency_ms), heap_mb=_SMALL_MB),
+        heap_mb=_SMALL_MB,
+    )
+    probe = Probe(path="/v1/chat/completions", body=body, deadline_s=_START_S)
+    return service.model_copy(update={"host": host, "port": port, "probe": probe})
+
+
+def _build_generator(settings: Blueprint, deployment: StreamingDeployment) -> Service:
+    generator = settings.generator
+    arguments = (deployment.brokers, deployment.topics.events, f"{generator.rate:g}", str(generator.shoppers))
+    command = programs.build_command("stream.load.Generator", *arguments, heap_mb=_SMALL_MB)
+    return _build_java(deployment.environment, GENERATOR, command, heap_mb=_SMALL_MB)
+
+
+def _build_task_manager(deployment: StreamingDeployment) -> Service:
+    host = deployment.environment.hidden_host
+    options = {
+        "taskmanager.bind-host": host,
+        "taskmanager.host": host,
+        "taskmanager.numberOfTaskSlots": _SLOTS,
+        "taskmanager.cpu.cores": 1.0,
+        "taskmanager.memory.framework.heap.size": "128m",
+        "taskmanager.memory.framework.off-heap.size": "64m",
+        "taskmanager.memory.task.heap.size": "256m",
+        "taskmanager.memory.task.off-heap.size": "0",
+        "taskmanager.memory.managed.size": "0",
+        "taskmanager.memory.network.min": "32m",
+        "taskmanager.memory.network.max": "32m",
+        "taskmanager.memory.jvm-metaspace.size": "128m",
+        "taskmanager.memory.jvm-overhead.min": "64m",
+        "taskmanager.memory.jvm-overhead.max": "64m",
+    }
+    arguments = _build_flink_arguments(deployment, options)
+    main = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+    command = programs.build_command(main, *arguments, heap_mb=_TASK_MANAGER_MB)
+    return _build_java(deployment.environment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
+
+
+def _build_job_manager(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> Service:
+    port = deployment.environment.ports[JOB_MANAGER]
+    options = {
+        "rest.port": port,
+        "rest.address": LOOPBACK,
+        "rest.bind-address": LOOPBACK,
+        "jobmanager.bind-host": deployment.environment.hidden_host,
+        "parallelism.default": _SLOTS,
+    }
+    folder = _locate_checkpoints(deployment)
+    arguments = (folder, "--job-classname", "stream.StreamJob", *_build_flink_arguments(deployment, options))
+    service = _build_java(
+        deployment.environment,
+        JOB_MANAGER,
+        programs.build_command("stream.LocalCluster", *arguments, heap_mb=_JOB_MANAGER_MB),
+        heap_mb=_JOB_MANAGER_MB,
+    )
+    job_settings = json.dumps(_build_job_settings(settings, deployment, files), separators=(",", ":"))
+    return service.model_copy(
+        update={
+            "is_entry": True,
+            "port": port,
+            "env": {**service.env, SETTINGS_VARIABLE: job_settings},
+            "probe": Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
+        }
+    )
+
+
+def _build_java(environment: Environment, role: str, command: tuple[str, ...], *, heap_mb: int) -> Service:
+    return Service(
+        name=role,
+        role=role,
+        command=command,
+        env=environment.env,
+        start_s=1,
+        resources=Resources(memory_bytes=heap_mb * 2**20 + _JVM_BYTES),
+    )
+
+
+def _build_flink_arguments(deployment: StreamingDeployment, own: dict[str, object]) -> tuple[str, ...]:
+    """Build the options of both of Flink's processes."""
+    options = {
+        "jobmanager.rpc.address": deployment.environment.hidden_host,
+        "jobmanager.rpc.port": deployment.environment.ports[RPC],
+        "execution.checkpointing.dir": f"file://{_locate_checkpoints(deployment)}",
+        "io.tmp.dirs": f"{deployment.environment.data_folder}/flink",
+        **own,
+    }
+    named = [f"-D{key}={value}" for key, value in options.items()]
+    return ("--configDir", str(paths.IMAGES / "stream-job" / "conf"), *named)
+
+
+def _locate_checkpoints(deployment: StreamingDeployment) -> str:
+    return f"{deployment.environment.data_folder}/checkpoints"
+
+
+def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> dict[str, object]:
+    """Build what `Settings` of images/stream-job reads."""
+    endpoint, topics = settings.endpoint, deployment.topics
+    return {
+        "name": deployment.name,
+        "kafka": {
+            "brokers": deployment.brokers,
+            "events": topics.events,
+            "results": topics.results,
+            "deadLetters": topics.dead_letters,
+            "partitions": settings.partitions,
+            "replicas": 1,
+            "properties": {},
+        },
+        "endpoint": {
+            "url": deployment.endpoint_url,
+            "model": deployment.model,
+            "outputTokens": endpoint.output_tokens,
+            "deadlineMs": to_ms(endpoint.deadline),
+            "inFlight": endpoint.in_flight,
+            "attempts": endpoint.attempts,
+        },
+        "session": {"timeoutMs": to_ms(settings.session.timeout), "events": settings.session.events},
+        "limits": {
+            "eventBytes": settings.limits.event,
+            "lateMs": to_ms(settings.limits.late),
+            "futureMs": to_ms(settings.limits.future),
+        },
+        "cache": {"url": deployment.cache_url, "ttlS": round(settings.cache.ttl)},
+        "prompt": _encode(files.prompt),
+        "eventSchema": _encode(files.schema),
+        "checkpointMs": to_ms(settings.checkpoint),
+    }
+
+
+def _encode(text: str) -> str:
+    """Encode a file in base64: variables of supervisord hold no line breaks and not both quotes."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def to_ms(seconds: float) -> int:
+    """Return whole milliseconds."""
+    return round(1000 * seconds)

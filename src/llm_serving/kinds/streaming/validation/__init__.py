@@ -1,0 +1,1 @@
+"""`blueprint validate` of a streaming deployment."""

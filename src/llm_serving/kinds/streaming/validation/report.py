@@ -1,0 +1,69 @@
+"""Report of a validation of a streaming deployment: report.json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.statistics.sample_statistics import Latency
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EventCounts(_Part):
+    """The events that were sent."""
+
+    sent: int
+    answered: int
+    lost: int
+    """With neither an answer nor a dead letter."""
+
+    duplicated: int
+    """Answers and dead letters beyond the first of an event."""
+
+    dead: int
+    """With a dead letter, those that are not valid among them."""
+
+    misjudged: int
+    """Valid events with a dead letter, and others with an answer."""
+
+
+class StreamMetrics(_Part):
+    """Times of valid events, in milliseconds."""
+
+    answer_ms: Latency
+    """From the moment at which an event was due to its answer in the cache."""
+
+    endpoint_ms: Latency
+    """Of that, the endpoint's, retries included."""
+
+    pipeline_ms: Latency
+    """The rest of it."""
+
+    committed_ms: Latency
+    """From the moment at which an event was due to its answer at a `read_committed` reader of Kafka."""
+
+
+class StreamReport(_Part):
+    """One validation."""
+
+    kind: Literal["streaming"] = "streaming"
+    name: str
+    verdict: Literal["pass", "fail"]
+    missed: tuple[MissedObjective, ...]
+    started_at: str
+    """UTC, ISO 8601."""
+
+    events: EventCounts
+    metrics: StreamMetrics
+    events_per_s: float
+    """At which they were sent."""
+
+    dead_reasons: dict[str, int]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    emulated: tuple[str, ...]

@@ -1,0 +1,205 @@
+"""`blueprint validate` of a streaming deployment: sends events open loop, and follows each to its answer.
+
+An event is due at its time whether or not earlier ones are answered. Each must have exactly one outcome in Kafka, for a
+`read_committed` reader: an answer, or a dead letter where it is no valid event.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llm_serving import console
+from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.blueprint import StreamSlo
+from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.resolve import to_ms
+from llm_serving.kinds.streaming.validation import outcomes as stream_outcomes
+from llm_serving.kinds.streaming.validation import page
+from llm_serving.kinds.streaming.validation.outcomes import Outcomes, Times
+from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMetrics, StreamReport
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
+from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.reports import run_folder
+from llm_serving.validation.statistics import sample_statistics
+from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.statistics.sample_statistics import Latency
+
+_RUNNING_TIMEOUT_S = 120.0
+_DRAIN_S = 60
+"""How long after the last event the last answer may come before it counts as lost."""
+
+_HEAP_MB = 128
+
+
+def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tuple[StreamReport, Path]:
+    """Send the sample; return the report and its folder, RUNS/NAME/TIME.
+
+    Raises:
+        InputError: an option is for load tests alone.
+        Unavailable: the job does not run, the load failed, or the report cannot be written.
+    """
+    for option, value in {"--user": options.user_file, "--driver": options.driver, "--url": options.url}.items():
+        if value is not None:
+            raise InputError(f"{option}: {quote_value(value)}: a stream is sent through Kafka. Fix: leave it out.")
+    runs = options.runs / deployment.name
+    run_folder.require_writable(runs)
+    with run_folder.lock_work(options.logs, deployment.name) as work:
+        started = datetime.datetime.now(datetime.UTC)
+        _wait_running(deployment.url)
+        _send(deployment, options.requests or deployment.sample.events, work)
+        measured = stream_outcomes.read(work)
+        report = build_report(deployment, measured, started)
+        return report, run_folder.publish(report, page.render(report, measured), work, runs)
+
+
+def _wait_running(url: str) -> None:
+    """Wait until every task of the job runs: after a deploy or a failure that takes seconds.
+
+    Raises:
+        Unavailable: they do not.
+    """
+    limit = time.monotonic() + _RUNNING_TIMEOUT_S
+    while not _is_running(url):
+        if time.monotonic() > limit:
+            reason = f"the job does not run after {_RUNNING_TIMEOUT_S:.0f} s"
+            raise Unavailable(f"{url}: {reason}. Fix: see `blueprint logs`, process taskmanager.")
+        time.sleep(0.5)
+
+
+def _is_running(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/jobs/overview", timeout=10) as response:
+            jobs = json.load(response)["jobs"]
+    except OSError:
+        return False
+    return any(job["tasks"]["running"] == job["tasks"]["total"] > 0 for job in jobs)
+
+
+def _send(deployment: StreamingDeployment, event_count: int, work: Path) -> None:
+    sample, topics, limits = deployment.sample, deployment.topics, deployment.limits
+    plan = {
+        "brokers": deployment.brokers,
+        "events": topics.events,
+        "results": topics.results,
+        "dead_letters": topics.dead_letters,
+        "rate": sample.rate,
+        "count": event_count,
+        "bad": sample.bad_events,
+        "shoppers": sample.shoppers,
+        "event_bytes": limits.event,
+        "late_ms": to_ms(limits.late),
+        "future_ms": to_ms(limits.future),
+        "drain_s": _DRAIN_S,
+        "tail_s": math.ceil(3 * deployment.checkpoint_s),
+        "folder": str(work),
+    }
+    command = programs.build_command("stream.load.Driver", json.dumps(plan), heap_mb=_HEAP_MB)
+    seconds = (event_count + sample.bad_events) / sample.rate
+    with console.step(f"Send {event_count + sample.bad_events} events in {seconds:.0f} s"):
+        try:
+            console.run(command, log=work / "driver.log", timeout_s=3 * seconds + 2 * _DRAIN_S)
+        except console.CommandFailed as error:
+            raise Unavailable(f"the events could not be sent: {error}") from None
+
+
+def build_report(deployment: StreamingDeployment, measured: Outcomes, started: datetime.datetime) -> StreamReport:
+    """Count the events, and hold their times against the SLO."""
+    counts, times = stream_outcomes.count(measured), stream_outcomes.measure_times(measured)
+    missed = tuple(_judge(deployment.slo, measured, counts, times))
+    due = [event["due_at"] for event in measured.sent]
+    return StreamReport(
+        name=deployment.name,
+        verdict="fail" if missed else "pass",
+        missed=missed,
+        started_at=started.isoformat(),
+        events=counts,
+        metrics=StreamMetrics(**{f"{name}_ms": _summarize(values) for name, values in times._asdict().items()}),
+        events_per_s=round(len(due) / max(0.001, due[-1] - due[0]), 2),
+        dead_reasons=stream_outcomes.count_reasons(measured),
+        settings={
+            "endpoint": deployment.endpoint_url,
+            "model": deployment.model,
+            "target": deployment.target,
+            "checkpoint_s": deployment.checkpoint_s,
+            "sample": deployment.sample.model_dump(mode="json"),
+            "slo": deployment.slo.model_dump(mode="json"),
+        },
+        versions={"blueprint": importlib.metadata.version("llm-serving-blueprints")},
+        emulated=(*deployment.notes, *deployment.emulated),
+    )
+
+
+def _summarize(values: Sequence[float]) -> Latency:
+    """Summarize the times that there are: JSON has no infinite ones, and they are counted as lost or dead."""
+    return sample_statistics.summarize_latency([value for value in values if math.isfinite(value)])
+
+
+def _judge(slo: StreamSlo, measured: Outcomes, counts: EventCounts, times: Times) -> Iterator[MissedObjective]:
+    for name in ("lost", "duplicated"):
+        value = getattr(counts, name)
+        if value:
+            yield MissedObjective(metric=f"events.{name}", value=value, limit=0, why=f"{value} events are {name}")
+    share = counts.misjudged / max(1, sum(not event["bad"] for event in measured.sent))
+    if share > slo.dead_events:
+        reason = f"{counts.misjudged} events have a dead letter and are valid, or an answer and are not"
+        yield MissedObjective(metric="dead_events", value=share, limit=slo.dead_events, why=reason)
+    limits: Mapping[str, tuple[float | None, Sequence[float], float]] = {
+        "answer_p50": (slo.answer_p50, times.answer, 0.5),
+        "answer_p99": (slo.answer_p99, times.answer, 0.99),
+        "pipeline_p99": (slo.pipeline_p99, times.pipeline, 0.99),
+    }
+    for metric, (limit, values, percentile) in limits.items():
+        if limit is not None:
+            yield from _judge_percentile(metric, limit, values, percentile)
+
+
+def _judge_percentile(
+    metric: str, limit: float, values: Sequence[float], percentile: float
+) -> Iterator[MissedObjective]:
+    seconds = sample_statistics.compute_percentile(sorted(values), percentile) / 1000
+    if seconds > limit:
+        shown = f"{seconds:.3f} s" if math.isfinite(seconds) else "events without an answer reach it"
+        reason = f"{shown}; the limit is {limit:g} s"
+        value = round(seconds, 4) if math.isfinite(seconds) else None
+        yield MissedObjective(metric=metric, value=value, limit=limit, why=reason)
+
+
+def render(report: StreamReport, folder: Path) -> RenderableType:
+    """Render the report that was saved in `folder`."""
+    counts, answer, pipeline = report.events, report.metrics.answer_ms, report.metrics.pipeline_ms
+    style = "bold green" if report.verdict == "pass" else "bold red"
+    lines = [
+        f"{counts.sent} events: {counts.answered} answered, {counts.dead} dead, {counts.lost} lost, "
+        f"{counts.duplicated} duplicated",
+    ]
+    if answer.p50 is not None and answer.p99 is not None and pipeline.p99 is not None:
+        lines.append(
+            f"answer in the cache after {answer.p50:.0f} ms (p50), {answer.p99:.0f} ms (p99); "
+            f"without the endpoint {pipeline.p99:.0f} ms (p99)"
+        )
+    return Group(
+        *lines,
+        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
+        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+    )
+
+
+def require_slo(run_report: StreamReport) -> None:
+    """Check the SLO.
+
+    Raises:
+        CheckFailed: with each missed objective, its value and its limit.
+    """
+    if run_report.missed:
+        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
+        raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")

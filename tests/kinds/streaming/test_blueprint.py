@@ -1,0 +1,158 @@
+"""Streaming blueprints: what they resolve to, and what they refuse."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.resolve import SETTINGS_VARIABLE
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets import planning
+
+PATTERN = paths.PATTERNS / "near-real-time"
+FLEET = paths.ROOT / "fleet.yaml"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PATTERN, tmp_path / "shop"))
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def resolve(folder: Path) -> StreamingDeployment:
+    deployment = planning.resolve_offline(folder, FLEET, "local")[2]
+    assert isinstance(deployment, StreamingDeployment)
+    return deployment
+
+
+def read_job(deployment: StreamingDeployment) -> dict[str, Any]:
+    """Read what the job is told."""
+    (job_manager,) = deployment.entries
+    settings: dict[str, Any] = json.loads(job_manager.env[SETTINGS_VARIABLE])
+    return settings
+
+
+def test_the_job_is_told_the_prompt_the_schema_and_every_limit(folder: Path) -> None:
+    deployment = resolve(folder)
+    job = read_job(deployment)
+    assert base64.b64decode(job["prompt"]).decode() == (PATTERN / "prompt.txt").read_text()
+    assert base64.b64decode(job["eventSchema"]).decode() == (PATTERN / "event.schema.json").read_text()
+    assert job["limits"] == {"eventBytes": 16384, "lateMs": 300_000, "futureMs": 60_000}
+    assert job["session"] == {"timeoutMs": 1_800_000, "events": 20}
+    assert job["endpoint"]["deadlineMs"] == 2000
+    assert job["kafka"]["brokers"] == deployment.brokers
+    assert [service.name for service in deployment.services] == ["endpoint", "taskmanager", "generator", "jobmanager"]
+
+
+def test_every_heap_is_bounded(folder: Path) -> None:
+    commands = [service.command for service in resolve(folder).services if service.command[0] == "java"]
+    heaps = [int(word[4:-1]) for command in commands for word in command if word.startswith("-Xmx")]
+    assert len(heaps) == len(commands) == 4
+    assert max(heaps) <= 512
+
+
+def test_another_endpoint_needs_no_mock(folder: Path) -> None:
+    file = folder / "blueprint.yaml"
+    change(file, "mock: {latency: 0.1s}", "url: http://127.0.0.1:8000/v1\n  model: tiny")
+    deployment = resolve(folder)
+    assert (deployment.endpoint_url, deployment.model) == ("http://127.0.0.1:8000", "tiny")
+    assert "endpoint" not in [service.name for service in deployment.services]
+
+
+def test_a_prompt_with_an_unknown_field_is_refused_at_its_line(folder: Path) -> None:
+    (folder / "prompt.txt").write_text('Events:\n  {{ event.colour }} of {{ shopper }}, "{{session}}"\n')
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value) == (
+        f'{folder}/prompt.txt:2:3: "event.colour": there is no such field. Fix: use shopper or session or event.version '
+        "or event.id or event.shopper or event.type or event.item or event.at."
+    )
+
+
+def test_a_schema_that_does_not_require_what_the_job_reads_is_refused(folder: Path) -> None:
+    change(folder / "event.schema.json", '"required": ["version", "id", "shopper",', '"required": ["version",')
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value) == (
+        f"{folder}/event.schema.json:1:1: required: it does not require id, shopper, which the job reads. "
+        "Fix: add id, shopper."
+    )
+
+
+def test_a_schema_that_is_no_json_is_refused_at_its_line(folder: Path) -> None:
+    (folder / "event.schema.json").write_text('{\n"type" "object"}')
+    with pytest.raises(InputError, match=r"event\.schema\.json:2:1: it is not JSON: .*\. Fix: correct the line\."):
+        resolve(folder)
+
+
+def test_a_missing_prompt_is_refused_at_the_line_that_names_it(folder: Path) -> None:
+    (folder / "prompt.txt").unlink()
+    line = (folder / "blueprint.yaml").read_text().splitlines().index("prompt: prompt.txt") + 1
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value) == (
+        f'{folder}/blueprint.yaml:{line}:9: prompt: "prompt.txt": it cannot be read: No such file or directory. '
+        "Fix: write the file."
+    )
+
+
+def test_exactly_one_endpoint_is_asked(folder: Path) -> None:
+    change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "mock: {}\n  deployment: chat")
+    with pytest.raises(InputError, match=r"it must have exactly one of mock, deployment and url\. Fix: set mock: \{\}"):
+        resolve(folder)
+
+
+@pytest.mark.parametrize(("target", "title"), [("eks", "EKS"), ("ecs", "ECS")])
+def test_a_target_that_it_does_not_run_on_is_refused_by_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], target: str, title: str
+) -> None:
+    assert main.run(["check", str(folder), "--fleet", str(FLEET), "--target", target]) == 2
+    assert capsys.readouterr().err == (
+        f"kind: streaming: it runs on this machine alone, not yet on {title}. Fix: choose another --target.\n"
+    )
+
+
+def test_a_missing_program_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda program: None if program == "mvn" else f"/usr/bin/{program}")
+    with pytest.raises(Unavailable) as missing:
+        programs.install(print)
+    assert str(missing.value) == (
+        "mvn: not on PATH; Kafka and Flink need it. Fix: run `sudo apt-get install openjdk-17-jdk-headless maven`."
+    )
+
+
+def test_a_java_that_is_too_old_is_named_with_the_command_that_installs_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = subprocess.CompletedProcess([], 0, "", 'openjdk version "11.0.2" 2019-01-15\n')
+    monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: shown)
+    with pytest.raises(Unavailable) as old:
+        programs.install(print)
+    assert str(old.value) == (
+        "java: version 11; the job needs 17 or later. Fix: run `sudo apt-get install openjdk-17-jdk-headless maven`."
+    )
+
+
+def test_a_jar_that_is_not_the_pinned_one_is_refused(tmp_path: Path) -> None:
+    name = programs.DIGESTS.read_text().split()[1]
+    jar = tmp_path / name
+    jar.parent.mkdir()
+    jar.write_bytes(b"another")
+    with pytest.raises(Unavailable, match=rf"^{name}: it is not the jar that .*jars\.sha256 pins\. Fix: delete it"):
+        programs.check_digests(tmp_path)

@@ -1,0 +1,118 @@
+"""A stream on this machine, with the real Kafka, Flink and Redis: deployed, killed, validated and destroyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.targets.deployment_dir import DeploymentDir
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("stream"),
+    pytest.mark.skipif(
+        not (shutil.which("mvn") and shutil.which("javac")),
+        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Deploy a copy of the pattern whose sample is short; its directory is the working one."""
+    programs.install(lambda _: None)
+    root = tmp_path_factory.mktemp("stream")
+    folder = Path(shutil.copytree(paths.PATTERNS / "near-real-time", root / "shop"))
+    shutil.copy(paths.ROOT / "fleet.yaml", root)
+    file = folder / "blueprint.yaml"
+    text = file.read_text().replace("rate: 2,", "rate: 0,").replace("  events: 600", "  events: 200")
+    # Neighbours and kills may slow it down.
+    file.write_text(text.replace("answer_p99: 3s", "answer_p99: 60s").replace("deadline: 2s", "deadline: 60s"))
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        assert main.run(["deploy", "shop", "--yes"]) == 0
+        yield folder
+        assert main.run(["destroy", "shop", "--yes"]) == 0
+        assert not (root / ".blueprint" / "shop").exists()
+    finally:
+        main.run(["destroy", "shop", "--yes"])
+        os.chdir(before)
+
+
+def validate(folder: Path) -> dict[str, Any]:
+    """Validate, and return the report."""
+    assert main.run(["validate", "shop"]) == 0
+    file = folder.parent / "runs" / "latest" / "report.json"
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def find_java(name: str) -> psutil.Process:
+    """Find the Java process of a service."""
+    from llm_serving.targets.local import supervisor
+
+    running = supervisor.find_running(DeploymentDir("shop", Path.cwd()))
+    assert running
+    process = psutil.Process(running.read_state(name).pid)
+    return next(child for child in [process, *process.children(recursive=True)] if child.name() == "java")
+
+
+def test_each_event_is_answered_once_and_each_that_is_not_valid_is_a_dead_letter_with_its_reason(folder: Path) -> None:
+    report = validate(folder)
+    assert report["events"] == {
+        "sent": 210, "answered": 200, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
+    }  # fmt: skip
+    assert report["dead_reasons"] == {"schema": 2, "not_json": 2, "oversized": 2, "clock_skew": 2, "late": 2}
+    assert report["metrics"]["answer_ms"]["count"] == 200
+    assert (report["verdict"], report["missed"]) == ("pass", [])
+
+
+def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folder: Path) -> None:
+    sent = folder.parent / ".blueprint" / "shop" / "logs" / "validation" / "sent.jsonl"
+    sent.unlink(missing_ok=True)
+    killed = []
+
+    def kill() -> None:
+        """Kill both once the load is under way."""
+        deadline = time.monotonic() + 120
+        while not (sent.exists() and sent.stat().st_size):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.1)
+        for name in ("taskmanager", "kafka"):
+            process = find_java(name)
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(name)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        events = validate(folder)["events"]
+    finally:
+        killer.join()
+    assert killed == ["taskmanager", "kafka"]
+    assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
+
+
+def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+    assert isinstance(deployment, StreamingDeployment)
+    assert main.run(["status", "shop", "--json"]) == 0
+    processes = json.loads(capsys.readouterr().out)["processes"]
+    assert {row["name"] for row in processes} == {"aws", "kafka", "cache", "endpoint", "taskmanager", "jobmanager"}
+    assert {row["state"] for row in processes} == {"ready"}
