@@ -234,7 +234,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
-        f"{registry}/router:0.1.17-3",
+        f"{registry}/router:0.1.17-4",
         f"{registry}/vllm:0.32.0-efa.2",
     )
     [engine] = deployment.workers
@@ -260,9 +260,11 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
     assert {deployment.environment.target for deployment in deployments} == {"local", "eks", "ecs"}
     for deployment in deployments:
         [process] = deployment.entries
-        front, listen, router, separator, *_ = process.command
+        front, listen, router, *rest = process.command
         [arguments] = _list_router_arguments([deployment])
-        assert (front, separator) == ("router-front", "--")
+        assert front == "router-front"
+        limits = ["--max-requests=64"] if deployment.pattern == "real-time" else []
+        assert rest[: rest.index("--")] == limits
         host = deployment.environment.conventions.bind_host
         assert listen == f"--listen={host}:{process.port}"
         router_host, router_port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))

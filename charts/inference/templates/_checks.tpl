@@ -67,7 +67,7 @@
 {{- end -}}
 {{- $image := $role.image -}}
 {{- if and (not $image) (eq $role.kind "router") -}}
-{{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-3" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-4" $at) -}}
 {{- else if not $image -}}
 {{- $wrong = append $wrong (printf "%s.image: empty. Fix: pass --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}

@@ -35,6 +35,7 @@ FIELD_NAMES = frozenset(
         "port",
         "hidden_host",  # the loopback address that a router listens on, behind its front
         "router_port",
+        "max_requests",  # in flight at a router's front; an argument is left out where there is no limit
         "metrics_host",  # the address that a router's metrics page listens on
         "metrics_port",  # of a router that has its own
         "nixl_side_channel_port",  # where prefill and decode agree on a transfer

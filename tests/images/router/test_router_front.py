@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import queue
@@ -107,7 +108,10 @@ class Router:
     port: int = field(default_factory=lambda: processes.claim_free_ports(1)[0])
     requests: list[tuple[str, str]] = field(default_factory=list)
     chunks: queue.Queue[bytes] = field(default_factory=queue.Queue)
-    """What /v1/completions streams; an empty one ends it."""
+    """What /v1/completions?stream streams; an empty one ends it."""
+
+    release: threading.Event = field(default_factory=threading.Event)
+    """Ends the answers of /v1/completions?hold, which begin at once."""
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
@@ -129,6 +133,8 @@ class Router:
                     return
                 self.send_header("Content-Length", "2")
                 self.end_headers()
+                if self.path == "/v1/completions?hold":
+                    router.release.wait(20)
                 self.wfile.write(b"" if self.command == "HEAD" else b"ok")
 
             do_GET = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_POST
@@ -144,10 +150,12 @@ class Router:
 
 
 @contextlib.contextmanager
-def run_front(router: Router, command: tuple[str, ...] = SLEEP) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def run_front(
+    router: Router, command: tuple[str, ...] = SLEEP, options: tuple[str, ...] = ()
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The program before a router; yields its port and its process."""
     [port] = processes.claim_free_ports(1)
-    arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", "--", *command]
+    arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", *options, "--", *command]
     program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments])
     try:
         processes.wait_until(lambda: _is_listening(port), "the front", 20, interval_s=0.02)
@@ -252,6 +260,86 @@ def test_tokens_pass_as_they_come(router: Router, front: int) -> None:
         assert response.read1(100) == text, "the next one is not written yet"
         router.chunks.put(b"data: two\n\n" if b"one" in text else b"")
     assert response.read() == b""
+
+
+@pytest.fixture(scope="module")
+def limited_front(router: Router) -> Iterator[int]:
+    """The port of a front that lets two requests of a class be in flight."""
+    with run_front(router, options=("--max-requests", "2")) as (port, _):
+        yield port
+
+
+@contextlib.contextmanager
+def hold(port: int, router: Router, count: int, **headers: str) -> Iterator[list[http.client.HTTPConnection]]:
+    """Requests whose answers have begun and end after the block."""
+    router.release.clear()
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(count)]
+
+    def is_admitted(connection: http.client.HTTPConnection) -> bool:
+        connection.close()
+        connection.request("POST", "/v1/completions?hold", b"{}", headers)
+        return connection.getresponse().status == 200
+
+    try:
+        for connection in connections:  # nginx counts an earlier answer for a moment after its client has it
+            admit = functools.partial(is_admitted, connection)
+            processes.wait_until(admit, "room for a request", 20, interval_s=0.02)
+        yield connections
+    finally:
+        router.release.set()
+
+
+def wait_for_room(port: int, **headers: str) -> None:
+    processes.wait_until(
+        lambda: send(port, "POST", "/v1/completions", **headers) == 200, "room for a request", 20, interval_s=0.02
+    )
+
+
+def test_requests_above_the_limit_get_429_with_retry_after_while_those_in_flight_go_on(
+    router: Router, limited_front: int
+) -> None:
+    with hold(limited_front, router, 2):
+        router.requests.clear()
+        connection = http.client.HTTPConnection("127.0.0.1", limited_front, timeout=20)
+        for _ in range(5):  # on one connection, which a refusal leaves open
+            connection.request("POST", "/v1/chat/completions", b"{}")
+            response = connection.getresponse()
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert json.loads(response.read()) == {
+                "error": {"message": "Too many requests in flight", "type": "rate_limit_exceeded"}
+            }
+        assert router.requests == [], "both answers are still under way, and nothing else reached the router"
+
+
+def test_rows_of_batches_take_no_place_of_others_and_others_none_of_theirs(router: Router, limited_front: int) -> None:
+    batch = {"X-Request-Class": "batch"}
+    with hold(limited_front, router, 2, **batch):
+        assert send(limited_front, "POST", "/v1/completions", **batch) == 429
+        wait_for_room(limited_front)
+    with hold(limited_front, router, 2):
+        assert send(limited_front, "POST", "/v1/completions") == 429
+        wait_for_room(limited_front, **batch)
+
+
+def test_a_client_that_leaves_makes_room_at_once(router: Router, limited_front: int) -> None:
+    with hold(limited_front, router, 2) as connections:
+        assert send(limited_front, "POST", "/v1/completions") == 429
+        connections[0].close()
+        wait_for_room(limited_front)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/v1/responses/resp_1-a/cancel")])
+def test_probes_and_cancellations_pass_a_full_router(
+    router: Router, limited_front: int, method: str, path: str
+) -> None:
+    with hold(limited_front, router, 2):
+        assert send(limited_front, "POST", "/v1/completions") == 429
+        assert send(limited_front, method, path) == 200
+
+
+def test_without_a_limit_requests_in_flight_are_not_counted(router: Router, front: int) -> None:
+    with hold(front, router, 4):
+        assert send(front, "POST", "/v1/completions") == 200
 
 
 def test_a_stream_outlives_the_signal_to_stop(router: Router, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from llm_serving.kinds.serving import blueprint
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.traffic import Traffic
+from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.search import sweep
@@ -65,7 +66,7 @@ BLUEPRINTS = [
 
 @pytest.mark.parametrize("file", BLUEPRINTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_every_pattern_and_preset_sends_an_open_loop_of_enough_requests_to_show_its_slo(file: Path) -> None:
-    value = read(file.read_text())
+    value = load(file, Blueprint).value  # presets lie apart from the files that they name
     assert value.traffic.is_open_loop
     assert value.traffic.requests >= sweep.count_least_requests(value.slo)
 
@@ -137,14 +138,14 @@ TOKENS = "Fix: use a number of tokens such as"
                 "1:1: model: required field is missing. Fix: set model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, media_hosts, memory, name, reasoning, revision, task, tools, tuning, weights."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, media_hosts, memory, name, reasoning, revision, task, tools, tuning, warm_prompt, weights."]),
         (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: write model:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
         (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
-        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
+        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),
         (VALID.replace("model: tiny", "model: --trust-remote-code"), ['2:8: model: "--trust-remote-code": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
         (VALID.replace("model: tiny", 'model: ""'), ['2:8: model: "": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
@@ -161,6 +162,10 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("{pool: general}", "{pool: general}\n  router: {request_timeout: 2d}"), ['5:29: roles.router.request_timeout: "2d": it is too large. Fix: use 86400 or less.']),
         (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ['4:41: roles.worker.accelerators: 1025: it is too large. Fix: use 1024 or less.']),
         (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: \"random-ish\": {CHOICE} Fix: use random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {max_requests: 0}"), ["5:26: roles.router.max_requests: 0: it is too small. Fix: use 1 or more."]),
+        (VALID + "warm_prompt: system.txt\n", ['7:14: warm_prompt: "system.txt": there is no such file in mine. Fix: name a text file beside the blueprint.']),
+        (VALID + "warm_prompt: ../system.txt\n", ["7:14: warm_prompt: \"../system.txt\": it is not a text file in the blueprint's folder. Fix: use a text file in the blueprint's folder such as system-prompt.txt."]),
+        (VALID + "task: embed\nwarm_prompt: system.txt\n", ['8:14: warm_prompt: "system.txt": an answer of the task embed has no tokens. Fix: remove warm_prompt.']),
         # traffic
         (add_traffic("users: 0"), ['5:18: traffic.users: 0: it is too small. Fix: use 1 or more.']),
         (add_traffic("users: 8.5"), ['5:18: traffic.users: 8.5: it is a number with a fraction. Fix: use a whole number.']),
@@ -285,3 +290,14 @@ def test_every_model_has_a_name_of_its_own_for_clients(tmp_path: Path, first: st
     with pytest.raises(InputError) as error:
         blueprint.read(tmp_path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b" \n", "it has no text"), (b"\xff", "it is not UTF-8"), (b"x" * (16 * 1024 + 1), "it has more than 16 KiB")],
+)
+def test_a_file_that_is_no_system_prompt_is_refused(content: bytes, reason: str) -> None:
+    Path("mine/system.txt").write_bytes(content)
+    assert list_errors(f"{VALID}warm_prompt: system.txt\n") == [
+        f'7:14: warm_prompt: "system.txt": {reason}. Fix: keep what all clients send first, as plain text.'
+    ]

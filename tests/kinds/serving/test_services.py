@@ -103,3 +103,24 @@ def test_on_ecs_each_node_of_a_replica_is_a_service(tmp_path: Path) -> None:
     assert all(node.replicas.max == 1 and node.nodes == 1 and node.resources.device_files for node in nodes)
     assert [node.name for node in nodes if node.probe] == ["worker-0-0", "worker-1-0"]
     assert router.node is None
+
+
+def test_a_limit_of_requests_is_the_fronts_and_the_system_prompt_is_in_the_probe_of_engines_alone(
+    tmp_path: Path,
+) -> None:
+    pools = {"eks": "general", "ecs": "on-ecs", "local": "general"}
+    for target, pool in pools.items():
+        text = f"{SCALED.format(pool=pool)}warm_prompt: system.txt\n"
+        text = text.replace("roles:\n", "roles:\n  router: {max_requests: 24}\n")
+        root = tmp_path / target
+        (root / "mine").mkdir(parents=True)
+        (root / "mine" / "system.txt").write_text("You rank.")
+        worker, *_, router = resolving.resolve_files(root / "mine", text, FLEET, target).services
+        assert worker.probe is not None
+        assert worker.probe.body["messages"] == [
+            {"role": "system", "content": "You rank."},
+            {"role": "user", "content": "ready?"},
+        ]
+        assert "--max-requests=24" in router.command[: router.command.index("--")]
+        assert router.probe is not None
+        assert "You rank." not in str(router.probe.body)

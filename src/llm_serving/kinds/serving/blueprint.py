@@ -35,6 +35,11 @@ TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
 """Fields of the SLO that hold tokens, which not every task's answers have."""
 
 
+MAX_PROMPT_BYTES = 16 * 1024
+"""Largest file of a system prompt: it is an argument of a replica's probe, and ECS takes 64 KiB for a task definition.
+Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
+
+
 def _list_engines() -> list[str]:
     return list(engines.load_engines())
 
@@ -299,6 +304,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         refused: dict[tuple[str, ...], object] = {
             ("tools",): self.tools not in ("auto", "off"),
             ("reasoning",): self.reasoning not in ("auto", "off"),
+            ("warm_prompt",): self.warm_prompt,
             ("tuning", "speculative"): speculative,
             ("roles", "worker", "adapters"): worker and worker.adapters,
             ("roles", "worker", "scale", "kv_usage"): worker and worker.scale and worker.scale.kv_usage,
@@ -432,9 +438,33 @@ def read(folder: Path) -> Document[Blueprint]:
         for key_path, file, what in _list_files(document.value)
         if not (folder / file).is_file()
     ]
-    if missing_files:
-        raise InputError(missing_files)
+    unfit_prompts = [
+        document.build_mistake(key_path, file, reason, "keep what all clients send first, as plain text")
+        for key_path, file in _find_warm_prompts(document.value).items()
+        if (folder / file).is_file() and (reason := _find_unfitness(folder / file))
+    ]
+    if mistakes := missing_files + unfit_prompts:
+        raise InputError(mistakes)
     return document
+
+
+def _find_warm_prompts(settings: Blueprint) -> dict[tuple[str, ...], str]:
+    """Return the files of system prompts by their key paths."""
+    return {
+        settings.find_model_key_path(settings.find_key_path(name), role, "warm_prompt"): file
+        for name, role in settings.roles.engine_roles.items()
+        if (file := settings.select_model_settings(role).warm_prompt)
+    }
+
+
+def _find_unfitness(file: Path) -> str:
+    """Return why a file is no system prompt; empty if it is one."""
+    if file.stat().st_size > MAX_PROMPT_BYTES:
+        return f"it has more than {MAX_PROMPT_BYTES // 1024} KiB"
+    try:
+        return "" if file.read_text(encoding="utf-8").strip() else "it has no text"
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
 
 
 def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
@@ -448,6 +478,8 @@ def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str
         if model_settings.chat_template:
             key_path = settings.find_model_key_path(settings.find_key_path(name), role, "chat_template")
             yield key_path, model_settings.chat_template, "Jinja file beside the blueprint"
+    for key_path, file in _find_warm_prompts(settings).items():
+        yield key_path, file, "text file beside the blueprint"
 
 
 def _suggest_folder(folder: Path) -> str:

@@ -234,7 +234,13 @@ def build_engine_service(
         port=_select_port(context, process_name, ENGINE_PORT),
         probe=None
         if rank
-        else _build_probe(context, served_model, _compute_start_limit_s(platform, served_model), context.engine.health),
+        else _build_probe(
+            context,
+            served_model,
+            _compute_start_limit_s(platform, served_model),
+            context.engine.health,
+            _read_warm_prompt(context, role),
+        ),
         address_variables=() if own_address else address_variables,
         resources=Resources(memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)),
     )
@@ -477,6 +483,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
     }
     split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
+    settings = context.blueprint.roles.router
     return {
         "host": context.conventions.bind_host,
         "port": _select_port(context, "router", ROUTER_PORT),
@@ -488,6 +495,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
+        "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
         "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,
@@ -588,14 +596,24 @@ def _resolve_executable(environment: Environment, name: str) -> str:
     return f"{environment.engine_folder}/{name}" if environment.engine_folder else name
 
 
-def _build_probe(context: Context, served_model: ServedModel, deadline_s: float, health: str = "") -> Probe:
+def _read_warm_prompt(context: Context, role: EngineRole) -> str:
+    """Return the text that every prompt begins with; empty where the blueprint has none."""
+    file = context.blueprint.select_model_settings(role).warm_prompt
+    return (context.folder / file).read_text(encoding="utf-8") if file else ""
+
+
+def _build_probe(
+    context: Context, served_model: ServedModel, deadline_s: float, health: str = "", warm_prompt: str = ""
+) -> Probe:
     """Return a request of the API that the traffic uses: chat may fail where completions succeed."""
     question, pooled = "ready?", tasks.POOLED.get(context.blueprint.task)
     if pooled:
         body = {"model": served_model.name, **pooled.build([question])}
         return Probe(path=pooled.path, body=body, health=health, deadline_s=deadline_s)
     is_chat = context.blueprint.traffic.api == "chat"
-    body = {"messages": [{"role": "user", "content": question}]} if is_chat else {"prompt": question}
+    system = [{"role": "system", "content": warm_prompt}] if warm_prompt else []
+    messages = [*system, {"role": "user", "content": question}]
+    body = {"messages": messages} if is_chat else {"prompt": f"{warm_prompt}{question}"}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     return Probe(
         path=path, body={"model": served_model.name, **body, "max_tokens": 1}, health=health, deadline_s=deadline_s

@@ -56,6 +56,10 @@ TemplateFile = Annotated[
     str, TextFormat(r"[^\s/~-].{0,250}\.jinja", "a Jinja file in the blueprint's folder", "chat.jinja")
 ]
 
+SystemPromptFile = Annotated[
+    str, TextFormat(r"[^\s/~-][^/]{0,250}\.txt", "a text file in the blueprint's folder", "system-prompt.txt")
+]
+
 RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
 
 
@@ -170,6 +174,10 @@ class ModelSettings(Settings):
     chat_template: TemplateFile | None = None
     """A Jinja file beside blueprint.yaml that formats chats, instead of the model's own or the catalog's."""
 
+    warm_prompt: SystemPromptFile | None = None
+    """A text file beside blueprint.yaml with the system prompt of the clients: a replica computes it before it takes
+    requests, so that their prefix is cached. Clients send it all the same."""
+
 
 class ModelRole(EngineRole, ModelSettings):
     """One of many models behind one endpoint: clients use the name of its role, or its `served_name`, as `model`."""
@@ -189,6 +197,10 @@ class RouterRole(Settings):
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of routers."""
+
+    max_requests: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Maximum requests in flight at each router; more get 429 with Retry-After at once. Rows of batches are counted
+    apart, up to the same number. Default is no limit."""
 
     request_timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("30min")
     """Maximum time of a request, up to its last token; the router cuts it off then."""

@@ -52,7 +52,7 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
         ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
         *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
         *((role.name, _describe_role(role)) for role in deployment.engine_roles),
-        ("router", resolve.resolve_policy(blueprint, deployment.environment)),
+        ("router", _describe_router(blueprint, deployment)),
         (
             "traffic",
             f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
@@ -60,6 +60,12 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
         ("slo", _describe_slo(deployment.slo)),
         *(("capacity", text) for text in measured_capacity.describe(deployment)),
     ]
+
+
+def _describe_router(blueprint: Blueprint, deployment: ServingDeployment) -> str:
+    max_requests = blueprint.roles.router.max_requests
+    limit = f", at most {max_requests} requests in flight, then 429" if max_requests else ""
+    return f"{resolve.resolve_policy(blueprint, deployment.environment)}{limit}"
 
 
 def _describe_lengths(deployment: ServingDeployment) -> str:
