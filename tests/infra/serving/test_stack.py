@@ -85,6 +85,18 @@ def test_clients_reach_the_router_for_as_long_as_it_lets_a_request_take(
     }
 
 
+def test_service_connect_runs_on_fargate_alone(stacks: Stacks) -> None:
+    """On an instance, ECS's agent fetches the proxy's settings from ecs-sc.REGION.api.aws, which closed networks lack."""
+    connected = [
+        service
+        for stack in stacks.values()
+        for service in filter_by_type(stack, "aws_ecs_service").values()
+        if service.get("service_connect_configuration")
+    ]
+    assert connected
+    assert all(service.get("launch_type") == "FARGATE" for service in connected)
+
+
 def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     filter_by_type(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
