@@ -15,6 +15,7 @@ import pytest
 from llm_serving import paths, processes
 from llm_serving.catalog import instances
 from llm_serving.fleet.loading import load_fleet
+from llm_serving.operations.kube_api import POD
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects, test_patterns
 from tests.charts.conftest import Render
@@ -49,7 +50,7 @@ def secured_cluster(control_plane: ControlPlane) -> ControlPlane:
         for level in LEVELS
         for manifest in build_namespace(level, **{"pod-security.kubernetes.io/enforce": level})
     ]
-    control_plane.check_output("create", "--filename=-", objects=namespaces)
+    control_plane.api.apply(namespaces)
     return control_plane
 
 
@@ -144,12 +145,10 @@ def scheduling_errors(
     namespaces = [item for name in pods_by_case for item in build_namespace(name)]
     nodes = [item for name, (case_pods, cell) in pods_by_case.items() for item in build_machines(name, case_pods, cell)]
     waiting = [pod for case_pods, _ in pods_by_case.values() for pod in case_pods]
-    control_plane.check_output("create", "--filename=-", objects=[*namespaces, *nodes, *waiting])
+    control_plane.api.apply([*namespaces, *nodes, *waiting])
 
     def list_pods() -> list[Object]:
-        all_pods: list[Object] = control_plane.read(
-            "pods", "--all-namespaces", "--selector=app.kubernetes.io/name=inference"
-        )
+        all_pods = control_plane.api.list_objects(POD, labels="app.kubernetes.io/name=inference")
         return [pod for pod in all_pods if pod["metadata"]["namespace"] in pods_by_case]
 
     def is_settled() -> bool:
@@ -161,7 +160,7 @@ def scheduling_errors(
         errors[item["metadata"]["namespace"]] += [reason] if (reason := find_scheduling_error(item)) else []
     yield errors
     # The namespaces stay to the session's end, with pods on machines that are gone.
-    control_plane.check_output("delete", "--raw=/api/v1/nodes?labelSelector=case")
+    control_plane.request("delete", "/api/v1/nodes?labelSelector=case")
 
 
 def format_slug(name: str) -> str:

@@ -9,13 +9,13 @@ LeaderWorkerSet, Prometheus, a Gateway) do not run either: their objects are sto
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
 import signal
 import ssl
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from llm_serving import processes
+from llm_serving.operations import kube_api
+from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
 from tests.control_plane import programs
@@ -54,6 +56,32 @@ _CONTROLLERS = (
 """Controllers of the tests' objects, without that of node heartbeats, which kwok does not send."""
 
 
+DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+NODE = Kind("v1", "Node")
+SECRET = Kind("v1", "Secret")
+ACCOUNT = Kind("v1", "ServiceAccount")
+DEPLOYMENT = Kind("apps/v1", "Deployment")
+JOB = Kind("batch/v1", "Job")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy")
+BUDGET = Kind("policy/v1", "PodDisruptionBudget")
+ENDPOINTS = Kind("discovery.k8s.io/v1", "EndpointSlice")
+RELEASED = (
+    kube_api.POD,
+    kube_api.SERVICE,
+    SECRET,
+    ACCOUNT,
+    Kind("v1", "ConfigMap"),
+    DEPLOYMENT,
+    Kind("apps/v1", "ReplicaSet"),
+    JOB,
+    NETWORK_POLICY,
+    BUDGET,
+    Kind("rbac.authorization.k8s.io/v1", "Role"),
+    Kind("rbac.authorization.k8s.io/v1", "RoleBinding"),
+)
+"""Kinds of Kubernetes' own that releases have."""
+
+
 @dataclass(frozen=True)
 class ControlPlane:
     """A running control plane."""
@@ -62,9 +90,6 @@ class ControlPlane:
     """Logs and state."""
 
     helm: str
-    """The program's path."""
-
-    kubectl: str
     """The program's path."""
 
     @property
@@ -84,58 +109,81 @@ class ControlPlane:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment in which helm and kubectl use this control plane only."""
-        path = os.pathsep.join(
-            [*(str(Path(program).parent) for program in (self.helm, self.kubectl)), os.environ["PATH"]]
-        )
+        """Environment in which helm and the product use this control plane only."""
+        path = os.pathsep.join([str(Path(self.helm).parent), os.environ["PATH"]])
         home = {f"HELM_{kind}_HOME": str(self.folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
         return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home, **_COLLECT}
 
-    def run_kubectl(self, *words: str, objects: Any = None) -> subprocess.CompletedProcess[str]:
-        """Run kubectl, with objects on its standard input; do not raise if it fails."""
-        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *words]
-        text = json.dumps(
-            {"apiVersion": "v1", "kind": "List", "items": objects} if isinstance(objects, list) else objects
-        )
-        environment = {**os.environ, **_COLLECT}
-        return subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False, env=environment
+    @property
+    def api(self) -> KubeApi:
+        """Its API, as the product calls it."""
+        return kube_api.open_api(self.kubeconfig)
+
+    def read(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
+        """Return an object that is there."""
+        manifest = self.api.find(kind, name, namespace)
+        assert manifest is not None, f"there is no {kind.kind} {name}"
+        return manifest
+
+    def list_names(self, *kinds: Kind, namespace: str, labels: str = "") -> list[str]:
+        """Return KIND/NAME of each object in a namespace."""
+        return [
+            f"{item['kind']}/{item['metadata']['name']}"
+            for kind in kinds
+            for item in self.api.list_objects(kind, namespace, labels=labels)
+        ]
+
+    def patch(self, path: str, **fields: Any) -> None:
+        """Merge fields into the object at a path of the API."""
+        self.request("patch", path, fields, content_type="application/merge-patch+json")
+
+    def evict(self, pod: str, namespace: str) -> str:
+        """Ask for a pod's eviction, as `kubectl drain` does; return why it is refused, empty if it is not."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+        return self._find_refusal(f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", eviction)[0]
+
+    def request(self, method: str, path: str, body: Any = None, *, user: str = "", **options: Any) -> Any:
+        """Return the response to a request that no method of the product's client sends, through the same library.
+
+        Args:
+            user: on whose behalf it is sent.
+
+        Raises:
+            ApiException: the API server refuses it.
+        """
+        headers = {"Impersonate-User": user} if user else {}
+        return self._client.request(
+            method, path, body=body, serialize=False, header_params=headers, _request_timeout=_ASK_S, **options
         )
 
-    def check_output(self, *words: str, objects: Any = None) -> str:
-        """Return the output of kubectl; raise if it fails."""
-        result = self.run_kubectl(*words, objects=objects)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+    @functools.cached_property
+    def _client(self) -> Any:
+        from kubernetes.config import new_client_from_config
+        from kubernetes.dynamic import DynamicClient
+
+        return DynamicClient(new_client_from_config(str(self.kubeconfig)), cache_file=f"{os.devnull}/none")
 
     def find_errors(self, objects: Sequence[dict[str, Any]]) -> list[str]:
         """Return the API server's errors and warnings for objects, in a dry run, one per line."""
         return [line for manifest in objects for line in self._validate(manifest)]
 
-    def _validate(self, manifest: dict[str, Any]) -> list[str]:
-        """Validate an object on the server, strictly, without kubectl's own validation."""
+    def _validate(self, manifest: Manifest) -> list[str]:
+        """Validate an object on the server, strictly."""
         version, namespace = manifest["apiVersion"], manifest["metadata"].get("namespace")
         root = "/apis/" if "/" in version else "/api/"
         namespace_path = f"/namespaces/{namespace}" if namespace else ""
-        query = "?dryRun=All&fieldValidation=Strict"
-        config = yaml.safe_load(self.kubeconfig.read_text())
-        server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        request = urllib.request.Request(
-            f"{server['server']}{root}{version}{namespace_path}/{_pluralize(manifest['kind'])}{query}",
-            data=json.dumps(manifest).encode(),
-            headers={"Content-Type": "application/json", "Authorization": f"Bearer {user['token']}"},
-        )
-        trusted = ssl.create_default_context(cafile=server["certificate-authority"])
-        try:
-            with urllib.request.urlopen(request, timeout=_ASK_S, context=trusted) as response:
-                return list(response.headers.get_all("Warning") or [])
-        except urllib.error.HTTPError as error:
-            return [str(json.load(error)["message"])]
+        path = f"{root}{version}{namespace_path}/{_pluralize(manifest['kind'])}?dryRun=All&fieldValidation=Strict"
+        refusal, warnings = self._find_refusal(path, manifest)
+        return [refusal] if refusal else warnings
 
-    def read(self, *words: str) -> Any:
-        """Return the result of `kubectl get`; a list for several objects."""
-        response = json.loads(self.check_output("get", *words, "--output=json"))
-        return response["items"] if response["kind"].endswith("List") else response
+    def _find_refusal(self, path: str, manifest: Manifest) -> tuple[str, list[str]]:
+        """Return why the server refuses an object, empty if it does not, and its warnings."""
+        from kubernetes.client import ApiException
+
+        try:
+            return "", list(self.request("post", path, manifest).headers.getlist("Warning"))
+        except ApiException as error:
+            return str(json.loads(error.body)["message"]), []
 
 
 def _pluralize(kind: str) -> str:
@@ -159,7 +207,7 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
     """
     tools = {program.name: go_programs.find_or_build(program) for program in programs.ALL_PROGRAMS}
     etcd, peer, api, kubelet = processes.claim_free_ports(4)
-    control_plane = ControlPlane(folder, helm, tools["kubectl"])
+    control_plane = ControlPlane(folder, helm)
     with contextlib.ExitStack() as exit_stack:
         children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -206,13 +254,16 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
 
 def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
     """Add the custom resource definitions of a folder, and wait until they are established."""
-    control_plane.check_output("apply", "--server-side", f"--filename={folder}")
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
+    control_plane.api.apply(item for file in files for item in yaml.safe_load_all(file.read_text()) if item)
 
-    def is_established(definition: dict[str, Any]) -> bool:
+    def is_established(definition: Manifest) -> bool:
         conditions = definition.get("status", {}).get("conditions") or []
         return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
-    processes.wait_until(lambda: all(map(is_established, control_plane.read("crd"))), "the custom kinds", _ASK_S)
+    processes.wait_until(
+        lambda: all(map(is_established, control_plane.api.list_objects(DEFINITION))), "the custom kinds", _ASK_S
+    )
 
 
 def _write_identities(folder: Path) -> str:

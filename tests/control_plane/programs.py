@@ -22,7 +22,6 @@ _STAMPS = {
 
 
 def _build_kubernetes_program(name: str) -> Program:
-    words = ("version", "--client") if name == "kubectl" else ("--version",)
     package = f"k8s.io/kubernetes/cmd/{name}"
     # At least what the fleets' clusters are by default.
     return Program(
@@ -30,7 +29,7 @@ def _build_kubernetes_program(name: str) -> Program:
         package,
         _KUBERNETES,
         min_version=(1, 35),
-        version_arguments=words,
+        version_arguments=("--version",),
         linker_variables=_STAMPS,
         tool_module=MODULE,
     )
@@ -47,7 +46,6 @@ ETCD = Program(
 API_SERVER = _build_kubernetes_program("kube-apiserver")
 CONTROLLERS = _build_kubernetes_program("kube-controller-manager")
 SCHEDULER = _build_kubernetes_program("kube-scheduler")
-KUBECTL = _build_kubernetes_program("kubectl")
 KWOK = Program(
     "kwok",
     "sigs.k8s.io/kwok/cmd/kwok",
@@ -56,7 +54,7 @@ KWOK = Program(
     version_arguments=("--version",),
     tool_module=MODULE,
 )
-ALL_PROGRAMS = (ETCD, API_SERVER, KUBECTL, CONTROLLERS, SCHEDULER, KWOK)
+ALL_PROGRAMS = (ETCD, API_SERVER, CONTROLLERS, SCHEDULER, KWOK)
 
 
 def main() -> int:

@@ -95,8 +95,7 @@ def kueue_cluster(control_plane: ControlPlane) -> ControlPlane:
     if not CRDS.is_dir():
         pytest.skip(f"Kueue's CRDs are not at {CRDS}: copy them there from its release")
     add_kinds(control_plane, CRDS)
-    if control_plane.run_kubectl("get", "namespace", names.SERVING_NAMESPACE).returncode:
-        control_plane.check_output("create", "namespace", names.SERVING_NAMESPACE)
+    control_plane.api.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": names.SERVING_NAMESPACE}}])
     return control_plane
 
 

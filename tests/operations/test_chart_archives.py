@@ -23,6 +23,7 @@ from llm_serving.console import CommandFailed
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import AddOn
 from llm_serving.operations import chart_archives, image_pins
+from llm_serving.operations.kube_api import NAMESPACE, Kind
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from tests import go_programs
 from tests.control_plane.control_plane import ControlPlane
@@ -259,10 +260,8 @@ class Platform:
 
     def read_value(self, name: str) -> str:
         """The installed chart's value; "" if it is not installed."""
-        result = self.control_plane.run_kubectl(
-            "get", "configmap", name, f"--namespace=charts-{name}", "--output=jsonpath={.data.value}"
-        )
-        return result.stdout
+        manifest = self.control_plane.api.find(Kind("v1", "ConfigMap"), name, f"charts-{name}")
+        return str(manifest["data"]["value"]) if manifest else ""
 
 
 @pytest.fixture
@@ -275,8 +274,8 @@ def platform(
     for name, value in control_plane.environment.items():
         monkeypatch.setenv(name, value)
     yield Platform(control_plane, charts, folder)
-    namespaces = [f"charts-{name}" for name in ("alpha", "omega", "tiny")]
-    control_plane.run_kubectl("delete", "namespaces", *namespaces, "--ignore-not-found", "--wait=false")
+    for name in ("alpha", "omega", "tiny"):
+        control_plane.api.delete(NAMESPACE, f"charts-{name}")
 
 
 def test_a_changed_chart_stops_the_installation_of_all(

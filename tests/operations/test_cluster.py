@@ -12,7 +12,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as platform
 from llm_serving.operations import cluster, kube_api
-from llm_serving.operations.kube_api import KubeApi
+from llm_serving.operations.kube_api import Kind, KubeApi
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from tests.control_plane.control_plane import ControlPlane
@@ -118,7 +118,7 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
     monkeypatch.setenv("PATH", control_plane.environment["PATH"])
     aws = AwsSession(REGION).with_kubeconfig(control_plane.kubeconfig)
     connection = cluster.ClusterContext(write_fleet(tmp_path), tmp_path, aws)
-    assert connection.fetch_uid() == control_plane.read("namespace", "kube-system")["metadata"]["uid"]
+    assert connection.fetch_uid() == control_plane.read(kube_api.NAMESPACE, "kube-system")["metadata"]["uid"]
     definition = yaml.safe_load(KIND.format(plural="nodepools", kind="NodePool"))
     claims = yaml.safe_load(KIND.format(plural="nodeclaims", kind="NodeClaim"))
     gateways = yaml.safe_load(GATEWAYS)
@@ -130,25 +130,27 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
         build_service("inner", "ClusterIP"),
         {**build_manifest("networking.k8s.io/v1", "Ingress", "web"), "spec": {"defaultBackend": backend}},
     ]
-    control_plane.check_output("create", "--filename=-", objects=[definition, claims, gateways, *objects])
-    processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "nodepools,nodeclaims,gateways").returncode == 0, "all kinds", 90
-    )
+    control_plane.api.apply([definition, claims, gateways, *objects])
+    kinds = [
+        Kind("karpenter.sh/v1", "NodePool"),
+        Kind("karpenter.sh/v1", "NodeClaim"),
+        Kind("gateway.networking.k8s.io/v1", "Gateway"),
+    ]
+    processes.wait_until(lambda: all(map(control_plane.api.has_kind, kinds)), "all kinds", 90)
     custom_objects = [
         build_manifest("karpenter.sh/v1", "NodePool", "general", namespace=None),
         build_manifest("gateway.networking.k8s.io/v1", "Gateway", "edge"),
     ]
-    control_plane.check_output("create", "--filename=-", objects=custom_objects)
+    control_plane.api.apply(custom_objects)
     try:
         cluster.terminate_machines(connection)
         cluster.delete_load_balancers(connection)
-        remaining = control_plane.check_output(
-            "get", "nodepools,gateways,services,ingresses", "--namespace=default", "--output=name"
-        )
-        assert remaining.split() == ["service/inner", "service/kubernetes"], "the latter is every cluster's"
+        assert control_plane.api.list_objects(kinds[0]) == []
+        ingress = Kind("networking.k8s.io/v1", "Ingress")
+        remaining = control_plane.list_names(kinds[2], ingress, kube_api.SERVICE, namespace="default")
+        assert remaining == ["Service/inner", "Service/kubernetes"], "the latter is every cluster's"
     finally:
-        kinds = [f"crd/{kind['metadata']['name']}" for kind in (definition, claims, gateways)]
-        control_plane.check_output("delete", "service/inner", *kinds)
+        control_plane.api.delete_objects([objects[1], definition, claims, gateways], timeout_s=60)
 
 
 def build_manifest(version: str, kind: str, name: str, namespace: str | None = "default") -> dict[str, Any]:

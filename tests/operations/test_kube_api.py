@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from llm_serving import processes
-from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi
+from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi, is_ready
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import ACCOUNT, ControlPlane
 
 CONFIG_MAP = Kind("v1", "ConfigMap")
 
@@ -48,13 +48,11 @@ def pod(control_plane: ControlPlane) -> Iterator[str]:
             "spec": {"nodeName": "kube-api", "containers": [container]},
         },
     ]
-    processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "serviceaccount", "default").returncode == 0, "the account", 90
-    )
-    control_plane.check_output("apply", "--filename=-", objects=objects)
-    control_plane.check_output("wait", "pod/web-0", "--for=condition=Ready", "--timeout=60s")
+    processes.wait_until(lambda: bool(control_plane.api.find(ACCOUNT, "default", "default")), "the account", 90)
+    control_plane.api.apply(objects)
+    processes.wait_until(lambda: is_ready(control_plane.read(POD, "web-0", "default")), "web-0", 60)
     yield "web-0"
-    control_plane.check_output("delete", "pod/web-0", "service/web", "node/kube-api", "--now")
+    control_plane.api.delete_objects(reversed(objects), timeout_s=60)
 
 
 def build_config_map(name: str, **data: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from llm_serving.catalog import images, instances
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations.cluster import ClusterContext
+from llm_serving.operations.kube_api import NAMESPACE
 from llm_serving.operations.network_test import kubernetes
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
@@ -54,14 +55,13 @@ def test_the_job_runs_on_two_instances_and_leaves_nothing(
     control_plane.pods_log.write_text(
         "".join(f"2026-11-22T00:00:00.000000000Z stdout F {line}\n" for line in PUBLISHED.read_text().splitlines())
     )
-    control_plane.check_output("apply", "--filename=-", objects=nodes)
+    control_plane.api.apply(nodes)
     try:
         text = kubernetes.run(cluster, _build(fleet), limit_s=60)
     finally:
-        control_plane.check_output("delete", "--filename=-", objects=nodes)
+        control_plane.api.delete_objects(nodes, timeout_s=60)
     assert text.strip() == PUBLISHED.read_text().strip()
-    gone = control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE)
-    assert "NotFound" in gone.stderr
+    assert control_plane.api.find(NAMESPACE, network_test.NAMESPACE) is None
 
 
 def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
@@ -70,6 +70,4 @@ def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
     monkeypatch.setattr(kubernetes, "_POLL_S", 0.2)
     with pytest.raises(CheckFailed, match="did not finish within 0 minutes: 2 Pending"):
         kubernetes.run(cluster, _build(fleet), limit_s=3)
-    processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE).returncode != 0, "namespace", 90
-    )
+    processes.wait_until(lambda: control_plane.api.find(NAMESPACE, network_test.NAMESPACE) is None, "namespace", 90)

@@ -1,4 +1,4 @@
-"""A batch on EKS: the command line, the real helm and kubectl, a real control plane; nodes are simulated.
+"""A batch on EKS: the command line, the real helm, a real control plane; nodes are simulated.
 
 The Terraform stack is a fake here, for the embedded AWS has no Pod Identity: tests/infra/batch/ holds its resources.
 """
@@ -22,6 +22,7 @@ from llm_serving.fleet import kueue_manifests, loading
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import StackState
+from llm_serving.operations.kube_api import POD
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
@@ -29,12 +30,12 @@ from llm_serving.targets.eks import release
 from llm_serving.targets.on_aws import deployment_stack
 from llm_serving.terraform.plan import Plan, ResourceChange
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import BUDGET, ENDPOINTS, NODE, RELEASED, ControlPlane
 from tests.infra.batch.conftest import FLEET, SHAPES
 from tests.infra.deployments import write_blueprint
 
-NAMESPACE = ("--namespace", "serving")
-OWN = "--selector=app.kubernetes.io/instance=mine"
+NAMESPACE = "serving"
+OWN = "app.kubernetes.io/instance=mine"
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -68,9 +69,9 @@ def cluster(
     for node in nodes[2:4]:
         node["metadata"]["labels"]["fleet/purchase"] = "on-demand"
     assert nodes[0]["metadata"]["labels"]["fleet/purchase"] == "spot", "the pool's first choice"
-    control_plane.check_output("create", "--filename=-", objects=nodes)
+    control_plane.api.apply(nodes)
     yield control_plane
-    control_plane.check_output("delete", "nodes", "--all")
+    control_plane.api.delete_all(NODE, timeout_s=60)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def stack_calls(monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane) ->
     calls: list[str] = []
 
     def record(call: str) -> None:
-        pods = control_plane.read("pods", *NAMESPACE, OWN)
+        pods = control_plane.api.list_objects(POD, NAMESPACE, labels=OWN)
         calls.append(f"{call} beside {len(pods)} pods")
 
     created = Plan({"aws_sqs_queue.control": ResourceChange("aws_sqs_queue.control", ("create",))})
@@ -95,12 +96,8 @@ def stack_calls(monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane) ->
 
 def count_workers(cluster: ControlPlane) -> Counter[str]:
     """Workers on each node, once all of the newest are scheduled."""
-    pods = cluster.read("pods", *NAMESPACE, f"{OWN},inference/kind=worker")
+    pods = cluster.api.list_objects(POD, NAMESPACE, labels=f"{OWN},inference/kind=worker")
     return Counter(pod["spec"].get("nodeName", "") for pod in pods if "deletionTimestamp" not in pod["metadata"])
-
-
-def read_own(cluster: ControlPlane, kind: str, name: str) -> Any:
-    return cluster.read(kind, name, *NAMESPACE)
 
 
 def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
@@ -118,7 +115,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
     assert stack_calls == ["apply beside 0 pods"], "a pod gets its role as it starts, so the stack was first"
     assert "Warning" not in next(working_folder.rglob("eks.log")).read_text(), "the API server takes every object"
     assert count_workers(cluster) == {"spot-0": 3, "spot-1": 3}
-    [api] = cluster.read("pods", *NAMESPACE, f"{OWN},inference/kind=api")
+    [api] = cluster.api.list_objects(POD, NAMESPACE, labels=f"{OWN},inference/kind=api")
     assert api["spec"]["nodeName"] == "plain"
     _check_budget_and_service(cluster, api)
     assert Counter(
@@ -132,7 +129,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
         assert answer.status == 200, "as `blueprint batch submit` reaches the Batch API"
     assert "mine: no change" in run("deploy", "--yes")
 
-    cluster.check_output("scale", "deployment/mine-batch-worker", "--replicas=8", *NAMESPACE)
+    cluster.patch(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/mine-batch-worker", spec={"replicas": 8})
     processes.wait_until(lambda: count_workers(cluster).total() == 8 and not count_workers(cluster)[""], "workers", 90)
     counts = count_workers(cluster)
     assert (counts["spot-0"], counts["spot-1"]) == (3, 3)
@@ -146,18 +143,17 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
 
     run("destroy", "--yes")
     assert stack_calls[-1] == "destroy beside 0 pods", "what pods use goes after them"
-    kinds = "all,serviceaccounts,networkpolicies,poddisruptionbudgets,secrets,configmaps"
-    assert cluster.read(kinds, *NAMESPACE, OWN) == []
+    assert cluster.list_names(*RELEASED, namespace=NAMESPACE, labels=OWN) == []
 
 
 def _check_budget_and_service(cluster: ControlPlane, api: dict[str, Any]) -> None:
     def is_counted() -> bool:
-        return read_own(cluster, "pdb", "mine-batch-worker").get("status", {}).get("currentHealthy") == 6
+        return cluster.read(BUDGET, "mine-batch-worker", NAMESPACE).get("status", {}).get("currentHealthy") == 6
 
     processes.wait_until(is_counted, "the disruption budget", 90)
-    budget = read_own(cluster, "pdb", "mine-batch-worker")["status"]
+    budget = cluster.read(BUDGET, "mine-batch-worker", NAMESPACE)["status"]
     assert (budget["disruptionsAllowed"], budget["desiredHealthy"]) == (2, 4), "a quarter of six, rounded up"
-    [endpoints] = cluster.read("endpointslices", *NAMESPACE, "--selector=kubernetes.io/service-name=mine-batch-api")
+    [endpoints] = cluster.api.list_objects(ENDPOINTS, NAMESPACE, labels="kubernetes.io/service-name=mine-batch-api")
     assert [port["port"] for port in endpoints["ports"]] == [8080]
     assert [address for entry in endpoints["endpoints"] for address in entry["addresses"]] == [api["status"]["podIP"]]
 

@@ -22,6 +22,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import own_image
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate as run
+from llm_serving.operations.kube_api import POD
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -32,13 +33,14 @@ from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers
 from tests import known_server
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import ACCOUNT, JOB, NETWORK_POLICY, NODE, SECRET, ControlPlane
 from tests.validation.conftest import build_deployment, build_options, ignore_busy_driver
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMESPACE = ("--namespace", "serving")
+NAMESPACE = "serving"
+LABELS = "app.kubernetes.io/component=load-driver"
 BUCKET = "demo-results"
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 
 @pytest.fixture
 def plan(control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentPlan:
-    """The pattern's plan for a cluster that kubectl reaches."""
+    """The pattern's plan for a cluster that the kubeconfig leads to."""
     for name, value in control_plane.environment.items():
         monkeypatch.setenv(name, value)
     shutil.copytree(ROOT / "blueprints" / "aggregated", tmp_path / "mine")
@@ -71,26 +73,23 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
     nodes = [machines.build_plain(f"plain-{number}") for number in range(3)]
-    control_plane.check_output("apply", "--filename=-", objects=[*nodes, namespace])
-    processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "serviceaccount", "default", *NAMESPACE).returncode == 0, "account", 90
-    )
-    control_plane.check_output("apply", "--filename=-", objects=engine)
+    control_plane.api.apply([*nodes, namespace])
+    processes.wait_until(lambda: bool(control_plane.api.find(ACCOUNT, "default", NAMESPACE)), "account", 90)
+    control_plane.api.apply([engine])
     processes.wait_until(lambda: all(is_ready(control_plane, node) for node in nodes), "the nodes", 90)
     yield control_plane
-    control_plane.check_output("delete", "pod", "mine-worker", *NAMESPACE, "--now")
-    control_plane.check_output("delete", "nodes", *[node["metadata"]["name"] for node in nodes])
+    control_plane.api.delete_objects([engine, *nodes], timeout_s=60)
 
 
 def is_ready(cluster: ControlPlane, node: dict[str, Any]) -> bool:
     """Whether a node is ready, and has lost the taint of one that is not yet."""
-    current = cluster.read("node", node["metadata"]["name"])
+    current = cluster.read(NODE, node["metadata"]["name"])
     conditions = {condition["type"]: condition["status"] for condition in current["status"].get("conditions", ())}
     return conditions.get("Ready") == "True" and "taints" not in current["spec"]
 
 
 def list_pods(cluster: ControlPlane) -> list[dict[str, Any]]:
-    pods = cluster.read("pods", *NAMESPACE, "--selector=app.kubernetes.io/component=load-driver")
+    pods = cluster.api.list_objects(POD, NAMESPACE, labels=LABELS)
     return sorted(pods, key=lambda pod: str(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]))
 
 
@@ -105,9 +104,8 @@ def wait_for_nodes(cluster: ControlPlane, count: int) -> list[dict[str, Any]]:
     return list_pods(cluster)
 
 
-def list_belongings(cluster: ControlPlane) -> str:
-    selector = "--selector=app.kubernetes.io/component=load-driver"
-    return cluster.check_output("get", "jobs,pods,secrets,networkpolicies", *NAMESPACE, selector, "--output=name")
+def list_belongings(cluster: ControlPlane) -> list[str]:
+    return cluster.list_names(JOB, POD, SECRET, NETWORK_POLICY, namespace=NAMESPACE, labels=LABELS)
 
 
 def read_argument(cluster: ControlPlane, pod: dict[str, Any], folder: Path) -> str:
@@ -119,7 +117,7 @@ def read_argument(cluster: ControlPlane, pod: dict[str, Any], folder: Path) -> s
     [argument] = container["args"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     [volume] = [entry for entry in pod["spec"]["volumes"] if entry["name"] == "inputs"]
-    secret = cluster.read("secret", volume["secret"]["secretName"], *NAMESPACE)
+    secret = cluster.read(SECRET, volume["secret"]["secretName"], NAMESPACE)
     for name, value in secret["data"].items():
         (folder / name).write_bytes(base64.b64decode(value))
     path = Path(argument.replace("$(JOB_COMPLETION_INDEX)", index))
@@ -134,7 +132,9 @@ def run_pods(
     standing_in = ProcessContainers(package, folder / "containers.log")
     with load_job.run(plan, urls, limit_s=600):
         pods = wait_for_nodes(cluster, len(urls))
-        processes.wait_until(lambda: "secret/" in list_belongings(cluster), "the Secret", 90)
+        processes.wait_until(
+            lambda: any(name.startswith("Secret/") for name in list_belongings(cluster)), "the Secret", 90
+        )
         with standing_in.launch([read_argument(cluster, pod, folder) for pod in pods]) as started:
             yield started
 
@@ -157,7 +157,7 @@ def test_the_jobs_pods_send_one_load_and_leave_nothing(
             report, _ = run.validate(deployment, build_options(tmp_path, load_source=source))
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown
-    processes.wait_until(lambda: list_belongings(cluster) == "", "the end of the Job and all that it owns", 90)
+    processes.wait_until(lambda: not list_belongings(cluster), "the end of the Job and all that it owns", 90)
 
 
 def test_the_api_server_takes_every_object_without_a_warning(cluster: ControlPlane, plan: DeploymentPlan) -> None:
@@ -182,12 +182,12 @@ def wait_until_scheduler_knows(cluster: ControlPlane, nodes: Sequence[str]) -> N
         }
         for node in nodes
     ]
-    cluster.check_output("apply", "--filename=-", objects=probes)
+    cluster.api.apply(probes)
     names = [f"probe-{node}" for node in nodes]
     processes.wait_until(
-        lambda: all("nodeName" in cluster.read("pod", name, *NAMESPACE)["spec"] for name in names), "the probes", 90
+        lambda: all("nodeName" in cluster.read(POD, name, NAMESPACE)["spec"] for name in names), "the probes", 90
     )
-    cluster.check_output("delete", "pods", *names, *NAMESPACE, "--now")
+    cluster.api.delete_objects(probes, timeout_s=60)
 
 
 def test_pods_go_to_different_nodes_apart_from_the_engines(
@@ -221,7 +221,7 @@ def test_pods_have_no_token_no_capability_and_the_image_of_this_code(plan: Deplo
 
 def test_a_pod_without_a_node_is_described_by_the_scheduler(control_plane: ControlPlane, plan: DeploymentPlan) -> None:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
-    control_plane.check_output("apply", "--filename=-", objects=namespace)
+    control_plane.api.apply([namespace])
     with load_job.run(plan, ["http://x"], limit_s=600) as job:
         processes.wait_until(lambda: "no nodes available" in job.describe(), "the scheduler's reason", 90)
         assert job.find_failure() is None
@@ -248,9 +248,9 @@ def test_a_failed_pod_is_named_with_the_end_of_its_log(
 def test_a_job_whose_creator_was_killed_takes_everything_with_it(cluster: ControlPlane, plan: DeploymentPlan) -> None:
     with pytest.raises(subprocess.TimeoutExpired), load_job.run(plan, ["http://x"], limit_s=600):
         wait_for_nodes(cluster, 1)
-        [job] = cluster.read("jobs", *NAMESPACE, "--selector=app.kubernetes.io/component=load-driver")
+        [job] = cluster.api.list_objects(JOB, NAMESPACE, labels=LABELS)
         assert job["spec"]["ttlSecondsAfterFinished"] == 300
         # What the controller of finished Jobs does then.
-        cluster.check_output("delete", "job", job["metadata"]["name"], *NAMESPACE, "--cascade=background")
-        processes.wait_until(lambda: list_belongings(cluster) == "", "all that the Job owns", 90)
-        raise subprocess.TimeoutExpired("kubectl", 0)
+        cluster.api.delete(JOB, job["metadata"]["name"], NAMESPACE)
+        processes.wait_until(lambda: not list_belongings(cluster), "all that the Job owns", 90)
+        raise subprocess.TimeoutExpired("job", 0)

@@ -22,15 +22,21 @@ from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
+from llm_serving.operations.kube_api import POD, Kind
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release as target
 from tests import go_programs
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import DEPLOYMENT, ENDPOINTS, NODE, RELEASED, SECRET, ControlPlane
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMESPACE_FLAGS = ("--namespace", "serving")
+NAMESPACE = "serving"
+NAMESPACE_FLAGS = ("--namespace", NAMESPACE)
+WORKERS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/mine-worker"
+ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
+SETS = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+SCALED = Kind("keda.sh/v1alpha1", "ScaledObject")
 GPUS = 3
 """Machines of the pool `general`, of one accelerator each; the pattern takes two."""
 
@@ -53,10 +59,10 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """Machines of the pool that the pattern takes, and one without an accelerator; nothing is deployed."""
     fleet = read_fleet(ROOT / "fleet.yaml").value
     nodes = [machines.build_plain("plain"), *machines.build_for_pool(fleet, "general", GPUS)]
-    control_plane.check_output("create", "--filename=-", objects=nodes)
+    control_plane.api.apply(nodes)
     yield control_plane
     uninstall(control_plane, "mine")
-    control_plane.check_output("delete", "nodes", "--all")
+    control_plane.api.delete_all(NODE, timeout_s=60)
 
 
 @pytest.fixture
@@ -130,10 +136,8 @@ def connected_cluster(cluster: ControlPlane, working_folder: Path, monkeypatch: 
 @pytest.fixture
 def running_release(connected_cluster: ControlPlane, run_cli: RunCli) -> None:
     """Deploy `mine` as the pattern has it; tests must restore its state."""
-    replicas = connected_cluster.run_kubectl(
-        "get", "deployment/mine-worker", *NAMESPACE_FLAGS, "--output=jsonpath={.spec.replicas} {.status.readyReplicas}"
-    )
-    if replicas.stdout != "2 2":
+    workers = connected_cluster.api.find(DEPLOYMENT, "mine-worker", NAMESPACE) or {"spec": {"replicas": 0}}
+    if (workers["spec"]["replicas"], workers.get("status", {}).get("readyReplicas")) != (2, 2):
         result = run_cli("deploy", "--yes")
         assert result.code == 0, result.err
 
@@ -147,7 +151,7 @@ def edit(file: Path, old: str, new: str) -> None:
 def list_pods(cluster: ControlPlane) -> dict[str, list[dict[str, Any]]]:
     """The release's pods by role."""
     pods_by_role: dict[str, list[dict[str, Any]]] = {}
-    for pod in cluster.read("pods", *NAMESPACE_FLAGS, "--selector=app.kubernetes.io/instance=mine,inference/kind"):
+    for pod in cluster.api.list_objects(POD, NAMESPACE, labels="app.kubernetes.io/instance=mine,inference/kind"):
         pods_by_role.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], []).append(pod)
     return pods_by_role
 
@@ -208,13 +212,13 @@ def test_diff_does_not_overwrite_an_edited_rendered_file(
 def test_a_declined_deploy_changes_nothing(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
-    before = connected_cluster.check_output("get", "deployments", *NAMESPACE_FLAGS, "--output=name")
+    before = connected_cluster.list_names(DEPLOYMENT, namespace=NAMESPACE)
     edit(working_folder / "mine/blueprint.yaml", "replicas: 2", "replicas: 3")
     code, _, err = run_cli("deploy")
     assert code == 2, "there is nobody to ask"
     assert "--yes" in err
     assert len(list_pods(connected_cluster)["worker"]) == 2
-    assert connected_cluster.check_output("get", "deployments", *NAMESPACE_FLAGS, "--output=name") == before
+    assert connected_cluster.list_names(DEPLOYMENT, namespace=NAMESPACE) == before
 
 
 def test_an_unschedulable_replica_rolls_the_deployment_back_with_its_reason(
@@ -270,21 +274,19 @@ def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
     upgrade = subprocess.Popen(
         [connected_cluster.helm, "upgrade", *release, "--set", f"roles.worker.replicas={GPUS + 2}", "--wait"]
     )
-    pending = (
-        "get",
-        "secrets",
-        *NAMESPACE_FLAGS,
-        "--selector=owner=helm,name=mine,status=pending-upgrade",
-        "--output=name",
-    )
-    processes.wait_until(lambda: bool(connected_cluster.check_output(*pending)), "helm's work", 90)
+
+    def list_pending() -> list[str]:
+        labels = "owner=helm,name=mine,status=pending-upgrade"
+        return connected_cluster.list_names(SECRET, namespace=NAMESPACE, labels=labels)
+
+    processes.wait_until(lambda: bool(list_pending()), "helm's work", 90)
     upgrade.kill()
     upgrade.wait()
     code, _, err = run_cli("deploy", "--yes")
     assert code == 1
     message = err.splitlines()[-1]
     assert message.startswith("mine: another helm operation is in progress. Nothing was changed. Fix: wait for it; ")
-    assert connected_cluster.check_output(*pending), "helm's work was not touched"
+    assert list_pending(), "helm's work was not touched"
     fix = message[message.index("helm rollback") : message.index(" and deploy again")]
     subprocess.run(fix.split(), check=True, timeout=60, capture_output=True)
     assert run_cli("deploy", "--yes").out == "mine: no change; it is up at http://mine.serving.svc:8080\n"
@@ -333,18 +335,16 @@ def test_a_first_deployment_that_the_cluster_rejects_is_removed_with_its_reason(
     shutil.copytree(working_folder / "mine", working_folder / "other")
     edit(working_folder / "other/eks.yaml.j2", "{% include", "defaults: {engine: {user: 0}}\n{% include")
     level = "pod-security.kubernetes.io/enforce"
-    connected_cluster.check_output("label", "namespace", "serving", f"{level}=restricted")
+    connected_cluster.patch(f"/api/v1/namespaces/{NAMESPACE}", metadata={"labels": {level: "restricted"}})
     try:
         code, _, err = run_cli("deploy", "--yes", folder="other")
     finally:
-        connected_cluster.check_output("label", "namespace", "serving", f"{level}-")
+        connected_cluster.patch(f"/api/v1/namespaces/{NAMESPACE}", metadata={"labels": {level: None}})
     assert code == 1
     assert "other is not ready: " in err and "worker 0 of 2: " in err
     assert 'violates PodSecurity "restricted:latest"' in err and "runAsNonRoot" in err
     assert err.endswith("other had no previous release and was removed\n")
-    remaining = connected_cluster.check_output(
-        "get", "all,cm,pdb,netpol,sa,role,secret", *NAMESPACE_FLAGS, "--output=name"
-    )
+    remaining = " ".join(connected_cluster.list_names(*RELEASED, namespace=NAMESPACE))
     assert "other" not in remaining and "mine" in remaining
 
 
@@ -357,7 +357,7 @@ def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
 ) -> None:
     expire_when(f"worker {GPUS} of {GPUS + 1}")
     connected_cluster.pods_log.write_text("2026-11-01T00:00:00.000000000Z stdout F Uvicorn running\n")
-    connected_cluster.check_output("scale", "deployment/mine-worker", *NAMESPACE_FLAGS, f"--replicas={GPUS + 1}")
+    connected_cluster.patch(WORKERS, spec={"replicas": GPUS + 1})
     try:
         code, _, err = run_cli("deploy", "--yes")
         assert code == 1, "nothing is to be changed, and still it is not up"
@@ -369,7 +369,7 @@ def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
         code, out, _ = run_cli("logs", "worker", "--lines", "1")
         assert (code, out.count("/engine] Uvicorn running\n")) == (0, GPUS)
     finally:
-        connected_cluster.check_output("scale", "deployment/mine-worker", *NAMESPACE_FLAGS, "--replicas=2")
+        connected_cluster.patch(WORKERS, spec={"replicas": 2})
 
 
 def test_an_adapter_is_changed_in_every_pod_of_a_role_and_a_failure_names_its_pod(
@@ -440,11 +440,10 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
 
 def read_weights(cluster: ControlPlane) -> dict[str, int]:
     """The route's shares by service, each of which has pods that are ready behind the port that the route names."""
-    [rule] = cluster.read("httproute", "chat", *NAMESPACE_FLAGS)["spec"]["rules"]
+    [rule] = cluster.read(ROUTE, "chat", NAMESPACE)["spec"]["rules"]
     for backend in rule["backendRefs"]:
-        [slices] = cluster.read(
-            "endpointslices", *NAMESPACE_FLAGS, f"--selector=kubernetes.io/service-name={backend['name']}"
-        )
+        labels = f"kubernetes.io/service-name={backend['name']}"
+        [slices] = cluster.api.list_objects(ENDPOINTS, NAMESPACE, labels=labels)
         assert [port["port"] for port in slices["ports"]] == [backend["port"]]
         assert [endpoint["conditions"]["ready"] for endpoint in slices["endpoints"]] == [True]
     return {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
@@ -461,21 +460,19 @@ def test_an_eviction_beyond_the_disruption_budget_is_refused(
     running_release: None, connected_cluster: ControlPlane
 ) -> None:
     names = [pod["metadata"]["name"] for pod in list_pods(connected_cluster)["worker"]]
-    connected_cluster.check_output("cordon", "--selector=fleet/pool=general")
+    cordon(connected_cluster, is_on=True)
     try:
-        first_answer, second_answer = (evict(connected_cluster, name) for name in names)
+        first, second = (connected_cluster.evict(name, NAMESPACE) for name in names)
     finally:
-        connected_cluster.check_output("uncordon", "--selector=fleet/pool=general")
-    assert "Success" in first_answer
-    assert "would violate the pod's disruption budget" in second_answer
+        cordon(connected_cluster, is_on=False)
+    assert first == ""
+    assert "would violate the pod's disruption budget" in second
 
 
-def evict(cluster: ControlPlane, name: str) -> str:
-    """Return the API server's response to an eviction, as of `kubectl drain`."""
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "serving"}}
-    path = f"/api/v1/namespaces/serving/pods/{name}/eviction"
-    result = cluster.run_kubectl("create", f"--raw={path}", "--filename=-", objects=eviction)
-    return result.stdout + result.stderr
+def cordon(cluster: ControlPlane, *, is_on: bool) -> None:
+    """Keep new pods away from the pool's machines."""
+    for node in cluster.api.list_objects(NODE, labels="fleet/pool=general"):
+        cluster.patch(f"/api/v1/nodes/{node['metadata']['name']}", spec={"unschedulable": is_on})
 
 
 def test_the_router_may_watch_pods_and_the_engines_have_no_permissions(
@@ -487,28 +484,30 @@ def test_the_router_may_watch_pods_and_the_engines_have_no_permissions(
     } == set(accounts)
     default_rights = list_rights(connected_cluster, "default")
     extra_rights = {name: list_rights(connected_cluster, name) - default_rights for name in accounts}
-    assert {name: [line.split() for line in lines] for name, lines in extra_rights.items()} == {
-        "engines": [],
-        "mine-router": [["pods", "[]", "[]", "[get", "list", "watch]"]],
-    }
+    assert extra_rights == {"engines": set(), "mine-router": {"get list watch pods"}}
 
 
 def list_rights(cluster: ControlPlane, account: str) -> set[str]:
-    """What a service account may do in its namespace, a line a resource."""
-    user = f"system:serviceaccount:serving:{account}"
-    return set(
-        cluster.check_output("auth", "can-i", "--list", "--no-headers", *NAMESPACE_FLAGS, f"--as={user}").splitlines()
-    )
+    """What a service account may do in its namespace, a line a rule."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": NAMESPACE},
+    }
+    path, user = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", f"system:serviceaccount:{NAMESPACE}:{account}"
+    status = json.loads(cluster.request("post", path, review, user=user).data)["status"]
+    return {
+        " ".join([*sorted(rule["verbs"]), *(rule.get("resources") or rule["nonResourceURLs"])])
+        for rule in [*status["resourceRules"], *status["nonResourceRules"]]
+    }
 
 
 def test_destroy_removes_all_objects_and_reports_a_missing_release(
     running_release: None, connected_cluster: ControlPlane, run_cli: RunCli
 ) -> None:
     assert run_cli("destroy", "--yes").code == 0
-    remaining = connected_cluster.check_output(
-        "get", "all,cm,pdb,netpol,sa,role,rolebinding,secret,lws,scaledobject", *NAMESPACE_FLAGS, "--output=name"
-    )
-    assert set(remaining.split()) <= {"serviceaccount/engines", "serviceaccount/default", "configmap/kube-root-ca.crt"}
+    remaining = connected_cluster.list_names(*RELEASED, SETS, SCALED, namespace=NAMESPACE)
+    assert set(remaining) <= {"ServiceAccount/engines", "ServiceAccount/default", "ConfigMap/kube-root-ca.crt"}
     code, out, _ = run_cli("destroy", "--yes")
     assert (code, out) == (0, "mine: not deployed on eks\n")
 
@@ -545,14 +544,8 @@ def test_deploy_waits_for_a_replica_over_several_machines(
         late_lines = list(original(plan))
         if late_lines == ["worker 0 of 1"] and not seen_late:
             seen_late.extend(late_lines)
-            connected_cluster.check_output(
-                "patch",
-                "lws/wide-worker",
-                *NAMESPACE_FLAGS,
-                "--subresource=status",
-                "--type=merge",
-                f"-p={json.dumps(state)}",
-            )
+            path = f"/apis/{SETS.api_version}/namespaces/{NAMESPACE}/leaderworkersets/wide-worker/status"
+            connected_cluster.patch(path, **state)
         return iter(late_lines)
 
     monkeypatch.setattr(target, "_list_pending_roles", find_late)
@@ -571,9 +564,7 @@ def test_an_unreachable_cluster_is_reported_in_one_line(
         helm = Path(go_programs.find_or_build(go_programs.HELM))
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"no Helm: {error}")
-    kubectl = working_folder / "kubectl"
-    kubectl.touch(mode=0o755)  # is looked for, and not called
-    monkeypatch.setenv("PATH", f"{helm.parent}:{working_folder}")
+    monkeypatch.setenv("PATH", str(helm.parent))
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     code, _, err = run_cli("deploy", "--yes")
     assert code == 3

@@ -18,6 +18,7 @@ import pytest
 from llm_serving import processes, program
 from llm_serving.cli import main
 from llm_serving.fleet.loading import load_fleet
+from llm_serving.operations.kube_api import POD
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -26,7 +27,7 @@ from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws import images
 from llm_serving.workflows import tune
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import NODE, ControlPlane
 from tests.targets.eks import test_load_job as jobs
 from tests.targets.on_aws import measured_replicas
 from tests.targets.on_aws.measured_replicas import ReplicaLoader
@@ -68,9 +69,9 @@ def cluster(
         *machines.build_for_pool(load_fleet(Path("fleet.yaml")).value, "general", 2),
     ]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
-    control_plane.check_output("apply", "--filename=-", objects=[*nodes, namespace])
+    control_plane.api.apply([*nodes, namespace])
     yield control_plane
-    control_plane.check_output("delete", "nodes", "--all")
+    control_plane.api.delete_all(NODE, timeout_s=60)
 
 
 @pytest.fixture
@@ -93,8 +94,8 @@ def launched(cluster: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def list_engines(cluster: ControlPlane, name: str) -> list[dict[str, Any]]:
-    selector = f"--selector=app.kubernetes.io/instance={name},inference/kind=engine"
-    return list(cluster.read("pods", *jobs.NAMESPACE, selector))
+    labels = f"app.kubernetes.io/instance={name},inference/kind=engine"
+    return cluster.api.list_objects(POD, "serving", labels=labels)
 
 
 def count_ready(cluster: ControlPlane, name: str) -> int:
