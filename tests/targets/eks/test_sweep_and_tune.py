@@ -116,7 +116,7 @@ def test_each_load_of_a_sweep_is_a_job_of_its_own(
 ) -> None:
     result = measured_replicas.sweep("eks", capsys)
     assert len({pod.rpartition("-load-")[2][:8] for pod in launched}) == len(result["points"])
-    processes.wait_until(lambda: jobs.list_belongings(cluster) == "", "the end of all Jobs", 90)
+    processes.wait_until(lambda: not jobs.list_belongings(cluster), "the end of all Jobs", 90)
 
 
 def test_configurations_replace_one_another_in_the_cluster_and_an_interruption_leaves_none(
