@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,9 @@ _SUITE = "trixie"
 _MIRROR = "http://deb.debian.org/debian"
 _INCLUDED = "python3,python3-pip,ca-certificates"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_KEPT_S = 7 * 24 * 3600.0
+"""How long a stand-in and what was built on it are kept without a test that uses them: several GB."""
+
 _DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 600.0, 60.0
 
 _DEBOOTSTRAP_HOOKS = (
@@ -248,15 +252,26 @@ def prepare(folder: Path) -> ImageRunner:
     """
     cache = on_demand.locate_cache() / "images"
     cache.mkdir(parents=True, exist_ok=True)
+    store = cache / _format_stand_in().rpartition(":")[2]
+    store.mkdir(exist_ok=True)
+    os.utime(store)
     program = folder / "buildah"
-    storage = {"program": shutil.which("buildah"), "folder": cache, "driver": _choose_driver(cache)}
+    storage = {"program": shutil.which("buildah"), "folder": store, "driver": _choose_driver(store)}
     program.write_text(_BUILDAH.format(**storage, base=read_base(), stand_in=_format_stand_in()))
     program.chmod(0o755)
     runner = ImageRunner(program, folder)
     with processes.lock_file(cache / "stand-in.lock"):
+        remove_unused(cache, time.time() - _KEPT_S)
         if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_stand_in()}"):
             _make_stand_in(runner, cache)
     return runner
+
+
+def remove_unused(cache: Path, since: float) -> None:
+    """Remove what was built on stand-ins that no test has used since, in seconds since the epoch."""
+    for store in cache.iterdir():
+        if store.is_dir() and store.stat().st_mtime < since:
+            shutil.rmtree(store)
 
 
 @functools.cache

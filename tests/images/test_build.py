@@ -15,10 +15,11 @@ from typing import get_args
 import pytest
 import yaml
 
-from llm_serving.catalog import eks, engines, own_image
+from llm_serving.catalog import eks, engines, images, own_image
 from llm_serving.catalog.own_image import OwnImage
 from llm_serving.fleet.model import Storage
 from llm_serving.operations import image_pins
+from tests.images import built
 from tests.validation.remote.containers import copy_package
 
 ROOT = Path(__file__).parents[2]
@@ -436,6 +437,44 @@ def test_the_batch_worker_is_built_with_the_tag_that_deployments_pull() -> None:
     assert {"batch_api.py", "batch_worker.py", "worker.py"} <= {
         file.name for file in own_image.IMAGES["batch-worker"].list_files()
     }
+
+
+def test_what_was_built_on_stand_ins_that_nobody_uses_is_removed(tmp_path: Path) -> None:
+    for name in ("used", "unused"):
+        (tmp_path / name / "storage").mkdir(parents=True)
+    (tmp_path / "stand-in.lock").touch()
+    os.utime(tmp_path / "unused", (1000, 1000))
+    built.remove_unused(tmp_path, since=2000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stand-in.lock", "used"]
+
+
+def test_the_engines_image_installs_a_release_of_efa_and_says_what_it_brings() -> None:
+    dockerfile = (IMAGES / "vllm" / "Dockerfile").read_text()
+    releases = yaml.safe_load(Path(__file__).with_name("efa_installers.yaml").read_text())
+    [version] = re.findall(r"(?m)^ARG EFA_INSTALLER=(\S+)$", dockerfile)
+    brought = releases[version]
+    parts = ("rdma-core", "libfabric", "aws-ofi-nccl")
+    [said] = re.findall("(?m)^# rdma-core .*?[.] ", dockerfile)
+    assert dict(re.findall(r"([a-z-]+) (\d[\w.]*\w)", said)) == {part: brought[part] for part in parts}
+
+
+@pytest.mark.parametrize("name", IMAGE_NAMES)
+def test_every_base_is_in_the_catalog_with_its_source_and_by_the_digest_that_this_gives(name: str) -> None:
+    [base] = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / name / "Dockerfile").read_text())
+    reference = base.partition("@")[0]
+    assert reference in images.load()
+    assert base == images.pin(reference)
+
+
+def test_the_routers_image_is_named_after_the_version_in_its_lock() -> None:
+    lock = (IMAGES / "router" / "requirements.txt").read_text()
+    assert re.findall(r"(?m)^vllm-router==(\S+)", lock) == [_read_label("router").partition("-")[0]]
+
+
+@pytest.mark.parametrize("lock", sorted(IMAGES.glob("*/requirements.txt")), ids=lambda lock: lock.parent.name)
+def test_every_package_of_an_image_has_a_hash(lock: Path) -> None:
+    packages = re.split(r"(?m)^(?=\S+==)", lock.read_text())[1:]
+    assert packages and all("--hash=sha256:" in package for package in packages)
 
 
 def test_the_engines_image_leaves_nccls_transport_to_the_deployment() -> None:
