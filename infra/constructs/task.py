@@ -21,6 +21,9 @@ that."""
 PROBE_PROGRAM = (paths.CHARTS / "inference" / "files" / "probe.py").read_text(encoding="utf-8")
 """The probe as `python3 -c PROBE_PROGRAM URL BODY SECONDS`."""
 
+NODE_PROGRAM = (paths.CHARTS / "inference" / "files" / "node.py").read_text(encoding="utf-8")
+"""The check of a node as `python3 -c NODE_PROGRAM ARGUMENTS -- COMMAND`, which then takes its place."""
+
 ContainerDefinition = dict[str, object]
 
 _HEALTH_TIMEOUT_S = 25
@@ -145,7 +148,7 @@ def _build_main_container(
         "memory": _count_mebibytes(service.resources.memory_bytes)
         - sum(int(str(sidecar["memory"])) for sidecar in shared),
         "entryPoint": _build_entry_point(service),
-        "command": list(service.command[0 if service.address_variables else 1 :]),
+        "command": _build_command(service)[0 if service.address_variables else 1 :],
         "environment": [{"name": name, "value": value} for name, value in sorted(service.env.items())],
         "linuxParameters": _build_linux_parameters(service),
         "stopTimeout": service.stop.stop_s,
@@ -186,9 +189,15 @@ def _build_volumes(service: Service) -> list[aws.ecs_task_definition.EcsTaskDefi
 def _build_entry_point(service: Service) -> list[str]:
     """Return the entry point, whatever the image's own; a shell sets variables with the task's own address."""
     if not service.address_variables:
-        return [service.command[0]]
+        return _build_command(service)[:1]
     exports = " ".join(f'{name}="$address"' for name in service.address_variables)
     return ["sh", "-c", f'address=$(hostname -i) && export {exports} && exec "$0" "$@"']
+
+
+def _build_command(service: Service) -> list[str]:
+    """Return the command, after the check of the node: GPUs of another container would be GPUs of its own."""
+    check = ["python3", "-c", NODE_PROGRAM, *service.node_check, "--"] if service.node_check else []
+    return [*check, *service.command]
 
 
 def _build_linux_parameters(service: Service) -> dict[str, object]:

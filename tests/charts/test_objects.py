@@ -318,6 +318,24 @@ def test_files_are_fetched_before_the_engine_starts(render_chart: Render) -> Non
     }
 
 
+def test_a_node_is_checked_by_the_engines_image_with_its_devices_and_rights(render_chart: Render) -> None:
+    check = ["--gpus", "8", "--efa", "32"]
+    resources = {"accelerator": {"count": 8}, "efa": 32}
+    manifests = render_chart(
+        build_values(build_engine(nodeCheck=check, resources=resources, user=0, placement={"oneZone": True}))
+    )
+    [pod] = [pod for pod in list_pods(manifests) if "initContainers" in pod["spec"]]
+    [node_check], [engine] = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert node_check["command"] == ["python3", "/etc/inference/node.py", *check]
+    same = ("image", "env", "resources", "securityContext")
+    assert [node_check[key] for key in same] == [engine[key] for key in same]
+    assert engine["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert node_check["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32", "given on to the engine as it ends"
+    assert node_check["terminationMessagePolicy"] == "FallbackToLogsOnError", "the pod's status has the reason"
+    (programs,) = [item["data"] for item in filter_by_kind(manifests, "ConfigMap") if "probe.py" in item["data"]]
+    assert programs["node.py"].strip() == (CHART / "files" / "node.py").read_text().strip()
+
+
 def test_privileged_is_a_switch_without_contradicting_fields(render_chart: Render) -> None:
     pod = next(
         candidate

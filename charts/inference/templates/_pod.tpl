@@ -45,9 +45,13 @@ spec:
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
   {{- include "inference.placement" . | trim | nindent 2 }}
-  {{- with .role.fetch }}
+  {{- if or .role.nodeCheck .role.fetch }}
   initContainers:
-    {{- range $name, $from := . }}
+    {{- with .role.nodeCheck }}
+    - name: check-node
+      {{- include "inference.nodeCheck" $ | nindent 6 }}
+    {{- end }}
+    {{- range $name, $from := .role.fetch }}
     - name: fetch-{{ $name }}
       {{- include "inference.fetch" (dict "root" $.root "role" $.role "name" $name "from" $from) | nindent 6 }}
     {{- end }}
@@ -100,8 +104,41 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
+{{/* Refuse a node that lacks what the role asked for, with the engine's own image, devices and rights. */}}
+{{- define "inference.nodeCheck" -}}
+image: {{ .role.image }}
+imagePullPolicy: IfNotPresent
+command: {{ concat (list "python3" "/etc/inference/node.py") .role.nodeCheck | toJson }}
+env:
+  {{- include "inference.environment" . | trim | nindent 2 }}
+# What it lacks is then in the pod's status.
+terminationMessagePolicy: FallbackToLogsOnError
+resources:
+  {{- include "inference.resources" .role | nindent 2 }}
+securityContext:
+  {{- include "inference.rights" .role | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: probe, mountPath: /etc/inference, readOnly: true}
+{{- end -}}
+
+{{/* The rights of an engine's container. */}}
+{{- define "inference.rights" -}}
+readOnlyRootFilesystem: true
+{{- if .privileged }}
+privileged: true
+{{- else }}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- if or (int .resources.efa) (eq .resources.accelerator.name "aws.amazon.com/neuron") }}
+  # EFA interfaces and Neuron devices need pinned memory.
+  add: [IPC_LOCK]
+  {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "inference.container" -}}
-{{- $pins := or (int .role.resources.efa) (eq .role.resources.accelerator.name "aws.amazon.com/neuron") -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
 command:
@@ -138,18 +175,7 @@ lifecycle:
 resources:
   {{- include "inference.resources" .role | nindent 2 }}
 securityContext:
-  readOnlyRootFilesystem: true
-  {{- if .role.privileged }}
-  privileged: true
-  {{- else }}
-  allowPrivilegeEscalation: false
-  capabilities:
-    drop: [ALL]
-    {{- if $pins }}
-    # EFA interfaces and Neuron devices need pinned memory.
-    add: [IPC_LOCK]
-    {{- end }}
-  {{- end }}
+  {{- include "inference.rights" .role | nindent 2 }}
 volumeMounts:
   - {name: scratch, mountPath: /scratch}
   - {name: tmp, mountPath: /tmp}

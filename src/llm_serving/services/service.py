@@ -241,6 +241,10 @@ class Service(ResolvedData):
     calls: dict[str, Call] = Field(default_factory=dict)
     """What it connects to beside AWS and the deployment's own services, by a name."""
 
+    node_check: tuple[str, ...] = ()
+    """Arguments of charts/inference/files/node.py, which refuses a node that lacks what the service needs; empty where
+    it needs nothing that may be missing."""
+
     host: str = LOOPBACK
     """Address at which processes of its own machine reach it."""
 

@@ -62,7 +62,10 @@ def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> N
     engine, copier = by_name["worker"], by_name["fetch-weights"]
     assert engine["dependsOn"] == [{"containerName": "fetch-weights", "condition": "SUCCESS"}]
     assert copier["essential"] is False, "it ends, and the task continues"
-    assert engine["command"][1] == copier["command"][-1]
+    assert engine["entryPoint"] == ["python3"], "the check of the node, which then becomes the engine"
+    program = engine["command"].index("--") + 1
+    assert engine["command"][2 : program - 1][:1] == ["--neuron-devices"]
+    assert engine["command"][program + 2] == copier["command"][-1]
     [engine_mount], [copier_mount] = engine["mountPoints"], copier["mountPoints"]
     assert (engine_mount["sourceVolume"], engine_mount["readOnly"]) == (copier_mount["sourceVolume"], True)
     assert copier["command"][-1].startswith(f"{engine_mount['containerPath']}/")

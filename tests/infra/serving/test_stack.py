@@ -13,6 +13,7 @@ import pytest
 
 from infra import stack_rules
 from infra.constructs.replica_watch import GROUP_PROGRAM, WATCH
+from infra.constructs.task import NODE_PROGRAM
 from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
@@ -260,7 +261,11 @@ def test_a_tasks_own_address_is_set_in_its_environment(stacks: Stacks) -> None:
     container = parse_containers(stacks["disaggregated"], "prefill")["prefill"]
     assert container["entryPoint"][:2] == ["sh", "-c"]
     assert 'export VLLM_NIXL_SIDE_CHANNEL_HOST="$address"' in container["entryPoint"][2]
-    assert container["command"][:2] == ["vllm", "serve"]
+    assert container["command"][:3] == ["python3", "-c", NODE_PROGRAM]
+    engine = container["command"].index("--") + 1
+    check = ["--gpus", "4", "--gpu-memory", "144384", "--efa", "8", "--gpudirect"]
+    assert container["command"][3 : engine - 1] == check, "before NIXL would take TCP"
+    assert container["command"][engine : engine + 2] == ["vllm", "serve"]
     assert "LIBFABRIC" in " ".join(container["command"])
     plain = parse_containers(stacks["single"], "worker")["worker"]
     assert (plain["entryPoint"], plain["command"][0]) == (["vllm"], "serve")

@@ -579,3 +579,33 @@ def test_a_missing_program_is_reported_with_its_installation_guide(
     code, _, err = run_cli("deploy", "--yes")
     assert code == 3
     assert "not on this machine's PATH: helm" in err and "https://helm.sh/docs/intro/install" in err
+
+
+_LACKS = (
+    "GPUs: 7 of 8 (nvidia-smi)",  # a line without a fix is no reason
+    "CUDA: it does not initialize, error 802. Fix: start nvidia-fabricmanager on the node",
+    "EFA: /dev/infiniband has 0 of 32 interfaces. Fix: run on an instance with EFA",
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "shown"),
+    [
+        ({"terminated": {"exitCode": 1, "message": "\n".join(_LACKS)}}, {}, " ".join(_LACKS[1:])),
+        (
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            {"terminated": {"exitCode": 1, "message": _LACKS[1]}},
+            _LACKS[1],
+        ),
+        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, {}, "check-node: OOMKilled"),
+        ({"terminated": {"exitCode": 0, "message": "GPUs: 8. Fix: none"}}, {}, "PodInitializing"),
+    ],
+)
+def test_the_status_says_what_a_refused_node_lacks(state: dict[str, Any], last: dict[str, Any], shown: str) -> None:
+    status = {
+        "phase": "Pending",
+        "initContainerStatuses": [{"name": "check-node", "state": state, "lastState": last}],
+        "containerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}, "restartCount": 0}],
+    }
+    metadata = {"name": "mine-worker-1", "labels": {"app.kubernetes.io/component": "worker"}}
+    assert target.parse_pod({"metadata": metadata, "status": status}).state == shown

@@ -77,6 +77,7 @@ def _build_engine_service(
     if not conventions.is_local:
         update["placement"] = _build_placement(resolved)
         update["is_root"] = _needs_root(resolved)
+        update["node_check"] = _build_node_check(role_placement, resolved)
     if resolved.nodes > 1 and not conventions.is_kubernetes:
         update["node"] = ReplicaNode(replica=replica, rank=rank)
     return _complete(context, built, resolved, context.engine.metrics_path, **update)
@@ -149,6 +150,25 @@ def _needs_root(role: Role) -> bool:
     is_neuron = role.resources.device == DEVICES["neuron"]
     writes_to_node = role.compile_cache is not None and bool(role.compile_cache.node_path)
     return role.resources.efa > 0 or is_neuron or writes_to_node
+
+
+def _build_node_check(role_placement: placement.Placement, role: Role) -> tuple[str, ...]:
+    """Return what a node must prove to have where the engine would not say so: several GPUs, EFA, or Neuron devices."""
+    resources, accelerators = role.resources, role_placement.instance.accelerators
+    if accelerators is None or not (resources.efa or resources.accelerators > 1 or accelerators.kind == "neuron"):
+        return ()
+    if accelerators.kind == "neuron":
+        arguments = ["--neuron-devices", str(resources.accelerators)]
+    else:
+        arguments = ["--gpus", str(resources.gpus), "--gpu-memory", str(_find_least_memory(role_placement))]
+    if resources.efa:
+        arguments += ["--efa", str(resources.efa), *(["--gpudirect"] if role_placement.rdma else [])]
+    return tuple(arguments)
+
+
+def _find_least_memory(role_placement: placement.Placement) -> int:
+    """Return the MiB of an accelerator, the least of the types that may run the role."""
+    return min(row.accelerators.memory_mib for row in role_placement.instances if row.accelerators)
 
 
 def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:

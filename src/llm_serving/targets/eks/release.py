@@ -50,6 +50,9 @@ _TEST_TIMEOUT_S = 180
 
 _LAST_LINES = 20
 
+_NODE_CHECK = "check-node"
+"""The chart's init container that refuses a node."""
+
 _POLL_INTERVAL_S = 5.0
 """Interval between two readiness checks."""
 
@@ -187,11 +190,15 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
 
 
 def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool) -> None:
-    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
-    log = open_api(plan).stream_log(name, _get_namespace(plan), container=container, lines=lines, follow=follow)
-    with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
-        for line in log:
-            console.out.print(f"[pod/{name}/{container}] {line}", end="", markup=False, highlight=False, soft_wrap=True)
+    """Print the log of a pod's engine, after that of the check of its node."""
+    name, spec = pod["metadata"]["name"], pod["spec"]
+    checks = [entry["name"] for entry in spec.get("initContainers", []) if entry["name"] == _NODE_CHECK]
+    for container in (*checks, spec["containers"][0]["name"]):
+        log = open_api(plan).stream_log(name, _get_namespace(plan), container=container, lines=lines, follow=follow)
+        with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
+            for line in log:
+                text = f"[pod/{name}/{container}] {line}"
+                console.out.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
@@ -501,16 +508,28 @@ def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
     containers = status.get("containerStatuses", [])
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     waiting = [entry["state"]["waiting"]["reason"] for entry in containers if "waiting" in entry.get("state", {})]
+    refusal = _find_refusal(status.get("initContainerStatuses", []))
     ready = conditions.get("Ready", {}).get("status") == "True"
     scheduled = conditions.get("PodScheduled", {})
     scheduling_error = scheduled.get("message", "") if scheduled.get("status") == "False" else ""
     return ReplicaStatus(
         name=pod["metadata"]["name"],
         role=pod["metadata"]["labels"].get("app.kubernetes.io/component", ""),
-        state=READY if ready else scheduling_error or (waiting or [status.get("phase", "unknown").lower()])[0],
+        state=READY if ready else scheduling_error or [*refusal, *waiting, status.get("phase", "unknown").lower()][0],
         restarts=sum(entry.get("restartCount", 0) for entry in containers),
         machine=pod.get("spec", {}).get("nodeName", ""),
     )
+
+
+def _find_refusal(containers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a node lacks, by the last run of the check that has not passed: the lines with a fix."""
+    for entry in containers:
+        for state in (entry.get("state", {}), entry.get("lastState", {})):
+            ended = state.get("terminated", {})
+            if entry["name"] == _NODE_CHECK and ended.get("exitCode"):
+                lines = ended.get("message", "").splitlines()
+                return [" ".join(line for line in lines if "Fix: " in line) or f"{_NODE_CHECK}: {ended.get('reason')}"]
+    return []
 
 
 def require_tools(*tools: str) -> None:
