@@ -30,6 +30,7 @@ pytest_plugins = [
     "tests.guardian",
     "tests.hub.fixtures",
     "tests.images.fixtures",
+    "tests.prisma_standin.fixtures",
 ]
 
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.

@@ -129,6 +129,14 @@ class ServerRecord:
     """Digest, width and height of each picture that came in a streamed request."""
     cache_queries: int = 0
     cache_hits: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Of all answers, streamed or not."""
+
+    def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Count the tokens of an answer."""
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
 
     def look_up(self, text: str, prompt_tokens: int) -> float:
         """Return the share of a prompt's words that were in the cache, and put all of them there."""
@@ -147,6 +155,8 @@ class ServerRecord:
             lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {self.finished[reason]}')
         lines.append(f"vllm:prefix_cache_queries_total {self.cache_queries}")
         lines.append(f"vllm:prefix_cache_hits_total {self.cache_hits}")
+        lines.append(f"vllm:prompt_tokens_total {self.prompt_tokens}")
+        lines.append(f"vllm:generation_tokens_total {self.output_tokens}")
         for name, samples in zip(_BUCKETS, (self.ttft_s, self.itl_s, self.e2e_s), strict=True):
             counts = Counter(bisect.bisect_left(_BUCKETS[name], sample) for sample in samples)
             below = 0
@@ -285,6 +295,7 @@ class ClientConnection(asyncio.Protocol):
         if not body.get("stream") and not behaviour.only_streams:
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
             choice = {"index": 0, "finish_reason": "length", **content}
+            self._record.count_tokens(prompt_tokens, count)
             return self._send_json(
                 200, {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
             )
@@ -302,7 +313,8 @@ class ClientConnection(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         self._streaming = True
-        stream = _Stream(body["model"], chat, prompt_tokens, 0 if fault == "empty" else count, fault)
+        sent_tokens = 0 if fault == "empty" else count
+        stream = _Stream(f"known-{number}", body["model"], chat, prompt_tokens, sent_tokens, fault)
         stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
         stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
         first = behaviour.ttft_s * (10 if fault == "slow" else 1) + behaviour.ttft_growth_s * number
@@ -360,6 +372,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _finish(self, stream: _Stream, start: float) -> None:
         self._record.e2e_s.append(self._loop.time() - start)
+        self._record.count_tokens(stream.prompt_tokens, stream.sent)
         self._record.finished["length"] += 1
         self._streaming = False
         self._transport.write(_format_chunk(stream.build_closing()) + b"0\r\n\r\n")
@@ -382,6 +395,7 @@ def _format_chunk(data: bytes) -> bytes:
 class _Stream:
     """One answer in progress."""
 
+    id: str
     model: str
     chat: bool
     prompt_tokens: int
@@ -401,7 +415,7 @@ class _Stream:
     def build_closing(self) -> bytes:
         data = b"" if self.count else self._build_event("", "stop")
         if self.usage:
-            last = {"id": "known", "model": self.model, "choices": []}
+            last = {"id": self.id, "model": self.model, "choices": []}
             data += _format_event({**last, "usage": _build_usage(self.prompt_tokens, self.sent)})
         return data + b"data: [DONE]\n\n"
 
@@ -410,7 +424,7 @@ class _Stream:
         choice = {"index": 0, **content, "finish_reason": reason}
         usage = {"usage": _build_usage(self.prompt_tokens, self.sent)} if self.each_usage else {}
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return _format_event({"id": "known", "object": kind, "model": self.model, "choices": [choice], **usage})
+        return _format_event({"id": self.id, "object": kind, "model": self.model, "choices": [choice], **usage})
 
 
 async def serve(port: int, behaviour: Behaviour) -> None:

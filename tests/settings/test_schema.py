@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from llm_serving.cli.commands.schema import SchemaFile, render_schema
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.blueprint import Blueprint as BatchBlueprint
+from llm_serving.kinds.gateway.blueprint import Blueprint as GatewayBlueprint
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.streaming.blueprint import Blueprint as StreamingBlueprint
 from llm_serving.services import kinds
@@ -31,10 +32,11 @@ SCHEMA_FILES: dict[type[Settings], Path] = {
     Blueprint: ROOT / "blueprints/blueprint.schema.json",
     BatchBlueprint: ROOT / "blueprints/blueprint.schema.json",  # one file: its key `kind` chooses
     StreamingBlueprint: ROOT / "blueprints/blueprint.schema.json",
+    GatewayBlueprint: ROOT / "blueprints/blueprint.schema.json",
 }
 SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in SCHEMA_FILES.items()}
 CHECKS = {kind: jsonschema.Draft7Validator(schema_document) for kind, schema_document in SCHEMAS.items()}
-KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=["fleet", "serving", "batch", "streaming"])
+KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=["fleet", "serving", "batch", "streaming", "gateway"])
 
 EVERY_FLEET_KEY = """\
 name: ads
@@ -106,12 +108,32 @@ results: {parquet: on, cache: {url: "rediss://cache.example.com:6379", ttl: 7d}}
 sample: {team: ads, rows: 300, bad_rows: 6, input_tokens: 16..64, output_tokens: 8..16, model: tiny}
 slo: {deadline: 10min, failed_rows: 0%, endpoint_use: 30%}
 """
+EVERY_GATEWAY_KEY = """\
+kind: gateway
+name: edge
+pattern: gateway
+teams:
+  search: {models: [chat, small], budget: {day: 5 USD, month: 50.5 USD}, requests_per_minute: 60, tokens_per_minute: 20k}
+  ads: {models: small}
+routes:
+  chat:
+    deployments: [{deployment: big, weight: 3}, {url: "https://llm.example.com/v1", model: org/gpt, weight: 1}]
+    price: {input: 0 USD, output: 1.5 USD}
+    retries: 2
+    timeout: 30s
+    fallback: [small]
+  small: {deployments: {mock: A mock.}, price: {input: 0.1 USD, output: 0.3 USD}}
+shared_counts: rediss://cache.example.com:6379/1
+sample: {requests: 3, output_tokens: 8}
+slo: {failed_requests: 1%, answer_p95: 2s}
+"""
 EXAMPLES: list[tuple[type[Settings], str]] = [
     (Fleet, EVERY_FLEET_KEY),
     (Fleet, ANOTHER_NETWORK),
     (Blueprint, EVERY_BLUEPRINT_KEY),
     (Blueprint, MINIMAL_BLUEPRINT),
     (BatchBlueprint, EVERY_BATCH_KEY),
+    (GatewayBlueprint, EVERY_GATEWAY_KEY),
     *((Fleet, path.read_text()) for path in sorted({ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml")})),
     *(
         (kinds.get(yaml.safe_load(path.read_text()).get("kind", DEFAULT_KIND)).SETTINGS, path.read_text())

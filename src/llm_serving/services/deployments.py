@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,17 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
 
 
 def require_serving(
-    blueprint: Document[Any], name: str, fleet: Document[Fleet], environment: Environment
+    blueprint: Document[Any],
+    name: str,
+    fleet: Document[Fleet],
+    environment: Environment,
+    key_path: Sequence[str | int] = ("endpoint", "deployment"),
 ) -> FoundDeployment:
-    """Return the serving deployment that `endpoint.deployment` of a blueprint names.
+    """Return the serving deployment that a blueprint names at `key_path`.
 
     Raises:
         InputError: it does not run, or names its way back to this one.
     """
-    key_path = ("endpoint", "deployment")
     if name in environment.dependents:
         circle = (*environment.dependents[environment.dependents.index(name) :], name)
         reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"

@@ -1,0 +1,268 @@
+"""`blueprint.yaml` of kind gateway: teams with their limits, and the routes to deployments. Plain typed data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from llm_serving.fleet.model import Name
+from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.slo import BaseSlo
+from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.units import Count, Duration, Quantity, Share, TextFormat
+
+_ONE = Decimal(1)
+
+Url = Annotated[
+    str,
+    TextFormat(
+        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
+        "the base URL of an OpenAI-compatible endpoint",
+        "https://llm.example.com",
+    ),
+]
+
+CacheUrl = Annotated[
+    str,
+    TextFormat(
+        r"rediss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[0-9]{1,2})?",
+        "the address of Valkey or Redis, without user and password",
+        "redis://127.0.0.1:6379",
+    ),
+]
+
+RouteName = Annotated[
+    str,
+    TextFormat(
+        r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}", "a model name of up to 64 characters: letters, digits, ._/-", "chat"
+    ),
+]
+
+ModelName = Annotated[
+    str,
+    TextFormat(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", "a model name: letters, digits, ._:/@+-", "Qwen/Qwen3-0.6B"),
+]
+
+MockText = Annotated[
+    str,
+    TextFormat(
+        r"[^'\"\\\n\t]{1,1000}", "a text of one line: up to 1,000 characters, without quotes and backslashes", "Hello"
+    ),
+]
+
+Money = Annotated[float, Quantity((("USD", _ONE),), "an amount of money", "50 USD", max=Decimal(10_000_000))]
+
+TokenPrice = Annotated[
+    float,
+    Quantity((("USD", _ONE),), "a price of a million tokens", "0.5 USD", max=Decimal(10_000), allow_zero=True),
+]
+
+TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_000_000)]
+
+
+class Budget(Settings):
+    """What a team may spend, at the prices of the routes; further requests are refused with 422 `budget_exceeded`."""
+
+    day: Money | None = None
+    """Maximum a day, UTC."""
+
+    month: Money | None = None
+    """Maximum a calendar month, UTC."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_order(),)
+
+    def _check_order(self) -> Iterator[Conflict]:
+        if self.day is not None and self.month is not None and self.day > self.month:
+            yield Conflict(("day",), f"it is more than the month's, {self.month:g} USD", f"set day: {self.month:g} USD")
+
+
+class Team(Settings):
+    """A team; its keys share its limits."""
+
+    models: Annotated[tuple[RouteName, ...], Field(min_length=1), AllowSingleItem()]
+    """Routes that its keys may call; one or a list."""
+
+    budget: Budget | None = None
+    """What it may spend; unlimited where left out."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Maximum requests a minute; further ones are refused with 429."""
+
+    tokens_per_minute: TokensPerMinute | None = None
+    """Maximum tokens a minute, input and output together; further requests are refused with 429. A request counts with
+    the longest answer that it asks for until it ends."""
+
+
+class Backend(Settings):
+    """What answers: exactly one of `deployment`, `url` and `mock`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["deployment"]}, {"required": ["url"]}, {"required": ["mock"]}]}
+    )
+
+    deployment: Name | None = None
+    """Name of a running serving deployment."""
+
+    url: Url | None = None
+    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
+
+    mock: MockText | None = None
+    """The same answer to every request, to try a gateway without a model."""
+
+    model: ModelName | None = None
+    """`model` of the requests to it; default is the first of a `deployment`."""
+
+    weight: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Share of the requests, relative to the route's others. Without weights the first answers, and the next ones in
+    order only where it fails."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_one(), self._check_model())
+
+    def _check_one(self) -> Iterator[Conflict]:
+        written = [name for name in ("deployment", "url", "mock") if getattr(self, name) is not None]
+        if len(written) != 1:
+            reason = "it must have exactly one of deployment, url and mock"
+            fix = "set deployment: NAME, url: https://HOST or mock: TEXT"
+            yield Conflict((written[1],) if written else (), reason, fix)
+
+    def _check_model(self) -> Iterator[Conflict]:
+        if self.url and not self.model:
+            yield Conflict(("url",), "requests to it must name a model", "set model: NAME")
+
+
+class Price(Settings):
+    """List price of a million tokens, which budgets count."""
+
+    input: TokenPrice
+    """Of prompts."""
+
+    output: TokenPrice
+    """Of answers."""
+
+
+class Route(Settings):
+    """A public model name."""
+
+    deployments: Annotated[tuple[Backend, ...], Field(min_length=1, max_length=20), AllowSingleItem()]
+    """What answers, in order; one or a list."""
+
+    price: Price | None = None
+    """List price that budgets count; nothing where left out."""
+
+    retries: Annotated[int, Field(ge=0, le=10)] = 1
+    """Further attempts of a request that failed."""
+
+    timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("10min")
+    """Maximum time of an attempt."""
+
+    fallback: Annotated[tuple[RouteName, ...], Field(max_length=10), AllowSingleItem()] = ()
+    """Routes that answer, in order, where none of its deployments does; one or a list."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_weights(),)
+
+    def _check_weights(self) -> Iterator[Conflict]:
+        weighted = [backend.weight is not None for backend in self.deployments]
+        if any(weighted) and not all(weighted):
+            reason = "others of the route have a weight"
+            yield Conflict(("deployments", weighted.index(False)), reason, "set weight for each, or for none")
+
+
+class Sample(Settings):
+    """The requests that `validate` sends."""
+
+    requests: Annotated[int, Field(ge=1, le=100_000)] = 5
+    """Requests to each model of each team; every second one is a stream."""
+
+    output_tokens: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """Maximum tokens of an answer."""
+
+
+class GatewaySlo(BaseSlo):
+    """Limits for the sample. A call that is answered without a valid key, or for another team's model, always fails."""
+
+    failed_requests: Share = parse_default("0%")
+    """Maximum share of requests without an answer."""
+
+    answer_p95: Duration | None = None
+    """95th percentile of the time from a request to its whole answer."""
+
+
+class Blueprint(BaseBlueprint):
+    """A user's copy of a pattern that gives teams one endpoint."""
+
+    kind: Literal["gateway"] = "gateway"
+    """Kind of work."""
+
+    pattern: Literal["gateway"] = "gateway"
+    """Pattern that this is a copy of, a folder of blueprints/."""
+
+    teams: Annotated[dict[Name, Team], Field(min_length=1, max_length=1000, examples=[{"search": {"models": "chat"}}])]
+    """Teams, by name."""
+
+    routes: Annotated[
+        dict[RouteName, Route],
+        Field(min_length=1, max_length=200, examples=[{"chat": {"deployments": [{"deployment": "chat"}]}}]),
+    ]
+    """What each public model name leads to."""
+
+    shared_counts: CacheUrl | None = None
+    """Valkey or Redis through which replicas share the counts of limits and budgets. The user and the password are
+    REDIS_USERNAME and REDIS_PASSWORD of the environment. A single replica needs none."""
+
+    sample: Sample = Sample()
+    """The requests that `validate` sends."""
+
+    slo: GatewaySlo = GatewaySlo()
+    """Limits for the sample."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_models(), self._check_fallbacks(), self._check_prices())
+
+    def _check_models(self) -> Iterator[Conflict]:
+        for name, team in self.teams.items():
+            for number, model in enumerate(team.models):
+                if model not in self.routes:
+                    reason = "there is no such route"
+                    yield Conflict(("teams", name, "models", number), reason, self._choose_route(), model)
+
+    def _check_fallbacks(self) -> Iterator[Conflict]:
+        """Check that a fallback, which answers whoever may call the route, is theirs too."""
+        for name, route in self.routes.items():
+            for number, other in enumerate(route.fallback):
+                key_path = ("routes", name, "fallback", number)
+                if other not in self.routes or other == name:
+                    reason = "it is the route itself" if other == name else "there is no such route"
+                    yield Conflict(key_path, reason, self._choose_route(name), other)
+                    continue
+                for team_name, team in self.teams.items():
+                    if name in team.models and other not in team.models:
+                        reason = f"team {team_name} may call {name}, and not this one"
+                        yield Conflict(key_path, reason, f"add {other} to teams.{team_name}.models", other)
+
+    def _check_prices(self) -> Iterator[Conflict]:
+        for name, team in self.teams.items():
+            unpriced = [model for model in team.models if model in self.routes and self.routes[model].price is None]
+            if team.budget and unpriced:
+                reason = f"nothing counts against it: the route {unpriced[0]} has no price"
+                fix = f"set routes.{unpriced[0]}.price: {{input: 0.5 USD, output: 1.5 USD}}"
+                yield Conflict(("teams", name, "budget"), reason, fix)
+
+    def _choose_route(self, besides: str = "") -> str:
+        others = [name for name in self.routes if name != besides]
+        return f"choose {' or '.join(others)}" if others else "remove it"
+
+
+def read(folder: Path) -> Document[Blueprint]:
+    """Read the blueprint in `folder`.
+
+    Raises:
+        InputError: with every mistake of its file at once.
+    """
+    return load(folder / FILE_NAME, Blueprint)

@@ -1,0 +1,161 @@
+"""`blueprint gateway`: the keys of teams, and what each team used and cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.table import Table
+
+from llm_serving import console
+from llm_serving.kinds.gateway import database, meter, usage
+from llm_serving.kinds.gateway.client import AdminClient
+from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.units import Duration
+from llm_serving.targets import registry
+
+app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
+key_app = typer.Typer(help="Create, list and revoke keys of teams.", no_args_is_help=True)
+app.add_typer(key_app, name="key")
+
+_SHOWN_ID, _SHOWN_TIME = 12, len("2026-11-26T04:00")
+"""Characters of an id and of a time in tables."""
+
+TeamOption = Annotated[str | None, typer.Option("--team", metavar="TEAM", help="Only the keys of a team.")]
+
+
+@key_app.command()
+def create(
+    folder: Folder,
+    team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Team whose limits the key has.")],
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What it is for; unique.")] = None,
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key of a team. It is shown once."""
+    with _open_deployment(folder, fleet, target) as deployment:
+        _require_team(deployment, team)
+        text, key = AdminClient(deployment).create_key(team, name)
+        if as_json:
+            print(json.dumps({"key": text, **key._asdict()}))
+            return
+        console.err.print(f"Key of {team}, id {key.id}, for {deployment.url}/v1:", markup=False)
+        print(text)
+
+
+@key_app.command(name="list")
+def list_(
+    folder: Folder, team: TeamOption = None, fleet: Fleet = FLEET, target: Target = TARGET, as_json: AsJson = False
+) -> None:
+    """List the keys, the oldest first, without their texts."""
+    with _open_deployment(folder, fleet, target) as deployment:
+        if team is not None:
+            _require_team(deployment, team)
+        keys = AdminClient(deployment).list_keys(team)
+    if as_json:
+        print(json.dumps([key._asdict() for key in keys], indent=2))
+        return
+    table = _create_table(["id", "team", "name", "created"], [])
+    for key in keys:
+        table.add_row(key.id[:_SHOWN_ID], key.team, key.name, key.created_at[:_SHOWN_TIME].replace("T", " "))
+    console.out.print(table)
+
+
+@key_app.command()
+def revoke(
+    folder: Folder,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its text, its id, or how its id begins.")],
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+) -> None:
+    """Revoke a key: calls with it get 401."""
+    with _open_deployment(folder, fleet, target) as deployment:
+        revoked = AdminClient(deployment).revoke_key(key)
+    console.out.print(f"{revoked.id[:_SHOWN_ID]}: revoked, a key of {revoked.team}", markup=False)
+
+
+@app.command(name="usage")
+def usage_(
+    folder: Folder,
+    by: Annotated[str, typer.Option(metavar="COLUMNS", help="Of team, model and deployment.")] = "team,model",
+    since: Annotated[str, typer.Option(metavar="DURATION", help="How far back, such as 24h.")] = "7d",
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Show what teams used, and what it cost the fleet."""
+    columns, since_s = _parse_columns(by), _parse_since(since)
+    with _open_deployment(folder, fleet, target) as deployment:
+        port, backends = deployment.database_port, [row for rows in deployment.routes.values() for row in rows]
+        password = database.read_password(Path(deployment.environment.data_folder) / DATABASE)
+        meter.record(port, password, meter.list_metered(deployment.routes))
+        rows = usage.build_rows(usage.read(port, password, since_s), backends, columns)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        console.out.print(_render_usage(rows, columns))
+
+
+@contextlib.contextmanager
+def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[GatewayDeployment]:
+    """Open a gateway.
+
+    Raises:
+        InputError: the deployment is of another kind.
+        Unavailable: it is not deployed.
+    """
+    with registry.load_target(target).open_validation(folder, fleet, None) as inputs:
+        deployment: Any = inputs.deployment
+        if not isinstance(deployment, GatewayDeployment):
+            raise InputError(f"{folder}: kind: {deployment.kind}: it has no keys. Fix: name a gateway blueprint.")
+        yield deployment
+
+
+def _require_team(deployment: GatewayDeployment, team: str) -> None:
+    if team not in deployment.teams:
+        fix = f"choose {' or '.join(deployment.teams)}"
+        raise InputError(f"--team: {quote_value(team)}: there is no such team. Fix: {fix}.")
+
+
+def _parse_columns(text: str) -> list[str]:
+    columns = list(dict.fromkeys(text.split(",")))
+    for column in columns:
+        if column not in usage.COLUMNS:
+            fix = f"use {' or '.join(usage.COLUMNS)}, with commas between"
+            raise InputError(f"--by: {quote_value(column)}: there is no such column. Fix: {fix}.")
+    return columns
+
+
+def _parse_since(text: str) -> float:
+    try:
+        return TypeAdapter(Duration).validate_python(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"--since: {quote_value(text)}: {message}.") from None
+
+
+def _create_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in texts:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _render_usage(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
+    table = _create_table(columns, ["requests", "tokens in", "tokens out", "USD", "USD/M tokens"])
+    for row in rows:
+        counts = (f"{row[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
+        rate = row["usd_per_million_tokens"]
+        costs = (f"{row['usd']:,.4f}", "" if rate is None else f"{rate:,.3f}")
+        table.add_row(*(row[column] for column in columns), *counts, *costs)
+    return table

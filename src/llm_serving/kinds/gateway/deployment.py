@@ -1,0 +1,54 @@
+"""A gateway blueprint resolved: the proxy, its teams, and what answers. Frozen data, every number decided."""
+
+from __future__ import annotations
+
+from llm_serving.kinds.gateway.blueprint import GatewaySlo, Sample, Team
+from llm_serving.services.deployment import Deployment
+from llm_serving.services.service import ResolvedData
+
+GATEWAY, METER, DATABASE = "gateway", "meter", "postgres"
+"""Names of its processes; the first and the last are names of ports too."""
+
+ADMIN = "gateway-admin"
+"""Name of the port of LiteLLM itself, with its administration."""
+
+
+class Backend(ResolvedData):
+    """What answers a route."""
+
+    id: str
+    """ROUTE/NUMBER: LiteLLM's id of it, which its records of requests have."""
+
+    route: str
+    name: str
+    """Deployment, or the host of a URL; `mock` for a mock."""
+
+    usd_h: float | None = None
+    """What the deployment costs an hour; None where that is unknown, or no deployment."""
+
+    metrics_urls: tuple[str, ...] = ()
+    """Pages with its engines' metrics."""
+
+    prompt_tokens: str = ""
+    output_tokens: str = ""
+    """Prometheus names of its engines' counters of tokens."""
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether its cost an hour and its engines' counters are known."""
+        return self.usd_h is not None and bool(self.metrics_urls and self.prompt_tokens and self.output_tokens)
+
+
+class GatewayDeployment(Deployment):
+    """A resolved gateway. `url` is the base URL for clients, without /v1."""
+
+    kind: str = "gateway"
+    pattern: str
+    admin_url: str
+    """Base URL of LiteLLM's administration, which clients do not reach."""
+
+    database_port: int
+    teams: dict[str, Team]
+    routes: dict[str, tuple[Backend, ...]]
+    sample: Sample
+    slo: GatewaySlo

@@ -1,0 +1,80 @@
+"""The kind `gateway`: one endpoint for many teams."""
+
+# ruff: noqa: ARG002 - a kind takes what others need
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.gateway import blueprint as blueprints
+from llm_serving.kinds.gateway import resolve
+from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.kinds.gateway.servers import Postgres
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.kinds import Kind
+from llm_serving.services.local_server import LocalServer
+from llm_serving.settings.document import Document
+
+
+class GatewayKind(Kind[Blueprint, GatewayDeployment]):
+    """Keys, budgets and limits; each method is described in `Kind`."""
+
+    NAME = "gateway"
+    SETTINGS = Blueprint
+    DEPLOYMENT = GatewayDeployment
+    VALIDATOR = "llm_serving.kinds.gateway.validation.validate"
+
+    def find_refusal(self, conventions: Conventions) -> str:
+        return "" if conventions.is_local else f"it runs on this machine alone, not yet on {conventions.title}"
+
+    def read(self, folder: Path) -> Document[Blueprint]:
+        return blueprints.read(folder)
+
+    def list_port_names(self, blueprint: Blueprint) -> list[str]:
+        return resolve.list_port_names()
+
+    def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
+        return (Postgres(),)
+
+    def can_fork(self, blueprint: Blueprint) -> bool:
+        return False
+
+    def resolve(
+        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+    ) -> GatewayDeployment:
+        return resolve.resolve(blueprint, fleet, environment)
+
+    def refresh(self, deployment: GatewayDeployment, blueprint: Blueprint) -> GatewayDeployment:
+        return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
+
+    def describe(self, blueprint: Document[Blueprint], deployment: GatewayDeployment) -> Iterable[tuple[str, str]]:
+        for name, backends in deployment.routes.items():
+            route = blueprint.value.routes[name]
+            fallback = f", then {' and '.join(route.fallback)}" if route.fallback else ""
+            yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}"
+        for name, team in deployment.teams.items():
+            yield "team", f"{name}: {', '.join([*team.models, *_list_limits(team)])}"
+
+    def build_summary(self, deployment: GatewayDeployment) -> dict[str, Any]:
+        return {
+            "routes": {name: [backend.name for backend in backends] for name, backends in deployment.routes.items()},
+            "teams": {name: team.model_dump(mode="json") for name, team in deployment.teams.items()},
+        }
+
+
+def _list_limits(team: Team) -> Iterable[str]:
+    budget = team.budget or Budget()
+    limits = {
+        "USD a day": budget.day,
+        "USD a month": budget.month,
+        "requests a minute": team.requests_per_minute,
+        "tokens a minute": team.tokens_per_minute,
+    }
+    return (f"at most {limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
+
+
+KIND = GatewayKind()

@@ -1,0 +1,169 @@
+"""What LiteLLM is told: its config.yaml, and its rows of teams. No input or output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Route, Team
+from llm_serving.validation.load import api_key
+
+MILLION = 1_000_000
+
+WRITE_INTERVAL_S = 2
+"""How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
+
+_COOL_DOWN_S = 5
+"""How long a backend that failed gets no requests while another one answers."""
+
+
+def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, str]) -> dict[str, Any]:
+    """Build config.yaml of LiteLLM 1.106.
+
+    Args:
+        urls: base URL of each backend, without /v1, by id.
+        models: `model` of the requests to each backend, by id.
+    """
+    fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
+    return {
+        "model_list": list(_list_models(settings, urls, models)),
+        "router_settings": {
+            "routing_strategy": "simple-shuffle",  # by weight
+            "enable_pre_call_checks": True,  # or `order` is not read
+            "allowed_fails": 0,
+            "cooldown_time": _COOL_DOWN_S,
+            "num_retries": 0,
+            "fallbacks": fallbacks,
+            **_build_redis(settings),
+        },
+        "litellm_settings": {
+            "telemetry": False,
+            **({"cache": True, "cache_params": _build_cache(settings)} if settings.shared_counts else {}),
+        },
+        "general_settings": {
+            "allow_requests_on_db_unavailable": True,
+            "always_include_stream_usage": True,
+            "proxy_batch_write_at": WRITE_INTERVAL_S,
+            "disable_spend_logs": False,
+            "store_prompts_in_spend_logs": False,
+        },
+    }
+
+
+def list_backends(settings: Blueprint) -> Iterator[tuple[str, str, Backend]]:
+    """List all backends: their id, their route and their settings."""
+    for name, route in settings.routes.items():
+        for number, backend in enumerate(route.deployments):
+            yield f"{name}/{number}", name, backend
+
+
+def _list_models(settings: Blueprint, urls: dict[str, str], models: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for backend_id, name, backend in list_backends(settings):
+        route = settings.routes[name]
+        own = {"mock_response": backend.mock} if backend.mock else {"api_base": f"{urls[backend_id]}/v1"}
+        place = {"weight": backend.weight} if backend.weight else {"order": 1 + int(backend_id.rpartition("/")[2])}
+        yield {
+            "model_name": name,
+            "litellm_params": {
+                "model": f"openai/{models[backend_id]}",
+                "api_key": f"os.environ/{api_key.VARIABLE}" if backend.url else "none",
+                "num_retries": route.retries,
+                "timeout": route.timeout,
+                **own,
+                **place,
+                **_build_price(route),
+            },
+            "model_info": {"id": backend_id},
+        }
+
+
+def _build_price(route: Route) -> dict[str, float]:
+    """Build the list price; 0 where there is none, or LiteLLM looks the model's name up in its own list."""
+    input_usd, output_usd = (route.price.input, route.price.output) if route.price else (0.0, 0.0)
+    prices = {"input_cost_per_token": input_usd, "output_cost_per_token": output_usd}
+    return {name: round(usd / MILLION, 15) for name, usd in prices.items()}
+
+
+def _build_redis(settings: Blueprint) -> dict[str, Any]:
+    if settings.shared_counts is None:
+        return {}
+    address = urlsplit(settings.shared_counts)
+    return {
+        "redis_host": address.hostname,
+        "redis_port": address.port or 6379,
+        "redis_db": int(address.path.lstrip("/") or 0),
+        **({"redis_ssl": True} if address.scheme == "rediss" else {}),
+    }
+
+
+def _build_cache(settings: Blueprint) -> dict[str, Any]:
+    """Build the cache of counts: only with it does LiteLLM share limits. It caches no answers."""
+    redis = {key.removeprefix("redis_"): value for key, value in _build_redis(settings).items()}
+    return {"type": "redis", "supported_call_types": [], **redis}
+
+
+def build_team_sql(teams: dict[str, Team]) -> str:
+    """Build the statements that make LiteLLM's teams those of the blueprint. The keys of others no longer work."""
+    names = ", ".join(map(_quote, teams))
+    return "\n".join(
+        [
+            *(_build_upsert(name, team) for name, team in teams.items()),
+            f'UPDATE "LiteLLM_TeamTable" SET blocked = true WHERE team_id NOT IN ({names});',
+        ]
+    )
+
+
+def _build_upsert(name: str, team: Team) -> str:
+    """Build the statement for a team: what it spent this month stays."""
+    budget = team.budget
+    month = "NULL" if budget is None or budget.month is None else repr(budget.month)
+    values = {
+        "models": f"ARRAY[{', '.join(map(_quote, team.models))}]",
+        "rpm_limit": _format_number(team.requests_per_minute),
+        "tpm_limit": _format_number(team.tokens_per_minute),
+        "max_budget": month,
+        "budget_duration": "NULL" if month == "NULL" else "'1mo'",
+        "budget_limits": _build_day_window(None if budget is None else budget.day),
+        "blocked": "false",
+    }
+    assignments = ", ".join(f"{column} = EXCLUDED.{column}" for column in values)
+    next_month = "date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'"
+    return (
+        f'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, budget_reset_at, {", ".join(values)})\n'
+        f"VALUES ({_quote(name)}, {_quote(name)}, {next_month}, {', '.join(values.values())})\n"
+        f"ON CONFLICT (team_id) DO UPDATE SET {assignments};"
+    )
+
+
+def _build_day_window(usd: float | None) -> str:
+    """Build LiteLLM's budget window of a day, which ends at the next midnight."""
+    if usd is None:
+        return "NULL"
+    midnight = (
+        "to_char(date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')"
+    )
+    window = f"'budget_duration', '1d', 'max_budget', {usd!r}, 'reset_at', {midnight}"
+    return f"jsonb_build_array(jsonb_build_object({window}))"
+
+
+def _format_number(number: int | None) -> str:
+    return "NULL" if number is None else str(number)
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def dump(value: Any) -> str:
+    """Write JSON, which is YAML too, for a variable; supervisord's hold no backslash."""
+    return json.dumps(to_jsonable_python(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def load_teams(text: str) -> dict[str, Team]:
+    """Read the teams that `dump` wrote."""
+    return TypeAdapter(dict[str, Team]).validate_json(text)

@@ -1,0 +1,31 @@
+"""Records the engines' counters each minute: meter_program.py DATABASE_PORT DATA_FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway.deployment import DATABASE
+from llm_serving.settings.errors import Unavailable
+
+BACKENDS_VARIABLE = "GATEWAY_METERED"
+
+INTERVAL_S = 60
+
+
+def main(port: int, data_folder: Path) -> None:
+    """Record until a signal; a database that is away for a while leaves out a row."""
+    backends = meter.load(os.environ[BACKENDS_VARIABLE])
+    while True:
+        try:
+            meter.record(port, database.read_password(data_folder / DATABASE), backends)
+        except Unavailable as error:
+            print(error, flush=True)
+        time.sleep(INTERVAL_S)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,168 @@
+"""Decides every number of a gateway, once: blueprint + fleet + environment -> `GatewayDeployment`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.gateway import blueprint as settings_of
+from llm_serving.kinds.gateway import gateway_program, litellm_settings, meter, meter_program
+from llm_serving.kinds.gateway.blueprint import Blueprint
+from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
+from llm_serving.services import deployments
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import Probe, Resources, Service
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import ErrorCollector
+
+MOCK = "mock"
+
+_START_S = 600.0
+"""LiteLLM takes 34 CPU-seconds to start (1.106.0, measured 2026-11-26 on two shared cores: 99 s)."""
+
+_LITELLM_BYTES, _METER_BYTES = 900_000_000, 60_000_000
+"""Memory of the processes, measured at the same time; LiteLLM's under load."""
+
+
+def list_port_names() -> list[str]:
+    """List the ports that a target must choose if processes share one machine."""
+    return [GATEWAY, ADMIN]
+
+
+def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> GatewayDeployment:
+    """Resolve the blueprint on the fleet, in the environment of this machine.
+
+    Raises:
+        InputError: it cannot work; has every reason with its line of the file.
+    """
+    settings, name = blueprint.value, resolve_name(blueprint)
+    found = _find_deployments(blueprint, fleet, environment)
+    ports = environment.ports
+    rows = list(litellm_settings.list_backends(settings))
+    backends = [_build_backend(backend_id, route, backend, found) for backend_id, route, backend in rows]
+    deployment = GatewayDeployment(
+        name=name,
+        pattern=settings.pattern,
+        target=environment.target,
+        fleet=fleet.value.name,
+        environment=environment,
+        url=environment.conventions.url.format(deployment=name, namespace="", port=ports[GATEWAY]),
+        admin_url=f"http://{environment.hidden_host}:{ports[ADMIN]}",
+        database_port=ports[DATABASE],
+        teams=dict(settings.teams),
+        routes={route: tuple(backend for backend in backends if backend.route == route) for route in settings.routes},
+        sample=settings.sample,
+        slo=settings.slo,
+        notes=tuple(_list_notes(settings, backends)),
+        emulated=environment.emulated,
+    )
+    urls = {backend_id: _find_url(backend, found) for backend_id, _, backend in rows}
+    models = {backend_id: _find_model(backend, found) for backend_id, _, backend in rows}
+    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models))
+    services = (_build_meter(deployment), _build_gateway(deployment, config))
+    return deployment.model_copy(update={"services": services})
+
+
+def _find_deployments(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> dict[str, FoundDeployment]:
+    """Find the serving deployments that routes name.
+
+    Raises:
+        InputError: some do not run here; names each at its line.
+    """
+    found: dict[str, FoundDeployment] = {}
+    collect = ErrorCollector()
+    for backend_id, route, backend in litellm_settings.list_backends(blueprint.value):
+        if name := backend.deployment:
+            alone = ("routes", route, "deployments", "deployment")
+            listed = ("routes", route, "deployments", int(backend_id.rpartition("/")[2]), "deployment")
+            key_path = alone if alone in blueprint.positions else listed
+            find = functools.partial(deployments.require_serving, blueprint, name, fleet, environment, key_path)
+            if here := collect(find):
+                found[name] = here
+    collect.raise_if_any()
+    return found
+
+
+def _build_backend(
+    backend_id: str, route: str, backend: settings_of.Backend, found: dict[str, FoundDeployment]
+) -> Backend:
+    if backend.deployment is None:
+        return Backend(id=backend_id, route=route, name=urlsplit(backend.url).netloc if backend.url else MOCK)
+    here = found[backend.deployment]
+    return Backend(
+        id=backend_id,
+        route=route,
+        name=here.name,
+        usd_h=here.usd_h,
+        metrics_urls=here.metrics_urls,
+        prompt_tokens=here.metrics.get("prompt-tokens", ""),
+        output_tokens=here.metrics.get("output-tokens", ""),
+    )
+
+
+def _find_url(backend: settings_of.Backend, found: dict[str, FoundDeployment]) -> str:
+    url = backend.url or (found[backend.deployment].url if backend.deployment else "")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment]) -> str:
+    models = found[backend.deployment].models if backend.deployment else (MOCK,)
+    return backend.model or next(iter(models), "")
+
+
+def _list_notes(settings: Blueprint, backends: list[Backend]) -> Iterator[str]:
+    if any(backend.mock for _, _, backend in litellm_settings.list_backends(settings)):
+        yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
+    unpriced = sorted({backend.name for backend in backends if not backend.is_metered and backend.name != MOCK})
+    if unpriced:
+        yield f"What requests to {', '.join(unpriced)} cost is by the route's list price: no price an hour is known."
+    yield "Postgres takes the place of RDS."
+
+
+def _build_meter(deployment: GatewayDeployment) -> Service:
+    backends = litellm_settings.dump(meter.list_metered(deployment.routes))
+    arguments = (str(deployment.database_port), deployment.environment.data_folder)
+    return Service(
+        name=METER,
+        role=METER,
+        command=(sys.executable, meter_program.__file__, *arguments),
+        env={**deployment.environment.env, meter_program.BACKENDS_VARIABLE: backends},
+        start_s=1,
+        resources=Resources(memory_bytes=_METER_BYTES),
+    )
+
+
+def _build_gateway(deployment: GatewayDeployment, config: str) -> Service:
+    """Build LiteLLM behind nginx, which lets only the inference API through."""
+    environment = deployment.environment
+    host, port = environment.hidden_host, environment.ports[ADMIN]
+    front = (
+        *environment.image_programs.get("router-front", ("router-front",)),
+        f"--listen={environment.conventions.bind_host}:{environment.ports[GATEWAY]}",
+        f"--router={host}:{port}",
+        "--",
+    )
+    arguments = (host, str(port), str(deployment.database_port), environment.data_folder)
+    return Service(
+        name=GATEWAY,
+        role=GATEWAY,
+        is_entry=True,
+        command=(*front, sys.executable, gateway_program.__file__, *arguments),
+        env={
+            **environment.env,
+            gateway_program.CONFIG_VARIABLE: config,
+            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(deployment.teams),
+        },
+        host=host,
+        port=port,
+        probe=Probe(path="/health/readiness", body={}, deadline_s=_START_S),
+        start_s=1,
+        resources=Resources(memory_bytes=_LITELLM_BYTES),
+    )

@@ -1,0 +1,166 @@
+"""What teams used and what it cost: the fleet's price, shared by the engines' own counters. No output.
+
+While a deployment's counters move, its price an hour is shared by tokens: each team pays for the tokens of its
+requests, as LiteLLM recorded them. The rest of the engines' tokens is `(direct)`: requests around the gateway, and
+records lost with a killed gateway. While the counters stand still, its price is `(idle)`. So the rows add up to what
+the deployment costs. What has no price an hour (a URL, a mock) costs the list price of its route.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway.deployment import Backend
+from llm_serving.kinds.gateway.litellm_settings import MILLION
+
+DIRECT, IDLE = "(direct)", "(idle)"
+"""In place of a team's name: tokens that no team's request explains, and time without tokens."""
+
+COLUMNS = ("team", "model", "deployment")
+"""What rows can be grouped by."""
+
+_RECORDS = """\
+SELECT team_id AS team, model_group AS model, model_id AS backend, count(*) AS requests,
+  sum(prompt_tokens) AS input_tokens, sum(completion_tokens) AS output_tokens, sum(spend) AS list_usd
+FROM "LiteLLM_SpendLogs"
+WHERE team_id IS NOT NULL AND status = 'success' AND "endTime" >= now() AT TIME ZONE 'UTC' - interval '{since_s} s'
+GROUP BY 1, 2, 3"""
+
+_METER = f"""\
+SELECT deployment, extract(epoch FROM at) AS at, usd_h, input_tokens, output_tokens FROM {meter.TABLE}
+WHERE at >= now() - interval '{{since_s}} s' ORDER BY at"""
+
+
+class Records(NamedTuple):
+    """What the database has of a time."""
+
+    requests: Sequence[Mapping[str, Any]]
+    """Of LiteLLM: a row by team, model and backend."""
+
+    meter: Sequence[Mapping[str, Any]]
+    """Of the meter: a row by deployment and time."""
+
+
+class Metered(NamedTuple):
+    """A deployment over a time."""
+
+    busy_usd: float
+    idle_usd: float
+    tokens: float
+    """Input and output together, of the engines' own counters."""
+
+
+class _Line(NamedTuple):
+    """What one group used."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    usd: float = 0.0
+
+    def add(self, other: _Line) -> _Line:
+        return _Line(
+            self.requests + other.requests,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.usd + other.usd,
+        )
+
+
+def read(port: int, password: str, since_s: float) -> Records:
+    """Read the records of the last seconds.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    rows = (database.query(port, password, text.format(since_s=round(since_s))) for text in (_RECORDS, _METER))
+    return Records(*rows)
+
+
+def build_rows(records: Records, backends: Iterable[Backend], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time.
+
+    Args:
+        by: columns of COLUMNS.
+    """
+    lines: defaultdict[tuple[str, ...], _Line] = defaultdict(_Line)
+    for group, line in _list_lines(records, list(backends)):
+        key = tuple(group[column] for column in by)
+        lines[key] = lines[key].add(line)
+    ordered = sorted(lines.items(), key=lambda item: [(name == IDLE, name == DIRECT, name) for name in item[0]])
+    return [_build_row(dict(zip(by, key, strict=True)), line) for key, line in ordered]
+
+
+def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
+    tokens = line.input_tokens + line.output_tokens
+    return {
+        **group,
+        "requests": line.requests,
+        "input_tokens": line.input_tokens,
+        "output_tokens": line.output_tokens,
+        "usd": round(line.usd, 9),
+        "usd_per_million_tokens": round(MILLION * line.usd / tokens, 6) if tokens else None,
+    }
+
+
+def _list_lines(records: Records, backends: Sequence[Backend]) -> Iterator[tuple[dict[str, str], _Line]]:
+    """List what each team used of each backend, and of each metered deployment what is left."""
+    by_id = {backend.id: backend for backend in backends}
+    metered = measure(records.meter)
+    recorded = _count_recorded(records, by_id)
+    for row in records.requests:
+        backend = by_id.get(row["backend"])
+        name = backend.name if backend else row["backend"]
+        tokens = row["input_tokens"] + row["output_tokens"]
+        usd = row["list_usd"]
+        if name in metered:
+            total = max(metered[name].tokens, recorded[name])
+            usd = metered[name].busy_usd * tokens / total if total else 0.0
+        group = {"team": row["team"], "model": row["model"], "deployment": name}
+        yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd)
+    for name, times in metered.items():
+        rest = max(0.0, times.tokens - recorded[name])
+        total = max(times.tokens, recorded[name])
+        yield {"team": DIRECT, "model": DIRECT, "deployment": name}, _Line(usd=times.busy_usd * rest / (total or 1))
+        yield {"team": IDLE, "model": IDLE, "deployment": name}, _Line(usd=times.idle_usd)
+
+
+def _count_recorded(records: Records, by_id: Mapping[str, Backend]) -> Mapping[str, float]:
+    """Count the tokens of recorded requests by deployment."""
+    recorded: defaultdict[str, float] = defaultdict(float)
+    for row in records.requests:
+        if row["backend"] in by_id:
+            recorded[by_id[row["backend"]].name] += row["input_tokens"] + row["output_tokens"]
+    return recorded
+
+
+def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Metered]:
+    """Measure each deployment between its first row and its last."""
+    by_deployment: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_deployment[row["deployment"]].append(row)
+    return {name: _measure(own) for name, own in by_deployment.items() if len(own) > 1}
+
+
+def _measure(rows: Sequence[Mapping[str, Any]]) -> Metered:
+    busy_usd, idle_usd, tokens = 0.0, 0.0, 0.0
+    counts = [_sum_tokens(row) for row in rows]
+    last_known = next((count for count in counts if count is not None), 0.0)
+    for (before, after), count in zip(itertools.pairwise(rows), counts[1:], strict=True):
+        usd = before["usd_h"] * (after["at"] - before["at"]) / 3600
+        # Counters begin at 0 again where an engine started anew.
+        made = 0.0 if count is None else count - last_known if count >= last_known else count
+        last_known = last_known if count is None else count
+        tokens += made
+        busy_usd, idle_usd = (busy_usd + usd, idle_usd) if made else (busy_usd, idle_usd + usd)
+    return Metered(busy_usd, idle_usd, tokens)
+
+
+def _sum_tokens(row: Mapping[str, Any]) -> float | None:
+    if row["input_tokens"] is None or row["output_tokens"] is None:
+        return None
+    return float(row["input_tokens"] + row["output_tokens"])

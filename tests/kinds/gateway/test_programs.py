@@ -1,0 +1,90 @@
+"""What a gateway's programs need: what is missing is named with the command that installs it, and what is pinned stays."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llm_serving import console, paths
+from llm_serving.kinds.gateway import database, gateway_program, litellm_env
+from llm_serving.kinds.gateway.servers import Postgres
+from llm_serving.settings.errors import Unavailable
+
+LOCK = (paths.ROOT / "requirements" / "gateway.txt").read_text()
+
+
+def test_the_lock_has_no_package_whose_licence_forbids_production_use() -> None:
+    names = re.findall(r"^([a-z0-9._-]+)==", LOCK, re.MULTILINE)
+    assert {"litellm", "litellm-proxy-extras", "prisma"} <= set(names)
+    assert "litellm-enterprise" not in names
+
+
+def test_the_lock_has_no_version_that_is_known_to_be_unsafe() -> None:
+    version = re.search(r"^litellm==([0-9.]+)", LOCK, re.MULTILINE)
+    assert version and tuple(map(int, version[1].split("."))) >= (1, 83, 7)
+
+
+def test_a_machine_without_postgres_is_told_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "find_program", lambda name: None if name == "initdb" else f"/usr/bin/{name}")
+    assert not Postgres().is_installed()
+    with pytest.raises(Unavailable) as missing:
+        Postgres().install(print)
+    assert str(missing.value) == (
+        "initdb: there is none on this machine; a gateway needs it. Fix: run `sudo apt-get install postgresql`."
+    )
+
+
+def test_debian_s_newest_postgres_is_found_off_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("9", "15"):
+        program = tmp_path / version / "bin" / "initdb"
+        program.parent.mkdir(parents=True)
+        program.touch()
+    monkeypatch.setattr(database, "_DEBIAN", tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert database.find_program("initdb") == str(tmp_path / "15" / "bin" / "initdb")
+    assert database.find_program("psql") is None
+
+
+def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, log: Path, **__: object) -> None:
+        log.write_text("getaddrinfo ENOTFOUND binaries.prisma.sh\n")
+        raise console.CommandFailed(["node", "index.js"], log, "exit code 1", 0)
+
+    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path)
+    monkeypatch.setattr(litellm_env, "_LOG", tmp_path / "log")
+    monkeypatch.setattr(litellm_env, "_STAMP", tmp_path / ".locked")
+    monkeypatch.setattr(litellm_env, "_install_packages", lambda _: tmp_path.mkdir())
+    monkeypatch.setattr(litellm_env, "_generate_client", lambda: fail(log=tmp_path / "log"))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    with pytest.raises(Unavailable) as missing:
+        litellm_env.ensure(lambda _: None)
+    text = str(missing.value)
+    assert text.startswith("LiteLLM's database client could not be generated: ")
+    assert "getaddrinfo ENOTFOUND binaries.prisma.sh" in text
+    assert text.endswith(
+        "Fix: let this machine reach https://binaries.prisma.sh, or set PRISMA_QUERY_ENGINE_BINARY to the query engine "
+        "of Prisma 5.17.0."
+    )
+    assert not (tmp_path / ".locked").exists()
+
+
+def test_each_migration_is_applied_once_even_with_spaces_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [Path("/m/1_first/migration.sql"), Path("/m/2_Add a column/migration.sql")]
+    ran: list[list[str]] = []
+    monkeypatch.setattr(litellm_env, "find_migrations", lambda: files)
+    monkeypatch.setattr(database, "query", lambda *_: [{"name": "1_first"}])
+    monkeypatch.setattr(database, "execute", lambda _port, _password, arguments: ran.append(list(arguments)))
+    gateway_program.migrate(1, "")
+    record = "INSERT INTO blueprint_migrations (name) VALUES ('2_Add a column')"
+    assert ran[1:] == [["--file", str(files[1]), "--command", record]]
+
+
+def test_keys_of_the_administration_follow_from_the_database_s_password_alone() -> None:
+    admin, salt = (database.derive_key("secret", purpose) for purpose in (gateway_program.ADMIN, gateway_program.SALT))
+    assert admin != salt != database.derive_key("other", gateway_program.SALT)
+    assert admin.startswith("sk-") and "secret" not in admin
