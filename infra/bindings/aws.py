@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.internet_gateway as internet_gateway
     import cdktf_cdktf_provider_aws.kms_alias as kms_alias
     import cdktf_cdktf_provider_aws.kms_key as kms_key
+    import cdktf_cdktf_provider_aws.lambda_event_source_mapping as lambda_event_source_mapping
     import cdktf_cdktf_provider_aws.lambda_function as lambda_function
     import cdktf_cdktf_provider_aws.lambda_invocation as lambda_invocation
     import cdktf_cdktf_provider_aws.lambda_permission as lambda_permission

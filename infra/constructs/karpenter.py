@@ -83,7 +83,7 @@ def _add_interruption_queue(stack: TerraformStack, fleet: Fleet, kms_key: aws.km
         stack,
         "interruptions-policy",
         queue_url=queue.url,
-        policy=policy.build_document(_build_events_statement(queue), _build_tls_statement(queue)),
+        policy=policy.build_document(_build_events_statement(queue), policy.build_tls_statement(queue.arn)),
     )
     for name, (source, detail_type) in EVENTS.items():
         rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
@@ -106,17 +106,6 @@ def _build_events_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
         "Principal": {"Service": "events.amazonaws.com"},
         "Action": "sqs:SendMessage",
         "Resource": queue.arn,
-    }
-
-
-def _build_tls_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
-    return {
-        "Sid": "TlsOnly",
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "sqs:*",
-        "Resource": queue.arn,
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
     }
 
 

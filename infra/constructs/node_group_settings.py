@@ -9,7 +9,7 @@ rehearsed: so the settings go through EKS's API. Once the mirror has 6.26, this 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
@@ -17,6 +17,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
+from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
 from llm_serving.fleet.model import Fleet
@@ -44,7 +45,34 @@ def _build_repair_config(group: Group) -> dict[str, object]:
         if group.max_size < SMALL_GROUP_NODES
         else {"maxUnhealthyNodeThresholdPercentage": 20}
     )
-    return {"enabled": True, **threshold, "maxParallelNodesRepairedCount": 1}
+    overrides = {"nodeRepairConfigOverrides": repairs} if (repairs := list(_list_overrides(group))) else {}
+    return {"enabled": True, **threshold, "maxParallelNodesRepairedCount": 1, **overrides}
+
+
+def _list_overrides(group: Group) -> Iterator[dict[str, object]]:
+    """Replace at once what neither a reset nor a reboot mends; EKS waits ten minutes before it repairs anything.
+
+    Source: EKS API reference, NodeRepairConfigOverrides; the agent's pkg/reasons/reasons.go, as in `gpu_repair`.
+    """
+    for reason, rule in _list_reasons(group):
+        if rule.verdict == Verdict.REPLACE:
+            yield {
+                "nodeMonitoringCondition": "AcceleratedHardwareReady",
+                "nodeUnhealthyReason": reason,
+                "minRepairWaitTimeMins": 1,
+                "repairAction": "Replace",
+            }
+
+
+def _list_reasons(group: Group) -> Iterator[tuple[str, Rule]]:
+    """Yield what EKS's agent reports of the group's accelerators, by its names.
+
+    Without the number of GPUs, which may be wrong while the driver loads.
+    """
+    if group.variant == "nvidia":
+        yield from ((f"NvidiaXID{xid}Error", rule) for xid, rule in XIDS.items())
+    if group.variant == "neuron":
+        yield from ((reason, rule) for reason, rule in CONDITIONS.items() if reason.startswith("Neuron"))
 
 
 def _is_full(group: Group) -> bool:

@@ -36,3 +36,15 @@ def build_trust_policy(service: str, **condition: Any) -> str:
     """Build a role's trust policy for an AWS service, such as vpc-flow-logs.amazonaws.com."""
     statement: dict[str, object] = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return build_document({**statement, "Condition": condition} if condition else statement)
+
+
+def build_tls_statement(queue_arn: str) -> Statement:
+    """Build a statement of a queue's policy that denies whatever comes without TLS."""
+    return {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "sqs:*",
+        "Resource": queue_arn,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }

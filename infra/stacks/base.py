@@ -101,6 +101,11 @@ def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.
     return stack
 
 
+def get_provider(stack: cdktf.TerraformStack) -> aws.provider.AwsProvider:
+    """Return the provider of a stack, for settings that it alone has."""
+    return cast(aws.provider.AwsProvider, stack.node.find_child("aws"))
+
+
 def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
     """Declare the needs of the stacks that were added, in the two places where tools look for them.
 

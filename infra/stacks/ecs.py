@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from infra.bindings.cdktf import App
-from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
+from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, gpu_repair, network
 from infra.constructs import network_test as network_tests
 from infra.constructs.account import read_account
 from infra.constructs.efa_group import add_efa_group
@@ -39,7 +39,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         stack,
         fleet,
         account=account,
-        functions=[ecs_fallback.NAME],
+        functions=[ecs_fallback.NAME, gpu_repair.NAME],
         log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
     )
     peers_namespace = ecs_cluster.add_peers_namespace(stack, fleet, vpc_id=fleet_network.vpc_id)
@@ -60,6 +60,8 @@ def add(app: App, document: Document[Fleet]) -> None:
     capacity_providers.add_association(stack, context, list(pools.values()), providers)
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
         ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
+    if gpu_repair.is_needed(machine_groups):
+        gpu_repair.add_gpu_repair(stack, fleet, provider=base.get_provider(stack), key=cluster.key, account=account)
     if tested_groups:
         network_tests.add_network_tests(stack, fleet, tested_groups, account=account, key=cluster.key)
     base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")

@@ -18,7 +18,7 @@ Stacks = dict[tuple[str, str], Stack]
 
 POLICIES = controller_policies.load_policies()
 
-OWN_ROLES = {"eks": {"engines", "cluster", "node-groups"}, "ecs": {"ecs-fallback", "network-test"}}
+OWN_ROLES = {"eks": {"engines", "cluster", "node-groups"}, "ecs": {"ecs-fallback", "gpu-repair", "network-test"}}
 """Roles that no maker publishes permissions for, by stack: our engines, tests and Lambdas, and EKS's own."""
 
 

@@ -56,6 +56,7 @@ ACTIONS = {
     "aws_internet_gateway": ("ec2:AttachInternetGateway", "ec2:CreateInternetGateway"),
     "aws_kms_alias": ("kms:CreateAlias",),
     "aws_kms_key": ("kms:CreateKey", "kms:EnableKeyRotation", "kms:TagResource"),
+    "aws_lambda_event_source_mapping": ("lambda:CreateEventSourceMapping", "lambda:TagResource"),
     "aws_lambda_function": ("iam:PassRole", "lambda:CreateFunction", "lambda:TagResource"),
     "aws_lambda_invocation": ("lambda:InvokeFunction",),
     "aws_lambda_permission": ("lambda:AddPermission",),

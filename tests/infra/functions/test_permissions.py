@@ -21,7 +21,12 @@ Stacks = dict[tuple[str, str], Stack]
 LOG_ACTIONS = {"logs:CreateLogStream", "logs:PutLogEvents"}
 """Of Lambda itself, which writes the log by the function's role."""
 
-BESIDE_CALLS: dict[str, dict[str, str]] = {}
+BESIDE_CALLS: dict[str, dict[str, str]] = {
+    "gpu_repair": dict.fromkeys(
+        ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"),
+        "Lambda reads the queue by the function's role",
+    )
+}
 """What AWS asks for beside the action of a call, by the function's file, with the reason."""
 
 

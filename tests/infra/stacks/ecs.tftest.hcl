@@ -34,6 +34,7 @@ run "three_zones_two_ways" {
       "arn:aws:logs:us-east-1:123456789012:log-group:/aws/ecs/ecs-multi-az/exec",
       "arn:aws:logs:us-east-1:123456789012:log-group:/aws/ecs/containerinsights/ecs-multi-az/performance",
       "arn:aws:logs:us-east-1:123456789012:log-group:/aws/lambda/ecs-multi-az-ecs-fallback",
+      "arn:aws:logs:us-east-1:123456789012:log-group:/aws/lambda/ecs-multi-az-gpu-repair",
     ]
     error_message = "the key serves the cluster's own log groups"
   }
@@ -102,6 +103,17 @@ run "three_zones_two_ways" {
       aws_lambda_permission.ecs-fallback-failed-permission.source_arn == aws_cloudwatch_event_rule.ecs-fallback-failed.arn
     )
     error_message = "it is called each minute, and when a group of the fleet could not start a machine"
+  }
+
+  assert {
+    condition = (
+      aws_lambda_event_source_mapping.gpu-repair-calls.event_source_arn == aws_sqs_queue.gpu-repair-queue.arn &&
+      aws_sqs_queue.gpu-repair-queue.fifo_queue && aws_sqs_queue.gpu-repair-queue.visibility_timeout_seconds > aws_lambda_function.gpu-repair.timeout &&
+      alltrue([for one in [aws_cloudwatch_event_target.gpu-repair-health-target, aws_cloudwatch_event_target.gpu-repair-minute-target] :
+        one.arn == aws_sqs_queue.gpu-repair-queue.arn && one.sqs_target[0].message_group_id == "ecs-multi-az"
+      ])
+    )
+    error_message = "broken GPUs are handled one call at a time"
   }
 
   assert {

@@ -153,7 +153,9 @@ def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synth_fold
 
 
 def test_only_a_fleet_with_fallbacks_has_the_fallback_function(stacks: Stacks) -> None:
-    falls_back = {shape: bool(filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")) for shape in FLEETS}
+    falls_back = {
+        shape: "ecs-fallback" in filter_by_type(stacks[shape, "ecs"], "aws_lambda_function") for shape in FLEETS
+    }
     assert falls_back == {"ecs": False, "instances": True, "ecs-multi-az": True, "ads-scale": True}
 
 

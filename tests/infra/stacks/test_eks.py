@@ -7,6 +7,7 @@ import re
 from ipaddress import IPv4Network
 from typing import Any
 
+import botocore.session
 import pytest
 
 from infra import stack_rules
@@ -172,8 +173,20 @@ def test_repair_stops_at_a_fifth_of_the_nodes_or_at_the_second_of_few(most: int,
         pools={"aa": {"types": "g6e.2xlarge", "size": f"1..{most}", "by": "node-groups"}},
     )
     (group,) = groups.resolve_all(fleet, instances.load())
-    repair = node_group_settings.build_config(group)["nodeRepairConfig"]
+    repair = dict(node_group_settings.build_config(group)["nodeRepairConfig"])  # type: ignore[call-overload]
+    del repair["nodeRepairConfigOverrides"]
     assert repair == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
+
+
+def test_what_no_reset_mends_is_replaced_without_eks_s_ten_minutes(machines: Stack) -> None:
+    repairs = {name: event["config"]["nodeRepairConfig"] for name, event in list_events(machines).items()}
+    overrides = repairs["wide-p5-48xlarge-a-od"]["nodeRepairConfigOverrides"]
+    assert [row["nodeUnhealthyReason"] for row in overrides] == [
+        *("NvidiaXID54Error", "NvidiaXID63Error", "NvidiaXID79Error", "NvidiaXID142Error"),
+    ]
+    shape = botocore.session.get_session().get_service_model("eks").shape_for("NodeRepairConfigOverrides")
+    assert all(row.keys() == shape.members.keys() for row in overrides), "EKS wants all of them"
+    assert "nodeRepairConfigOverrides" not in repairs["system"]
 
 
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:

@@ -72,6 +72,9 @@ _ECS = (
     *("servicediscovery:CreateHttpNamespace", "servicediscovery:CreatePrivateDnsNamespace"),
     # Cloud Map makes the private namespace's zone in the caller's name.
     *("servicediscovery:TagResource", "servicediscovery:DeleteNamespace", "route53:CreateHostedZone"),
+    # The queue that calls the function which replaces instances with broken GPUs.
+    *("sqs:CreateQueue", "sqs:SetQueueAttributes", "sqs:TagQueue", "sqs:DeleteQueue"),
+    *("lambda:CreateEventSourceMapping", "lambda:DeleteEventSourceMapping", "lambda:TagResource"),
     *(*_FUNCTION, *_KEY),
 )
 

@@ -1,0 +1,192 @@
+"""What replaces ECS instances whose GPUs fail: the function, the queue that calls it, and what fills the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm, policy
+from infra.constructs.account import Account
+from infra.constructs.function import add_function
+from infra.constructs.policy import Statement, allow
+from infra.functions.gpu_repair import STOP_TAG
+from llm_serving.catalog import signals
+from llm_serving.fleet import names
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
+
+NAME = "gpu-repair"
+
+_TIMEOUT_S = 30
+
+_VISIBILITY_S = 45
+"""A call that failed comes again after so long; more than the function's timeout, so that no two run at once."""
+
+_RETENTION_S = 300
+"""A message that no call could read is dropped: each minute brings another."""
+
+
+def is_needed(groups: Iterable[Group]) -> bool:
+    """Whether instances of the groups have GPUs that ECS's agent watches: NVIDIA's."""
+    return any(group.variant == "nvidia" for group in groups)
+
+
+def add_gpu_repair(
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    provider: aws.provider.AwsProvider,
+    key: aws.kms_key.KmsKey,
+    account: Account,
+) -> None:
+    """Add the function and its queue, the rules that fill it, and the alarm on replacements that wait."""
+    # The function sets the tag, and only a person takes it away, not the next apply.
+    provider.ignore_tags = [aws.provider.AwsProviderIgnoreTags(keys=[STOP_TAG])]
+    rules = _add_rules(stack, fleet, account)
+    queue = _add_queue(stack, fleet, account, rules)
+    repair_function = add_function(
+        stack,
+        NAME,
+        fleet=fleet,
+        account=account,
+        key=key,
+        source="gpu_repair",
+        description="Replaces instances whose GPUs fail",
+        statements=_build_statements(fleet, account, queue),
+        timeout_s=_TIMEOUT_S,
+    )
+    aws.lambda_event_source_mapping.LambdaEventSourceMapping(
+        stack, f"{NAME}-calls", event_source_arn=queue.arn, function_name=repair_function.arn, batch_size=10
+    )
+    _add_waiting_alarm(stack, fleet)
+
+
+def _add_rules(
+    stack: TerraformStack, fleet: Fleet, account: Account
+) -> dict[str, aws.cloudwatch_event_rule.CloudwatchEventRule]:
+    """Call at once when ECS finds an instance impaired, and each minute: an event may be lost, and some wait."""
+    health_pattern = {
+        "source": ["aws.ecs"],
+        "detail-type": ["ECS Container Instance Health Change"],
+        "detail": {
+            "clusterArn": [account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}")],
+            "overallStatus": ["IMPAIRED"],
+        },
+    }
+    r = aws.cloudwatch_event_rule
+    return {
+        "health": r.CloudwatchEventRule(
+            stack,
+            f"{NAME}-health",
+            name=f"{fleet.name}-{NAME}-health",
+            description="At once: ECS finds an instance impaired",
+            event_pattern=json.dumps(health_pattern),
+        ),
+        "minute": r.CloudwatchEventRule(
+            stack,
+            f"{NAME}-minute",
+            name=f"{fleet.name}-{NAME}-minute",
+            description="Each minute: instances that wait to be replaced, and drains without end",
+            schedule_expression="rate(1 minute)",
+        ),
+    }
+
+
+def _add_queue(
+    stack: TerraformStack,
+    fleet: Fleet,
+    account: Account,
+    rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule],
+) -> aws.sqs_queue.SqsQueue:
+    """Add the queue, by which the function is called once at a time, and have the rules fill it."""
+    name, cluster = f"{names.format_function_name(fleet, NAME)}.fifo", names.format_cluster_name(fleet)
+    arn = account.build_arn("sqs", name)
+    from_rules = {
+        "Sid": "FromRules",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": arn,
+        "Condition": {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}},
+    }
+    queue = aws.sqs_queue.SqsQueue(
+        stack,
+        f"{NAME}-queue",
+        name=name,
+        fifo_queue=True,
+        # Events of one second are one call.
+        content_based_deduplication=True,
+        message_retention_seconds=_RETENTION_S,
+        visibility_timeout_seconds=_VISIBILITY_S,
+        sqs_managed_sse_enabled=True,
+        policy=policy.build_document(from_rules, policy.build_tls_statement(arn)),
+    )
+    t = aws.cloudwatch_event_target
+    for purpose, rule in rules.items():
+        t.CloudwatchEventTarget(
+            stack,
+            f"{NAME}-{purpose}-target",
+            rule=rule.name,
+            arn=queue.arn,
+            target_id="queue",
+            sqs_target=t.CloudwatchEventTargetSqsTarget(message_group_id=cluster),
+            input_transformer=t.CloudwatchEventTargetInputTransformer(
+                input_paths={"at": "$.time"}, input_template=f'{{"cluster": {json.dumps(cluster)}, "at": <at>}}'
+            ),
+        )
+    return queue
+
+
+def _add_waiting_alarm(stack: TerraformStack, fleet: Fleet) -> None:
+    """Ring where broken instances wait: for the limits, or for a person after a storm."""
+    signal = signals.load()["waiting-repairs"]
+    query = alarm.build_metric_query(
+        "waiting",
+        namespace=signal.program,
+        name=signal.name,
+        dimensions={"cluster": names.format_cluster_name(fleet)},
+        stat="Maximum",
+        returned=True,
+    )
+    alarm.add_alarm(
+        stack,
+        f"{NAME}-waiting-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-repairs-waiting",
+        description=f"Instances with broken GPUs wait to be replaced; see the log of {NAME} for what they wait for",
+        threshold=0,
+        metric_query=[query],
+    )
+
+
+def _build_statements(fleet: Fleet, account: Account, queue: aws.sqs_queue.SqsQueue) -> list[Statement]:
+    """Read this cluster, drain its instances, and report those of the fleet's groups unhealthy.
+
+    Source: service authorization reference, "Amazon Elastic Container Service", "Amazon EC2 Auto Scaling", 2026-11.
+    """
+    cluster = names.format_cluster_name(fleet)
+    cluster_arn = account.build_arn("ecs", f"cluster/{cluster}")
+    instances = account.build_arn("ecs", f"container-instance/{cluster}/*")
+    groups = account.build_arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{fleet.name}-*")
+    return [
+        allow("Queue", ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.arn),
+        allow("Cluster", ["ecs:DescribeClusters", "ecs:ListContainerInstances"], cluster_arn),
+        allow(
+            "Stop",
+            ["ecs:TagResource"],
+            cluster_arn,
+            condition={"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}},
+        ),
+        allow(
+            "Drain",
+            ["ecs:DescribeContainerInstances", "ecs:PutAttributes", "ecs:UpdateContainerInstancesState"],
+            instances,
+        ),
+        # AWS takes no resource that names a task's cluster for the first, and none at all for the second.
+        allow("ListTasks", ["ecs:ListTasks"], "*", condition={"ArnEquals": {"ecs:cluster": cluster_arn}}),
+        allow("ReadGroups", ["autoscaling:DescribeAutoScalingInstances"], "*"),
+        allow("StopTasks", ["ecs:StopTask"], account.build_arn("ecs", f"task/{cluster}/*")),
+        allow("Replace", ["autoscaling:SetInstanceHealth"], groups),
+    ]

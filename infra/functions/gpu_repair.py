@@ -1,0 +1,369 @@
+"""Replaces instances of an ECS cluster whose GPUs fail, which ECS does for its Managed Instances alone.
+
+The watcher on each instance is ECS's own agent: on the AMIs with NVIDIA's driver it reads DCGM, and ECS then reports
+the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. `decide` says what a fault asks for,
+here and for EKS's node repair (`infra.constructs.node_group_settings`). Nothing on ECS resets a GPU or reboots an
+instance, so whatever asks for one of them is replaced: the instance is drained, then reported unhealthy to its Auto
+Scaling group, which ends it once it has no task left (managed draining) and starts another.
+
+Each call reads the whole cluster anew and finishes what an earlier one began. An event may come ten times, late or not
+at all, and a call may die at any line. Calls come one after the other, from a FIFO queue, so no two count at once.
+
+Of a pool or a zone, no more than `compute_limit` instances drain at a time, for whatever reason they do. A storm, in
+which many fail within minutes, is not the GPUs' fault: nothing is replaced from then on, until a person takes the
+cluster's tag STOP_TAG away.
+
+Records of the queue have the body {"cluster": NAME, ...}. Each decision is a line of JSON in the log; the metric
+`unrepaired`, which is logged here, has an alarm.
+
+Sources, read 2026-11-26: ECS developer guide, "Amazon ECS container instance health change events" and "GPU auto repair
+for Amazon ECS managed instances"; aws/amazon-ecs-agent#5070, which brings the check to instances of one's own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Verdict(IntEnum):
+    """What a fault asks for, the least first."""
+
+    IGNORE = 0
+    WATCH = 1
+    RESET = 2
+    REBOOT = 3
+    REPLACE = 4
+
+
+class Rule(NamedTuple):
+    """What one sign means, and who says so."""
+
+    verdict: Verdict
+    meaning: str
+    source: str
+
+
+_DRIVER = "NVIDIA, DCGM field GPU_RECOVERY_ACTION, and XID 154"
+_XID = "aws/eks-node-monitoring-agent at 51af549, monitors/nvidia/dcgm/dcgm_policies.go"
+_REASON = "aws/eks-node-monitoring-agent at 51af549, pkg/reasons/reasons.go"
+
+RECOVERY_ACTIONS: Mapping[str, Rule] = MappingProxyType(
+    {
+        "None": Rule(Verdict.IGNORE, "nothing to recover from", _DRIVER),
+        "Reset": Rule(Verdict.RESET, "the GPU needs a reset", _DRIVER),
+        "Reboot": Rule(Verdict.REBOOT, "the instance needs a reboot", _DRIVER),
+        "Drain P2P": Rule(Verdict.WATCH, "no new peers until a reset that can wait", _DRIVER),
+        "Drain and Reset": Rule(Verdict.RESET, "the GPU needs a reset once its work has ended", _DRIVER),
+    }
+)
+"""The driver's own verdict, as nvidia-smi writes it."""
+
+XIDS: Mapping[int, Rule] = MappingProxyType(
+    {
+        46: Rule(Verdict.RESET, "GPU stopped processing: RESET_GPU", _XID),
+        48: Rule(Verdict.RESET, "double-bit ECC error: WORKFLOW_XID_48", _XID),
+        54: Rule(Verdict.REPLACE, "auxiliary power is not connected: CHECK_MECHANICALS", _XID),
+        62: Rule(Verdict.RESET, "micro-controller halt: RESET_GPU", _XID),
+        63: Rule(Verdict.REPLACE, "memory row remapped: NVIDIA ignores it, EC2 replaces the instance", _XID),
+        64: Rule(Verdict.RESET, "memory row not remapped: RESET_GPU", _XID),
+        74: Rule(Verdict.RESET, "NVLink error: WORKFLOW_NVLINK_ERR", _XID),
+        79: Rule(Verdict.REPLACE, "GPU has fallen off the bus: RESTART_BM, which no instance can do", _XID),
+        95: Rule(Verdict.RESET, "uncontained memory error: RESET_GPU", _XID),
+        109: Rule(Verdict.RESET, "context switch timeout: RESET_GPU", _XID),
+        110: Rule(Verdict.RESET, "security fault: RESET_GPU", _XID),
+        119: Rule(Verdict.RESET, "GSP RPC timeout: RESET_GPU", _XID),
+        120: Rule(Verdict.RESET, "GSP error: RESET_GPU", _XID),
+        136: Rule(Verdict.RESET, "link training failed: RESET_GPU", _XID),
+        140: Rule(Verdict.RESET, "unrecoverable ECC error: RESET_GPU", _XID),
+        142: Rule(Verdict.REPLACE, "NVENC3 error: CONTACT_SUPPORT", _XID),
+        143: Rule(Verdict.RESET, "GPU initialization error: RESET_GPU", _XID),
+        151: Rule(Verdict.REBOOT, "key rotation error: RESTART_VM", _XID),
+        155: Rule(Verdict.RESET, "NVLink error of software: RESET_GPU", _XID),
+        156: Rule(Verdict.RESET, "resource retirement: RESET_GPU", _XID),
+        158: Rule(Verdict.RESET, "GPU fatal timeout: RESET_GPU", _XID),
+    }
+)
+"""Faults of the hardware; any other number, such as 13, 31, 43 and 45, is an application's."""
+
+OTHER_XID = Rule(Verdict.WATCH, "an application's fault", _XID)
+
+CONDITIONS: Mapping[str, Rule] = MappingProxyType(
+    {
+        "NvidiaDoubleBitError": Rule(Verdict.RESET, "double-bit ECC errors", _REASON),
+        "NvidiaNVLinkError": Rule(Verdict.RESET, "NVLink errors", _REASON),
+        "NvidiaDeviceCountMismatch": Rule(Verdict.REPLACE, "fewer GPUs than the instance type has", _REASON),
+        "NvidiaPageRetirement": Rule(Verdict.WATCH, "memory pages retired", _REASON),
+        "NvidiaThermalError": Rule(Verdict.WATCH, "throttled by heat", _REASON),
+        "NvidiaPowerError": Rule(Verdict.WATCH, "throttled by power", _REASON),
+        "NeuronSRAMUncorrectableError": Rule(Verdict.REPLACE, "parity error of on-chip SRAM", _REASON),
+        "NeuronNCUncorrectableError": Rule(Verdict.REPLACE, "uncorrectable memory error of a NeuronCore", _REASON),
+        "NeuronHBMUncorrectableError": Rule(Verdict.REPLACE, "uncorrectable error of HBM", _REASON),
+        "NeuronDMAError": Rule(Verdict.REPLACE, "unrecoverable error of a DMA engine", _REASON),
+        "ACCELERATED_COMPUTE": Rule(
+            Verdict.REPLACE,
+            "DCGM's health check fails, with no XID",
+            "aws/amazon-ecs-agent#5088: a failed DCGM_HEALTH_RESULT has no reason",
+        ),
+    }
+)
+"""What the agents on the instances report beside XIDs: EKS's by its reasons, and ECS's check."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is known of an instance's accelerators."""
+
+    recovery_action: str = ""
+    """The driver's own verdict, a key of RECOVERY_ACTIONS; empty where nobody asked for it."""
+
+    xids: tuple[int, ...] = ()
+
+    conditions: tuple[str, ...] = ()
+    """Keys of CONDITIONS."""
+
+
+class Decision(NamedTuple):
+    """What to do, and the meanings of the signs that say so."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+
+
+def decide(signals: Signals) -> Decision:
+    """Decide what an instance needs.
+
+    The driver's own verdict comes first: where the GPU's firmware is dead, counters read 0.
+    """
+    rules = list(_list_rules(signals))
+    verdict = max((rule.verdict for rule in rules), default=Verdict.IGNORE)
+    return Decision(verdict, tuple(dict.fromkeys(rule.meaning for rule in rules if rule.verdict == verdict)))
+
+
+def _list_rules(signals: Signals) -> Iterator[Rule]:
+    driver = RECOVERY_ACTIONS.get(signals.recovery_action)
+    if driver and driver.verdict > Verdict.IGNORE:
+        yield driver
+        return
+    for xid in signals.xids:
+        yield XIDS.get(xid, OTHER_XID)
+    for condition in signals.conditions:
+        yield CONDITIONS[condition]
+
+
+MAX_COUNT, MAX_SHARE = 20, 0.05
+"""Most instances of a pool or a zone that drain at a time: the lesser of both, and one in any case.
+
+ECS itself drains at most 20% of its Managed Instances, and one where there are fewer than nine.
+"""
+
+STORM_SHARE, STORM_COUNT, STORM_MINUTES = 0.2, 3, 10
+"""A storm: more than this share of the cluster, and so many instances at least, fail within so many minutes.
+
+EKS's node repair stops where more than a fifth of a group is broken, by our setting.
+"""
+
+DRAIN_LIMIT = datetime.timedelta(minutes=15)
+"""Time after which the tasks that are left are stopped: a service may wait for a replacement, which has no instance
+before this one ends."""
+
+STOP_TAG = "gpu-repair"
+"""Tag of the cluster; with the value `stopped` nothing is replaced."""
+
+DRAIN_ATTRIBUTE = "gpu-repair-drains-since"
+"""Attribute of a container instance: when this function drained it, in seconds since 1970."""
+
+METRIC_NAMESPACE, METRIC = "Fleet/ECS", "unrepaired"
+"""CloudWatch's namespace and name of the number of instances that wait to be replaced."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance of the cluster."""
+
+    arn: str
+    instance_id: str
+    pool: str
+    zone: str
+    draining: bool = False
+    signals: Signals = Signals()
+    failed_at: datetime.datetime | None = None
+    """When ECS saw it fail; None for one that is well."""
+
+    drains_since: datetime.datetime | None = None
+    """When this function drained it."""
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """What the limits count by."""
+        return f"pool {self.pool}", f"zone {self.zone}"
+
+
+class Choice(NamedTuple):
+    """What is done with an instance that needs to be replaced."""
+
+    instance: Instance
+    hold: str = ""
+    """What it waits for; empty where it is replaced now."""
+
+
+def choose(instances: Sequence[Instance], *, stopped: bool) -> list[Choice]:
+    """Choose what is replaced now, the longest broken first: never more of a pool or a zone than its limit."""
+    sizes = Counter(place for instance in instances for place in instance.places)
+    draining = Counter(place for instance in instances if instance.draining for place in instance.places)
+    limits = {place: compute_limit(size) for place, size in sizes.items()}
+    choices = []
+    for instance in sorted(filter(_is_broken, instances), key=lambda one: (str(one.failed_at), one.instance_id)):
+        if instance.draining:
+            continue
+        full = next((place for place in instance.places if draining[place] >= limits[place]), None)
+        if stopped:
+            choices.append(Choice(instance, f"the cluster has the tag {STOP_TAG}=stopped"))
+        elif full:
+            choices.append(Choice(instance, f"{draining[full]} of at most {limits[full]} of {full} are draining"))
+        else:
+            draining.update(instance.places)
+            choices.append(Choice(instance))
+    return choices
+
+
+def compute_limit(size: int) -> int:
+    """Return how many instances of a pool or a zone of this size may drain at a time."""
+    return max(1, min(MAX_COUNT, int(size * MAX_SHARE)))
+
+
+def is_storm(instances: Sequence[Instance], now: datetime.datetime) -> bool:
+    """Whether so many instances have just failed that the GPUs are not to blame."""
+    start = now - datetime.timedelta(minutes=STORM_MINUTES)
+    failed = sum(_is_broken(one) and one.failed_at is not None and one.failed_at > start for one in instances)
+    return failed >= STORM_COUNT and failed > STORM_SHARE * len(instances)
+
+
+def _is_broken(instance: Instance) -> bool:
+    return decide(instance.signals).verdict >= Verdict.RESET
+
+
+def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
+    """Replace what may be replaced; returns the lines of the log."""
+    import boto3  # what describes stacks reads the tables above, and asks AWS nothing
+
+    cluster = json.loads(event["Records"][0]["body"])["cluster"]
+    ecs = boto3.client("ecs")
+    autoscaling = boto3.client("autoscaling")
+    now = datetime.datetime.now(datetime.UTC)
+    instances = list(_list_instances(ecs, cluster))
+    stopped = _is_stopped(ecs, cluster, instances, now)
+    choices = choose(instances, stopped=stopped)
+    chosen = [choice.instance for choice in choices if not choice.hold]
+    for instance in chosen:
+        _drain(ecs, cluster, instance, now)
+        _end_instance(autoscaling, instance)
+    for instance in instances:
+        if instance.draining and instance.drains_since:
+            _end_instance(autoscaling, instance)
+            if now - instance.drains_since > DRAIN_LIMIT:
+                _stop_tasks(ecs, cluster, instance)
+    lines = [_build_line(cluster, choice) for choice in choices]
+    for line in lines:
+        print(json.dumps(line))
+    _log_metric(cluster, sum(bool(choice.hold) for choice in choices), now)
+    return lines
+
+
+def _is_stopped(ecs: Any, cluster: str, instances: Sequence[Instance], now: datetime.datetime) -> bool:
+    """Whether nothing may be replaced; a storm sets the tag, and only a person takes it away."""
+    (described,) = ecs.describe_clusters(clusters=[cluster], include=["TAGS"])["clusters"]
+    if {"key": STOP_TAG, "value": "stopped"} in described.get("tags", ()):
+        return True
+    if not is_storm(instances, now):
+        return False
+    ecs.tag_resource(resourceArn=described["clusterArn"], tags=[{"key": STOP_TAG, "value": "stopped"}])
+    print(json.dumps({"cluster": cluster, "action": f"stop: more than {STORM_SHARE:.0%} failed at once"}))
+    return True
+
+
+def _list_instances(ecs: Any, cluster: str) -> Iterator[Instance]:
+    pages = ecs.get_paginator("list_container_instances").paginate(cluster=cluster)
+    arns = [arn for page in pages for arn in page["containerInstanceArns"]]
+    for first in range(0, len(arns), 100):
+        described = ecs.describe_container_instances(
+            cluster=cluster, containerInstances=arns[first : first + 100], include=["CONTAINER_INSTANCE_HEALTH"]
+        )
+        yield from map(_read_instance, described["containerInstances"])
+
+
+def _read_instance(described: Mapping[str, Any]) -> Instance:
+    attributes = {attribute["name"]: attribute.get("value", "") for attribute in described["attributes"]}
+    signals, failed_at = _read_health(described.get("healthStatus", {}))
+    drains_since = attributes.get(DRAIN_ATTRIBUTE)
+    return Instance(
+        arn=described["containerInstanceArn"],
+        instance_id=described["ec2InstanceId"],
+        pool=attributes.get("fleet/pool", ""),
+        zone=attributes.get("ecs.availability-zone", ""),
+        draining=described["status"] == "DRAINING",
+        signals=signals,
+        failed_at=failed_at,
+        drains_since=datetime.datetime.fromtimestamp(int(drains_since), datetime.UTC) if drains_since else None,
+    )
+
+
+def _read_health(health: Mapping[str, Any]) -> tuple[Signals, datetime.datetime | None]:
+    for check in health.get("details", ()):
+        if check["type"] == "ACCELERATED_COMPUTE" and check["status"] == "IMPAIRED":
+            xids = tuple(int(number) for number in re.findall(r"XID_(\d+)", check.get("statusReason") or ""))
+            return Signals(xids=xids, conditions=() if xids else ("ACCELERATED_COMPUTE",)), check["lastStatusChange"]
+    return Signals(), None
+
+
+def _drain(ecs: Any, cluster: str, instance: Instance, now: datetime.datetime) -> None:
+    """Place no task there any more, and have services move theirs; an instance that has gone is left out."""
+    mark = {"name": DRAIN_ATTRIBUTE, "value": str(int(now.timestamp())), "targetId": instance.arn}
+    try:
+        ecs.put_attributes(cluster=cluster, attributes=[mark])
+    except ecs.exceptions.TargetNotFoundException:
+        return
+    ecs.update_container_instances_state(cluster=cluster, containerInstances=[instance.arn], status="DRAINING")
+
+
+def _end_instance(autoscaling: Any, instance: Instance) -> None:
+    """Have the Auto Scaling group replace an instance that was drained, whichever call drained it."""
+    described = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance.instance_id])
+    for state in described["AutoScalingInstances"]:  # none where it has gone
+        if state["LifecycleState"] == "InService" and state["HealthStatus"].upper() == "HEALTHY":
+            autoscaling.set_instance_health(
+                InstanceId=instance.instance_id, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
+            )
+
+
+def _stop_tasks(ecs: Any, cluster: str, instance: Instance) -> None:
+    for page in ecs.get_paginator("list_tasks").paginate(cluster=cluster, containerInstance=instance.arn):
+        for task in page["taskArns"]:
+            ecs.stop_task(cluster=cluster, task=task, reason=f"{instance.instance_id} is replaced: its GPU failed")
+
+
+def _build_line(cluster: str, choice: Choice) -> dict[str, Any]:
+    instance, (verdict, reasons) = choice.instance, decide(choice.instance.signals)
+    return {
+        "cluster": cluster,
+        "instance": instance.instance_id,
+        "pool": instance.pool,
+        "zone": instance.zone,
+        "verdict": verdict.name.lower(),
+        "reasons": reasons,
+        "action": f"wait: {choice.hold}" if choice.hold else "replace",
+    }
+
+
+def _log_metric(cluster: str, waiting_count: int, now: datetime.datetime) -> None:
+    """Print it in CloudWatch's embedded metric format, of which CloudWatch makes a metric."""
+    metrics = {"Namespace": METRIC_NAMESPACE, "Dimensions": [["cluster"]], "Metrics": [{"Name": METRIC}]}
+    envelope = {"Timestamp": int(now.timestamp() * 1000), "CloudWatchMetrics": [metrics]}
+    print(json.dumps({"_aws": envelope, "cluster": cluster, METRIC: waiting_count}))
