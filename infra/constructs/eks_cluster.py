@@ -176,15 +176,13 @@ def _select_service_cidr(fleet: Fleet) -> str | None:
 
 
 def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, account: Account) -> None:
-    """Add an access entry for each role of the fleet file and for whoever applies, once where they are the same."""
-    # An entry is for a role or user, and who assumed a role calls by a session of it.
-    session = aws.data_aws_iam_session_context.DataAwsIamSessionContext(stack, "caller", arn=account.caller)
+    """Add an access entry for each role of the fleet file and for who applies, once where they are the same."""
     principal = format_expression("each.key")
     entry = aws.eks_access_entry.EksAccessEntry(
         stack, "admin", cluster_name=cluster.name, principal_arn=principal, type="STANDARD"
     )
-    caller = f"data.aws_iam_session_context.{session.friendly_unique_id}.issuer_arn"
-    principals = ", ".join([caller, *map(json.dumps, fleet.eks.admins)])
+    applies = json.dumps(fleet.eks.applied_by) if fleet.eks.applied_by else _refer_to_caller(stack, account)
+    principals = ", ".join([applies, *map(json.dumps, fleet.eks.admins)])
     scope = aws.eks_access_policy_association.EksAccessPolicyAssociationAccessScope(type="cluster")
     association = aws.eks_access_policy_association.EksAccessPolicyAssociation(
         stack,
@@ -197,6 +195,12 @@ def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.Ek
     )
     for resource in (entry, association):
         resource.add_override("for_each", format_expression(f"toset([{principals}])"))
+
+
+def _refer_to_caller(stack: TerraformStack, account: Account) -> str:
+    """Return a reference to the role or user that runs Terraform: who assumed a role calls by a session of it."""
+    session = aws.data_aws_iam_session_context.DataAwsIamSessionContext(stack, "caller", arn=account.caller)
+    return f"data.aws_iam_session_context.{session.friendly_unique_id}.issuer_arn"
 
 
 def _build_events_grant(account: Account) -> Statement:

@@ -42,7 +42,7 @@ FLEETS = {
         "orchestrator: both\n"
         "state: s3://my-states/serving/prod\n"
         "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
-        'eks: {version: "1.34"}\n'
+        'eks: {version: "1.34", applied_by: "arn:aws:iam::123456789012:role/apply", admins: "arn:aws:iam::123456789012:role/platform"}\n'
         "ecs: {container_insights: enhanced}\n"
         "add_ons: {operators: on, observability: on}\n"
     ),

@@ -56,6 +56,7 @@ pools:
   mixed: {types: [g6e.2xlarge, g6e.4xlarge], buy: [spot, on-demand], size: 1..4, orchestrator: ecs, images: cached,
           warm: 2}
 eks: {version: "1.35", public_from: [203.0.113.0/24], admins: ["arn:aws:iam::123456789012:role/platform"],
+      applied_by: "arn:aws:iam::123456789012:role/apply",
       al2023: v20260423, bottlerocket: 1.64.0}
 ecs: {al2023: 2023.0.20260914}
 add_ons: {observability: on, gateway: on, schedulers: off, operators: off}

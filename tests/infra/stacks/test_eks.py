@@ -100,6 +100,15 @@ def test_who_applies_has_an_entry_of_its_own_in_place_of_eks_s(machines: Stack) 
     assert resources["aws_eks_access_policy_association"]["admin-policy"]["for_each"] == principals
 
 
+def test_the_role_that_applies_keeps_its_entry_whoever_plans(stacks: Stacks) -> None:
+    eks = stacks["s3", "eks"]
+    roles = [f"arn:aws:iam::123456789012:role/{name}" for name in ("apply", "platform")]
+    entries = eks["resource"]["aws_eks_access_entry"]["admin"]["for_each"]
+    assert entries == f'${{toset(["{roles[0]}", "{roles[1]}"])}}'
+    assert "aws_iam_session_context" not in eks["data"], "who plans is not asked"
+    assert "aws_iam_session_context" in stacks["machines", "eks"]["data"]
+
+
 def test_named_networks_and_groups_reach_the_private_endpoint(stacks: Stacks, machines: Stack) -> None:
     rules = machines["resource"]["aws_vpc_security_group_ingress_rule"]
     clients = [rules[f"api-client-{number}"] for number in (1, 2)]
