@@ -89,7 +89,8 @@ def render_chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render
         text = yaml.safe_dump(dict(values))
         if (text, chart) not in cache:
             file.write_text(text)
-            run = helm("template", "mine", str(chart), "--namespace", "serving", *ROUTER_OPTION, "--values", str(file))
+            options = () if chart.name == "batch" else ROUTER_OPTION
+            run = helm("template", "mine", str(chart), "--namespace", "serving", *options, "--values", str(file))
             assert run.returncode == 0, run.stderr
             cache[text, chart] = run.stdout
         return [document for document in yaml.load_all(cache[text, chart], yaml.CSafeLoader) if document]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -169,8 +170,31 @@ def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Valu
     assert helm("template", "mine", str(CHART), "--values", str(file)).returncode == 0
     refused = helm("template", "other", str(CHART), "--values", str(file))
     assert (
-        'name: "mine" is not the release other: the stack batch-mine gives its roles to service accounts of that name'
-        in refused.stderr
+        'name: "mine" is not the release other: the stack batch-mine gives its roles to service accounts of that name. '
+        "Fix: run helm upgrade --install mine, or set fullnameOverride: mine"
+    ) in refused.stderr
+    assert (
+        helm("template", "other", str(CHART), "--values", str(file), "--set", "fullnameOverride=mine").returncode == 0
     )
     empty = helm("template", "mine", str(CHART))
     assert "services: it is empty: nothing would run. Fix: pass -f rendered/NAME/eks/eks.yaml" in empty.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ((), "at '': additional properties 'queeu' not allowed"),
+        (("services", 0, "placement"), "at '/services/0/placement': additional properties 'queeu' not allowed"),
+    ],
+)
+def test_a_key_that_the_chart_does_not_know_is_refused_with_its_path(
+    helm: Helm, values: dict[str, Values], tmp_path: Path, path: tuple[Any, ...], message: str
+) -> None:
+    changed = copy.deepcopy(values["pods"])
+    node: Any = changed
+    for key in path:
+        node = node[key]
+    node["queeu"] = "x"
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(changed))
+    assert message in helm("template", "mine", str(CHART), "--values", str(file)).stderr

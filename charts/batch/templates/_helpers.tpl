@@ -1,7 +1,12 @@
-{{/* Selector of a release's objects. */}}
+{{/* What the names of a release's objects begin with: as a subchart, the alias tells two of one release apart. */}}
+{{- define "batch.fullname" -}}
+{{- .Values.fullnameOverride | default (.Chart.IsRoot | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
+{{- end -}}
+
+{{/* Selector of a release's objects. An alias would replace the chart's name, by which charts/inference knows them. */}}
 {{- define "batch.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: batch
+app.kubernetes.io/instance: {{ include "batch.fullname" . }}
 {{- end -}}
 
 {{/* Selector of a program's pods. (dict "root" $ "service" SERVICE) */}}
@@ -13,7 +18,7 @@ app.kubernetes.io/component: {{ .service.name }}
 {{/* `metadata` of an object. (dict "root" $), optionally with "service" SERVICE, "queue" NAME, "name" SUFFIX. */}}
 {{- define "batch.metadata" -}}
 {{- $suffix := .name | default (.service | default dict).name -}}
-name: {{ .root.Release.Name }}{{ with $suffix }}-{{ . }}{{ end }}
+name: {{ include "batch.fullname" .root }}{{ with $suffix }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "batch.selector" .root | nindent 2 }}

@@ -41,6 +41,17 @@
 {{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: set false, or webAcl" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.ingress -}}
+{{- if and .className (not $roles) -}}
+{{- $wrong = append $wrong "ingress.className: the release has no roles to send requests to. Fix: set route, or roles" -}}
+{{- end -}}
+{{- if and .className $.Values.loadBalancer.certificate -}}
+{{- $wrong = append $wrong "ingress.className: loadBalancer.certificate makes an Ingress of its own. Fix: keep one of the two" -}}
+{{- end -}}
+{{- if and .className $.Values.networkPolicy.enabled (not $.Values.networkPolicy.clients) -}}
+{{- $wrong = append $wrong (printf "ingress.className: %q: the network policy lets in the pods of the namespace alone. Fix: write the controller's pods to networkPolicy.clients" .className) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}
 {{- $wrong = append $wrong "route.gateway.name: empty: route.backends requires a Gateway. Fix: write the Gateway's name" -}}
 {{- end -}}
@@ -61,20 +72,19 @@
 {{- $wrong := list -}}
 {{- $at := printf "roles.%s" .name -}}
 {{- $role := .role -}}
-{{- $name := printf "%s-%s" .root.Release.Name .name -}}
+{{- $name := printf "%s-%s" (include "inference.fullname" .root) .name -}}
 {{- if gt (len $name) 52 -}}
 {{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: use a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
 {{- $image := $role.image -}}
+{{- $added := concat (include "inference.additionChecks" (dict "at" (printf "%s.initContainers" $at) "containers" $role.initContainers) | fromYamlArray) (include "inference.additionChecks" (dict "at" (printf "%s.sidecars" $at) "containers" $role.sidecars) | fromYamlArray) (include "inference.volumeChecks" (dict "at" $at "role" $role) | fromYamlArray) -}}
+{{- $wrong = concat $wrong $added -}}
 {{- if and (not $image) (eq $role.kind "router") -}}
 {{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-4" $at) -}}
 {{- else if not $image -}}
 {{- $wrong = append $wrong (printf "%s.image: empty. Fix: pass --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}
-{{- $last := splitList "/" $image | last -}}
-{{- if and (not (contains "@sha256:" $image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
-{{- $wrong = append $wrong (printf "%s.image: %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
-{{- end -}}
+{{- with include "inference.pinCheck" (dict "at" $at "image" $image) -}}{{- $wrong = append $wrong . -}}{{- end -}}
 {{- end -}}
 {{- if not $role.command -}}
 {{- $wrong = append $wrong (printf "%s.command: empty. Fix: write the complete command line, a list" $at) -}}
@@ -93,6 +103,62 @@
 {{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
 {{- end -}}
 {{- $wrong = concat $wrong (include "inference.efaChecks" (dict "at" $at "role" $role) | fromYamlArray) -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{/* The error of an image that is not pinned; empty if there is none. (dict "at" PATH "image" IMAGE) */}}
+{{- define "inference.pinCheck" -}}
+{{- $last := splitList "/" .image | last -}}
+{{- if and (not (contains "@sha256:" .image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
+{{- printf "%s.image: %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" .at .image -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Errors of a user's containers: none may get more rights than the role's own has. (dict "at" PATH "containers" LIST) */}}
+{{- define "inference.additionChecks" -}}
+{{- $wrong := list -}}
+{{- range $container := .containers -}}
+{{- $at := printf "%s.%s" $.at $container.name -}}
+{{- with include "inference.pinCheck" (dict "at" $at "image" $container.image) -}}{{- $wrong = append $wrong . -}}{{- end -}}
+{{- if or (hasPrefix "fetch-" $container.name) (has $container.name (list "engine" "router" "check-node")) -}}
+{{- $wrong = append $wrong (printf "%s: the chart has a container of this name. Fix: choose another name" $at) -}}
+{{- end -}}
+{{- if not (dig "resources" "limits" "memory" "" $container) -}}
+{{- $wrong = append $wrong (printf "%s.resources.limits.memory: not set: it could take the memory of the engine. Fix: write requests and a limit of memory" $at) -}}
+{{- end -}}
+{{- $security := $container.securityContext | default dict -}}
+{{- range $key, $safe := dict "privileged" false "allowPrivilegeEscalation" false "runAsNonRoot" true -}}
+{{- if and (hasKey $security $key) (ne (get $security $key) $safe) -}}
+{{- $wrong = append $wrong (printf "%s.securityContext.%s: %v: it would have more rights than the role. Fix: remove it" $at $key (get $security $key)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (hasKey $security "runAsUser") (not (int $security.runAsUser)) -}}
+{{- $wrong = append $wrong (printf "%s.securityContext.runAsUser: 0: it would have more rights than the role. Fix: write the id of another user" $at) -}}
+{{- end -}}
+{{- with dig "capabilities" "add" list $security -}}
+{{- $wrong = append $wrong (printf "%s.securityContext.capabilities.add: %s: it would have more rights than the role. Fix: remove it" $at (join ", " .)) -}}
+{{- end -}}
+{{- range $container.ports -}}
+{{- if .hostPort -}}
+{{- $wrong = append $wrong (printf "%s.ports: hostPort %d: it listens on the node, past network policies. Fix: remove hostPort" $at (int .hostPort)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{/* Errors of a role's further volumes. (dict "at" PATH "role" ROLE) */}}
+{{- define "inference.volumeChecks" -}}
+{{- $wrong := list -}}
+{{- range $volume := .role.volumes -}}
+{{- $at := printf "%s.volumes.%s" $.at $volume.name -}}
+{{- if or (hasPrefix "mount-" $volume.name) (has $volume.name (list "scratch" "tmp" "shm" "probe")) -}}
+{{- $wrong = append $wrong (printf "%s: the chart has a volume of this name. Fix: choose another name" $at) -}}
+{{- end -}}
+{{- if $volume.hostPath -}}
+{{- $wrong = append $wrong (printf "%s.hostPath: a folder of the node. Fix: use %s.mounts, whose folder the role's container alone sees" $at $.at) -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}
 

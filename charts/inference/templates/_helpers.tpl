@@ -36,10 +36,15 @@
 {{- first (concat $routers (keys .Values.roles)) -}}
 {{- end -}}
 
-{{/* Selector of a release's objects. */}}
+{{/* What the names of a release's objects begin with: as a subchart, the alias tells two of one release apart. */}}
+{{- define "inference.fullname" -}}
+{{- .Values.fullnameOverride | default (.Chart.IsRoot | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
+{{- end -}}
+
+{{/* Selector of a release's objects. An alias would replace the chart's name. */}}
 {{- define "inference.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: inference
+app.kubernetes.io/instance: {{ include "inference.fullname" . }}
 {{- end -}}
 
 {{/* Selector of a role's pods. (dict "root" $ "name" NAME) */}}
@@ -50,10 +55,10 @@ app.kubernetes.io/component: {{ .name }}
 
 {{/*
 `metadata` of an object. (dict "root" $), optionally with "role" NAME, "name", "labels", "annotations".
-The default name is RELEASE-ROLE.
+The default name is FULLNAME-ROLE.
 */}}
 {{- define "inference.metadata" -}}
-name: {{ .name | default (printf "%s-%s" .root.Release.Name .role) }}
+name: {{ .name | default (printf "%s-%s" (include "inference.fullname" .root) .role) }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- $own := include "inference.selector" .root | fromYaml }}
@@ -69,14 +74,14 @@ annotations:
 {{- end -}}
 
 {{- define "inference.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default .Release.Name -}}
+{{- .Values.serviceAccount.name | default (include "inference.fullname" .) -}}
 {{- end -}}
 
 {{/* Prometheus labels of a role's pods. (dict "root" $ "name" NAME) */}}
 {{- define "inference.metricLabels" -}}
 namespace="{{ .root.Release.Namespace }}",
 {{- /* */ -}}
-app_kubernetes_io_instance="{{ .root.Release.Name }}",
+app_kubernetes_io_instance="{{ include "inference.fullname" .root }}",
 {{- /* */ -}}
 app_kubernetes_io_component="{{ .name }}"
 {{- end -}}

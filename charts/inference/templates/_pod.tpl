@@ -18,7 +18,7 @@ metadata:
     {{- end }}
 spec:
   {{- if eq .role.kind "router" }}
-  serviceAccountName: {{ .root.Release.Name }}-router
+  serviceAccountName: {{ include "inference.fullname" .root }}-router
   {{- else }}
   serviceAccountName: {{ include "inference.serviceAccount" .root }}
   {{- end }}
@@ -27,6 +27,9 @@ spec:
   # A Service named vllm would set VLLM_PORT, which the engine reads.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int .role.drain.graceSeconds }}
+  {{- with .role.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
   {{- with .role.priorityClass }}
   priorityClassName: {{ . }}
   {{- end }}
@@ -45,7 +48,7 @@ spec:
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
   {{- include "inference.placement" . | trim | nindent 2 }}
-  {{- if or .role.nodeCheck .role.fetch }}
+  {{- if or .role.nodeCheck .role.fetch .role.initContainers .role.sidecars }}
   initContainers:
     {{- with .role.nodeCheck }}
     - name: check-node
@@ -54,6 +57,14 @@ spec:
     {{- range $name, $from := .role.fetch }}
     - name: fetch-{{ $name }}
       {{- include "inference.fetch" (dict "root" $.root "role" $.role "name" $name "from" $from) | nindent 6 }}
+    {{- end }}
+    {{- range .role.initContainers }}
+    - {{- include "inference.addedContainer" (dict "root" $.root "container" .) | nindent 6 }}
+    {{- end }}
+    {{- range .role.sidecars }}
+    # Starts before the {{ $.role.kind }} and ends after it.
+    - restartPolicy: Always
+      {{- include "inference.addedContainer" (dict "root" $.root "container" .) | nindent 6 }}
     {{- end }}
   {{- end }}
   containers:
@@ -67,7 +78,7 @@ spec:
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ .role.sharedMemory }}}
     - name: probe
-      configMap: {name: {{ .root.Release.Name }}-probe}
+      configMap: {name: {{ include "inference.fullname" .root }}-probe}
     {{- range $name, $mount := .role.mounts }}
     - name: mount-{{ $name }}
       {{- with $mount.claim }}
@@ -83,6 +94,17 @@ spec:
       secret: {secretName: {{ . }}}
       {{- end }}
     {{- end }}
+    {{- with .role.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* A user's container, under the release's own restrictions where it names none. (dict "root" $ "container" CONTAINER) */}}
+{{- define "inference.addedContainer" -}}
+{{- $security := .root.Values.security -}}
+{{- $own := dict "runAsNonRoot" true "runAsUser" (int $security.user) "runAsGroup" (int $security.group) -}}
+{{- $own = merge $own (dict "readOnlyRootFilesystem" true "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL"))) -}}
+{{- include "inference.merged" (dict "base" (dict "securityContext" $own) "over" .container) -}}
 {{- end -}}
 
 {{/* Copy from S3 to the node's disk before the container starts; a restart copies only what is missing. */}}
@@ -184,6 +206,9 @@ volumeMounts:
   {{- range $name, $mount := .role.mounts }}
   - {name: mount-{{ $name }}, mountPath: {{ $mount.path }}, readOnly: {{ $mount.readOnly | default false }}{{ with $mount.subPath }}, subPath: {{ . | quote }}{{ end }}}
   {{- end }}
+  {{- with .role.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/*
@@ -196,7 +221,7 @@ server warns of duplicate names, and drops one of them on apply.
   valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
 {{- end }}
 {{- $model := .root.Values.model }}
-{{- $own := dict "RELEASE" .root.Release.Name "SERVED_MODEL" $model.served "WEIGHTS" $model.weights }}
+{{- $own := dict "RELEASE" (include "inference.fullname" .root) "SERVED_MODEL" $model.served "WEIGHTS" $model.weights }}
 {{- /* PyTorch looks up the user's name, which the image may not have. */}}
 {{- $own = merge $own (dict "DO_NOT_TRACK" "1" "HOME" "/scratch" "TMPDIR" "/tmp" "USER" "inference") }}
 {{- range $name, $value := $own }}

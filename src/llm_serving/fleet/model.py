@@ -305,8 +305,8 @@ class Eks(Settings):
     """ARNs of the IAM roles that administer the cluster, besides the role that applied the fleet last."""
 
     applied_by: RoleArn | None = None
-    """ARN of the IAM role that applies the fleet. Its access entry stays whoever plans; without it, the entry follows the
-    role that runs Terraform, and a plan by another role shows a change."""
+    """ARN of the IAM role that applies the fleet. Its access entry stays whoever plans; without it, the entry follows
+    the role that runs Terraform, and a plan by another role shows a change."""
 
     csi_drivers: Annotated[tuple[CsiDriver, ...], Field(max_length=3), AllowSingleItem()] = ()
     """Drivers of volumes besides EBS, one or a list: efs, fsx, s3; default is none. Each uses resources of every node.

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from llm_serving.settings.document import Settings
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -19,16 +21,16 @@ def render(model_type: type[Settings], title: str) -> str:
 
 def build(model_type: type[Settings], title: str) -> dict[str, Any]:
     """Return the JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
-    return {"$schema": DRAFT, "title": title, **_build_tree(model_type)}
+    return {"$schema": DRAFT, "title": title, **build_tree(model_type)}
 
 
 def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
     """Return the schema of a file whose key `kind` chooses among models, the first where it is left out."""
     default, *others = model_types
-    tree = _build_tree(model_types[default])
+    tree = build_tree(model_types[default])
     for kind in others:
         condition = {"required": ["kind"], "properties": {"kind": {"const": kind}}}
-        tree = {"if": condition, "then": _build_tree(model_types[kind]), "else": tree}
+        tree = {"if": condition, "then": build_tree(model_types[kind]), "else": tree}
     return _format({"$schema": DRAFT, "title": title, **tree})
 
 
@@ -36,7 +38,8 @@ def _format(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
-def _build_tree(model_type: type[Settings]) -> dict[str, Any]:
+def build_tree(model_type: type[BaseModel]) -> dict[str, Any]:
+    """Return the tree of a model alone, for a schema that it is a part of."""
     raw = model_type.model_json_schema(by_alias=True)
     tree: dict[str, Any] = _inline_references(raw, raw.get("$defs", {}))
     return tree
