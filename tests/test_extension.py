@@ -141,6 +141,9 @@ class MoonTarget:
     def render_companions(self, deployment):
         return {}
 
+    def find_mistakes(self, deployment, text):
+        return ()
+
     def deploy(self, plan, confirm, *, force=False):
         raise Unavailable("the moon is out of reach")
 

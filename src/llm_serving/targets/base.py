@@ -6,7 +6,7 @@ render for it with a template TARGET.*.j2 in their folder. Nothing outside the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +19,7 @@ from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.base import ValidationOptions
@@ -117,6 +117,14 @@ class Target(Protocol):
 
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
         """Return further files that are rendered beside the template's, by name."""
+        ...
+
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
+        """Find what cannot work in what a user's own template rendered, each at its line of `text`.
+
+        Raises:
+            InputError: it cannot be read at all; at its line.
+        """
         ...
 
     def diff(self, plan: DeploymentPlan) -> str:

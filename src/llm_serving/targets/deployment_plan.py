@@ -12,7 +12,7 @@ from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
-from llm_serving.targets import render
+from llm_serving.targets import registry, render
 from llm_serving.targets.deployment_dir import DeploymentDir
 
 
@@ -65,5 +65,7 @@ def build_plan(
     template = render.find_template(folder, environment.target)
     deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)
+    if own := render.find_own_templates(folder, environment.target):
+        render.check(registry.load_target(environment.target), deployment, text, own)
     session = aws or AwsSession.from_environment(fleet.value.region)
     return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import InputError, Mistake, escape_unprintable
 
 if TYPE_CHECKING:
+    from llm_serving.targets.base import Target
     from llm_serving.targets.template_sandbox import Failure
 
 RENAMED = {
@@ -35,6 +37,8 @@ RENAMED = {
     "stateful": "use service.is_stateful",
 }
 """What to write in place of fields that templates of earlier versions use."""
+
+_JINJA = re.compile(r"\{[{%#].*?[}%#]\}")
 
 _MISSING = re.compile(r"has no attribute '(\w+)'")
 
@@ -108,6 +112,37 @@ def render_text(deployment: Deployment, source: Path) -> str:
         _check_printable(result, source)
         return result
     raise _build_error(Path(result.path), result.line, result.reason, result.fix)
+
+
+def check(target: Target, deployment: Deployment, text: str, templates: Sequence[Path]) -> None:
+    """Hold what a user's own templates rendered against the target and the deployment.
+
+    Raises:
+        InputError: with each mistake, at the line of the template that wrote it.
+    """
+    try:
+        mistakes = list(target.find_mistakes(deployment, text))
+    except InputError as error:
+        mistakes = [mistake for mistake in error.mistakes if isinstance(mistake, Mistake)]
+    lines = text.split("\n")
+    located = []
+    for mistake in mistakes:
+        path, line = _find_writer(lines[mistake.line - 1] if mistake.line <= len(lines) else "", templates)
+        located.append(replace(mistake, file=path, line=line, column=1))
+    if located:
+        raise InputError(located)
+
+
+def _find_writer(rendered: str, templates: Sequence[Path]) -> tuple[Path, int]:
+    """Return the template and line that wrote a line: of those that may have, the one with the most literal text."""
+    best = (0, templates[0], 1)
+    for path in templates:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            literals = _JINJA.split(line)
+            weight = sum(len(literal.strip()) for literal in literals)
+            if weight > best[0] and re.fullmatch(".*".join(map(re.escape, literals)), rendered):
+                best = (weight, path, number)
+    return best[1:]
 
 
 def _check_printable(text: str, source: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
+from llm_serving.settings.errors import Mistake
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import load_job, namespace, release, stacked_release
+from llm_serving.targets.eks import load_job, namespace, release, stacked_release, values_check
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
@@ -47,6 +48,10 @@ class EksTarget(AwsTarget):
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
         """Return the manifests that the release presumes, for those who install the chart themselves."""
         return {namespace.FILE: namespace.format_file(deployment.environment)}
+
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
+        """Find what the chart refuses, and what contradicts the deployment."""
+        return values_check.find_mistakes(deployment, text)
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
         """Say how a private cluster endpoint is reached."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import BaseBlueprint, resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError, Mistake, Unavailable
 from llm_serving.targets import render
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -66,6 +66,10 @@ class LocalTarget:
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
         """Return further rendered files, by name."""
         return {}
+
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
+        """Find none: supervisord reads its own configuration."""
+        return ()
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in supervisord's configuration."""

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from llm_serving.rehearsal import emulator
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, Mistake, quote_value
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -65,6 +65,10 @@ class AwsTarget(abc.ABC):
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
         """Return further rendered files, by name."""
         return {}
+
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
+        """Find none: a stack reads the rendered file back into its classes."""
+        return ()
 
     @abc.abstractmethod
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
