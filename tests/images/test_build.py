@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -9,12 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
 
+from llm_serving import processes
 from llm_serving.catalog import eks, engines, images, own_image
 from llm_serving.catalog.own_image import OwnImage
 from llm_serving.fleet.model import Storage
@@ -177,7 +180,9 @@ case "$*" in
   info*) [ -z "$NO_DAEMON" ] || { echo "Cannot connect to the daemon." >&2; exit 1; } ;;
   "image inspect"*) echo "sha256:abc 267000000" ;;
   images*) echo "sha256:abc 267 MB" ;;
-  *) echo "$tool $*" >&2; [ -z "$FAILURE" ] || { echo "$FAILURE" >&2; exit 125; } ;;
+  *) echo "$tool $*" >&2
+    [ -z "$INTERRUPTED" ] || kill -INT 0 # as Ctrl-C, to all programs of the build
+    [ -z "$FAILURE" ] || { echo "$FAILURE" >&2; exit 125; } ;;
 esac
 """
 
@@ -186,15 +191,33 @@ def _load_with(
     tools: Iterable[str], folder: Path, *words: str, machine: str = "x86_64", **environment: str
 ) -> tuple[int, str, str]:
     """Run the build with these builders alone on PATH; return its status, its output and its messages."""
+    _write_programs(tools, folder, machine)
+    result = _build(*words, "--load", PATH=str(folder), **environment)
+    return result.returncode, result.stdout, result.stderr
+
+
+def _write_programs(tools: Iterable[str], folder: Path, machine: str = "x86_64") -> None:
     programs = {"uname": f"#!/bin/sh\necho {machine}\n"} | dict.fromkeys(tools, _BUILDER)
-    for name in ("bash", "dirname", "basename", "sed", "grep", "awk", "tee", "tail", "mktemp", "rm", "find"):
+    for name in [
+        "bash",
+        "dirname",
+        "basename",
+        "sed",
+        "grep",
+        "awk",
+        "tee",
+        "tail",
+        "mktemp",
+        "rm",
+        "find",
+        "flock",
+        "tr",
+    ]:
         (folder / name).symlink_to(str(shutil.which(name)))
     (folder / "sh").symlink_to("/bin/sh")
     for name, text in programs.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    result = _build(*words, "--load", PATH=str(folder), **environment)
-    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -273,6 +296,43 @@ def test_a_build_that_fails_ends_with_its_reason_and_no_image(
     status, printed, messages = _load_with(tools, tmp_path, "router", **environment)
     assert (status, printed) == (3, "")
     assert messages.splitlines()[-1] == f"images/build router: {message.format(base=base)}"
+
+
+def _start_load(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start the build of the router in a group of its own, with a stand-in of buildah."""
+    _write_programs(["buildah"], folder)
+    variables = {"PATH": str(folder), "TMPDIR": str(folder), **environment}
+    command, pipe = [str(IMAGES / "build"), "router", "--load"], subprocess.PIPE
+    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def test_an_interrupted_build_says_so_and_that_it_can_be_run_again(tmp_path: Path) -> None:
+    with _start_load(tmp_path, INTERRUPTED="yes") as build:
+        printed, messages = build.communicate(timeout=60)
+    assert (build.returncode, printed) == (130, "")
+    assert messages.splitlines()[-1] == (
+        "images/build router: interrupted. Fix: run it again; layers that were finished are kept"
+    )
+
+
+def test_a_second_build_of_an_image_waits_for_the_first(tmp_path: Path) -> None:
+    turn = tmp_path / f"images-build-router{str(tmp_path / 'buildah').replace('/', '-')}.lock"
+    with contextlib.ExitStack() as first:
+        first.enter_context(processes.lock_file(turn))
+        with _start_load(tmp_path) as second:
+            assert second.stderr
+            assert second.stderr.readline() == "  another build of router is running; waiting until it ends\n"
+            assert second.poll() is None, "nothing is built meanwhile"
+            first.close()
+            printed, _ = second.communicate(timeout=60)
+    assert (second.returncode, printed) == (0, "router sha256:abc 267MB\n")
+
+
+def test_digests_of_builds_that_end_at_once_are_all_written(tmp_path: Path) -> None:
+    digests = {f"image-{number}:1": f"sha256:{number:064x}" for number in range(16)}
+    with ThreadPoolExecutor(16) as executor:
+        list(executor.map(lambda row: image_pins.write(tmp_path / "fleet.yaml", dict([row])), digests.items()))
+    assert image_pins.read(tmp_path / "fleet.yaml") == digests
 
 
 @pytest.mark.parametrize("tool", ["podman", "buildah"])

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from llm_serving import processes
 from llm_serving.catalog import images
 from llm_serving.fleet import image_cache
 from llm_serving.loopback import is_loopback
@@ -83,12 +84,14 @@ def read_charts(fleet_file: Path) -> dict[str, str]:
 
 def write(fleet_file: Path, digests: Mapping[str, str]) -> Path:
     """Add images' digests to those beside a fleet file; returns the file."""
-    return _write_all(fleet_file, {**_read_all(fleet_file), **digests})
+    with processes.lock_file(locate(fleet_file)):  # two builds may end at once
+        return _write_all(fleet_file, {**_read_all(fleet_file), **digests})
 
 
 def write_charts(fleet_file: Path, digests: Mapping[str, str]) -> Path:
     """Add charts' digests to those beside a fleet file; returns the file."""
-    return _write_all(fleet_file, {**_read_all(fleet_file), _CHARTS: {**read_charts(fleet_file), **digests}})
+    with processes.lock_file(locate(fleet_file)):
+        return _write_all(fleet_file, {**_read_all(fleet_file), _CHARTS: {**read_charts(fleet_file), **digests}})
 
 
 def _read_all(fleet_file: Path) -> dict[str, Any]:
