@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_serving import paths
 from llm_serving.cli import main
-from llm_serving.fleet import loading
+from llm_serving.fleet import loading, names
 from llm_serving.services.traffic import Slo
+from llm_serving.targets.eks import namespace
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -93,3 +95,20 @@ def test_every_link_within_a_page_leads_to_a_heading(page: Path) -> None:
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.M)
     }
     assert [link for link in re.findall(r"\]\(#([\w-]+)\)", text) if link not in headings] == []
+
+
+def test_the_application_of_argo_cd_installs_a_chart_with_the_values_that_are_rendered() -> None:
+    text = (ROOT / "docs/gitops.md").read_text("utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    application = yaml.safe_load(block)
+    manifests, chart, values = application["spec"]["sources"]
+    name = application["metadata"]["name"]
+    assert manifests["path"] == f"rendered/{name}/eks"
+    assert manifests["directory"] == {"include": namespace.FILE}
+    assert (ROOT / chart["path"].removeprefix("blueprint/") / "Chart.yaml").is_file()
+    assert chart["helm"]["valueFiles"] == [f"${values['ref']}/rendered/{name}/eks/eks.yaml"]
+    assert application["spec"]["destination"]["namespace"] == names.SERVING_NAMESPACE
+    rows = re.findall(r"^\| ([\w, -]+) \| `charts/(\w+)` \|", text, re.MULTILINE)
+    charts = {pattern: chart_name for patterns, chart_name in rows for pattern in patterns.split(", ")}
+    assert charts.keys() == {file.parent.name for file in paths.PATTERNS.glob("*/eks.yaml.j2")} - {"templates"}
+    assert set(charts.values()) == {file.parent.name for file in paths.CHARTS.glob("*/Chart.yaml")}
