@@ -129,14 +129,14 @@ class ImageRunner:
         tags = re.findall(r"built by buildah as (localhost/(\S+):\S+) in", self.all_built.stderr)
         return {name: tag for tag, name in tags}
 
-    def buildah(self, *words: str) -> str:
+    def buildah(self, *words: str, limit_s: float = _COMMAND_S) -> str:
         """Return the output of a command of buildah.
 
         Raises:
             Unavailable: it failed.
         """
         result = subprocess.run(
-            [str(self.program), *words], capture_output=True, text=True, check=False, timeout=_COMMAND_S
+            [str(self.program), *words], capture_output=True, text=True, check=False, timeout=limit_s
         )
         if result.returncode:
             raise Unavailable(f"buildah {' '.join(words)}: {result.stderr.strip()}")
@@ -323,12 +323,12 @@ def _make_stand_in(runner: ImageRunner, cache: Path) -> None:
         raise Unavailable(f"mmdebstrap: {result.stderr.strip().splitlines()[-1]}")
     container = runner.buildah("from", "scratch")
     try:
-        runner.buildah("add", "--quiet", container, str(archive), "/")
+        runner.buildah("add", "--quiet", container, str(archive), "/", limit_s=_BUILD_S)
         variables = {"SSL_CERT_FILE": _CERTIFICATES, "PIP_CERT": _CERTIFICATES, "PIP_ROOT_USER_ACTION": "ignore"}
         variables |= {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
         runner.buildah("config", *options, container)
-        runner.buildah("commit", "--quiet", container, _format_stand_in())
+        runner.buildah("commit", "--quiet", container, _format_stand_in(), limit_s=_BUILD_S)
     finally:
         runner.buildah("rm", container)
         archive.unlink()

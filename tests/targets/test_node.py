@@ -12,11 +12,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from llm_serving.catalog import instances
 from llm_serving.paths import CHARTS
 
 PROGRAM = CHARTS / "inference" / "files" / "node.py"
 
 SOURCES = {
+    "nvidia-smi-580-h200": "an H200, where the whole program ran, 2026-11-26",
+    "nvidia-smi-580-h200-busy": "the same, with 20 GiB taken by a program",
     "nvidia-smi-610-b200": "github.com/sgl-project/sglang/issues/27487, first two of eight GPUs",
     "nvidia-smi-535-mig": "github.com/utkuozdemir/nvidia_gpu_exporter/issues/203",
     "fi_info-1.9": "github.com/ofiwg/libfabric/issues/5689",
@@ -59,6 +62,19 @@ def test_gpus_are_counted_with_their_memory_driver_and_cuda() -> None:
     assert (driver, cuda, gpus) == ("610.43.02", "13.3", [("NVIDIA B200", 0, 183359, False)] * 2)
     assert node.judge_gpus(OUTPUTS["nvidia-smi-610-b200"], 2, 183359, "13.0.2") == (
         "GPUs: 2 x NVIDIA B200, 183359 MiB; driver 610.43.02 for CUDA up to 13.3, the image has 13.0.2"
+    )
+
+
+def test_a_gpu_that_another_program_uses_is_refused_where_it_passed_before() -> None:
+    accelerators = instances.load()["p5e.48xlarge"].accelerators
+    assert accelerators
+    asked = (1, accelerators.memory_mib, "13.0.2")
+    assert node.judge_gpus(OUTPUTS["nvidia-smi-580-h200"], *asked) == (
+        "GPUs: 1 x NVIDIA H200, 143771 MiB; driver 580.159.04 for CUDA up to 13.0, the image has 13.0.2"
+    )
+    assert _refuse(node.judge_gpus, OUTPUTS["nvidia-smi-580-h200-busy"], *asked) == (
+        "GPUs: 21007 of 143771 MiB of GPU 0, NVIDIA H200, are taken already. "
+        "Fix: end the program that uses it, or replace the instance"
     )
 
 
