@@ -113,7 +113,9 @@ final class Call<T> {
         CompletableFuture<HttpResponse<byte[]>> future =
                 shared.http().sendAsync(buildRequest(endpoint, left), answer);
         inFlight.put(future, endpoint);
-        future.whenComplete((response, error) -> receive(future, endpoint, answer, response, error));
+        // On the client's thread: java.net.http ends a request on a thread that is not its executor's.
+        future.whenCompleteAsync(
+                (response, error) -> receive(future, endpoint, answer, response, error), shared.executor());
     }
 
     private HttpRequest buildRequest(Endpoint endpoint, long leftNanos) {

@@ -38,6 +38,7 @@ final class Benchmark {
         measureHedging(false);
         measureHedging(true);
         measureThreads();
+        measureStorm();
         System.exit(0);
     }
 
@@ -107,6 +108,28 @@ final class Benchmark {
         }
     }
 
+    /** An endpoint that refuses everything, by an answer at which no circuit opens. */
+    private static void measureStorm() throws Exception {
+        AtomicInteger requests = new AtomicInteger();
+        DelayServer server = new DelayServer(
+                () -> {
+                    requests.incrementAndGet();
+                    return 0;
+                },
+                "429 Too Many Requests");
+        int calls = 10_000;
+        try (LlmClient client = LlmClient.builder(server.url()).build()) {
+            for (int sent = 0; sent < calls; sent += 20) {
+                List<CompletableFuture<Boolean>> batch = new ArrayList<>();
+                for (int i = 0; i < 20; i++) {
+                    batch.add(client.chatAsync(HELLO, DEADLINE).handle((answer, failure) -> failure != null));
+                }
+                batch.forEach(CompletableFuture::join);
+            }
+        }
+        System.out.printf("retry storm: requests per call %.4f%n", requests.get() / (double) calls);
+    }
+
     private static double time(Runnable call) {
         long start = System.nanoTime();
         call.run();
@@ -122,7 +145,7 @@ final class Benchmark {
 
     /** Answers each request after a delay, on one thread. */
     private static final class DelayServer {
-        private static final byte[] ANSWER = answer();
+        private final byte[] bytes;
         private final Selector selector = Selector.open();
         private final ServerSocketChannel listener = ServerSocketChannel.open();
         private final PriorityQueue<Due> held = new PriorityQueue<>((a, b) -> Long.compare(a.at, b.at));
@@ -132,7 +155,12 @@ final class Benchmark {
         private record Due(long at, SocketChannel channel) {}
 
         DelayServer(LongSupplier delayNanos) throws IOException {
+            this(delayNanos, "200 OK");
+        }
+
+        DelayServer(LongSupplier delayNanos, String status) throws IOException {
             this.delayNanos = delayNanos;
+            bytes = build(status);
             listener.bind(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 8192);
             listener.configureBlocking(false);
             listener.register(selector, SelectionKey.OP_ACCEPT);
@@ -198,17 +226,17 @@ final class Benchmark {
             }
         }
 
-        private static void answer(SocketChannel channel) throws IOException {
+        private void answer(SocketChannel channel) throws IOException {
             try {
-                channel.write(ByteBuffer.wrap(ANSWER));
+                channel.write(ByteBuffer.wrap(bytes));
             } catch (IOException closed) {
                 channel.close();
             }
         }
 
-        private static byte[] answer() {
+        private static byte[] build(String status) {
             String body = "{\"model\":\"m\",\"choices\":[{\"message\":{\"role\":\"assistant\",\"content\":\"hi\"}}]}";
-            return ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + body.length() + "\r\n\r\n"
+            return ("HTTP/1.1 " + status + "\r\nContent-Type: application/json\r\nContent-Length: " + body.length() + "\r\n\r\n"
                             + body)
                     .getBytes(StandardCharsets.ISO_8859_1);
         }

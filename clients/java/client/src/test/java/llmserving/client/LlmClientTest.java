@@ -335,6 +335,18 @@ class LlmClientTest {
     }
 
     @Test
+    void whatDependsOnAFutureRunsOnTheClientsThread() {
+        try (LlmClient client = builder().build()) {
+            for (int i = 0; i < 3; i++) {
+                CompletableFuture<String> thread =
+                        client.chatAsync(HELLO, LONG).thenApply(answer -> Thread.currentThread().getName());
+                server.enqueue(answer()); // after the step above, which a finished future would run on this thread
+                assertEquals("llm-client", thread.join());
+            }
+        }
+    }
+
+    @Test
     void retriesOfAStormStayWithinTheirShare() {
         for (int i = 0; i < 400; i++) {
             server.enqueue(new MockResponse().setResponseCode(503));
