@@ -25,7 +25,7 @@ FILES = ("package.json", "package-lock.json", "query_engine.js")
 _INSTALL_S = 120.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prisma_standin() -> Iterator[Path]:
     """Let Prisma's client use the stand-in; a test without Node or npm is skipped."""
     try:

@@ -79,7 +79,7 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
         "litellm_params": {
             "model": "openai/qwen", "api_base": f"{big.url}/v1", "api_key": "none", "weight": 3, **price,
         },
-        "model_info": {"id": "chat/0"},
+        "model_info": {"id": "chat/big-a"},
     }  # fmt: skip
     assert second["litellm_params"] == {
         "model": "openai/gpt", "api_base": "https://llm.example.com/v1", "weight": 1,
@@ -91,7 +91,17 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
     assert fourth["litellm_params"] == {
         "model": "openai/mock", "mock_response": "A mock, für alle.", "api_key": "none", "order": 2, **other_price,
     }  # fmt: skip
+    ids = ["chat/big-a", "chat/llm.example.com", "small/big-a", "small/mock"]
+    assert [row["model_info"]["id"] for row in config["model_list"]] == ids
     assert config["router_settings"]["fallbacks"] == [{"chat": ["small"]}]
+
+
+def test_a_deployment_twice_in_a_route_is_told_apart_in_records(tmp_path: Path, big: FoundDeployment) -> None:
+    twice = "[{deployment: big-a}, {deployment: big-a, model: qwen-lora}]"
+    deployment = resolve(tmp_path / "edge", MINIMAL.replace("{mock: Hello.}", twice))
+    backends = deployment.routes["chat"]
+    assert [backend.id for backend in backends] == ["chat/big-a", "chat/big-a#2"]
+    assert {litellm_settings.parse_name(backend.id) for backend in backends} == {big.name}
 
 
 def test_replicas_share_counts_and_no_answers(tmp_path: Path, big: FoundDeployment) -> None:

@@ -87,7 +87,7 @@ def test_keys_are_listed_by_team(runner: CliRunner) -> None:
 
 
 def test_the_usage_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {"team": "ads", "model": "chat", "backend": "chat/0", "requests": 1_000, "list_usd": 0.25,
+    request = {"team": "ads", "model": "chat", "backend": "chat/llm.example.com", "requests": 1_000, "list_usd": 0.25,
                "input_tokens": 90_000, "output_tokens": 10_000}  # fmt: skip
     monkeypatch.setattr(meter, "record", lambda *_: None)
     monkeypatch.setattr(usage, "read", lambda *_: usage.Records([request], []))

@@ -55,10 +55,12 @@ def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it
         log.write_text("getaddrinfo ENOTFOUND binaries.prisma.sh\n")
         raise console.CommandFailed(["node", "index.js"], log, "exit code 1", 0)
 
-    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path)
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(litellm_env, "LOCK", tmp_path / "lock")  # a deploy may hold the real one
+    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path / "environment")
     monkeypatch.setattr(litellm_env, "_LOG", tmp_path / "log")
     monkeypatch.setattr(litellm_env, "_STAMP", tmp_path / ".locked")
-    monkeypatch.setattr(litellm_env, "_install_packages", lambda _: tmp_path.mkdir())
+    monkeypatch.setattr(litellm_env, "_install_packages", lambda _: (tmp_path / "environment").mkdir())
     monkeypatch.setattr(litellm_env, "_generate_client", lambda: fail(log=tmp_path / "log"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(Unavailable) as missing:
@@ -71,6 +73,21 @@ def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it
         "of Prisma 5.17.0."
     )
     assert not (tmp_path / ".locked").exists()
+
+
+def test_the_client_is_generated_with_the_engine_that_python_runs_of_this_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = tmp_path / "lib/python3.11/site-packages/litellm/proxy/schema.prisma"
+    packaged.parent.mkdir(parents=True)
+    packaged.write_text('generator client {\n  binaryTargets = ["native", "rhel"]\n}\n')
+    ran: list[dict[str, str]] = []
+    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path)
+    monkeypatch.setattr(console, "run", lambda *_, environment, **__: ran.append(environment))
+    litellm_env._generate_client()
+    assert (tmp_path / "schema.prisma").read_text() == "generator client {\n}\n"
+    assert ran[0]["PRISMA_CLI_QUERY_ENGINE_TYPE"] == "binary"
+    assert ran[0]["PATH"].startswith(f"{tmp_path}/bin:")  # with the generator prisma-client-py
 
 
 def test_each_migration_is_applied_once_even_with_spaces_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from llm_serving.kinds.gateway import usage
-from llm_serving.kinds.gateway.deployment import Backend
 from llm_serving.kinds.gateway.usage import DIRECT, IDLE, Records
-
-BACKENDS = (
-    Backend(id="chat/0", route="chat", name="big", usd_h=36.0),
-    Backend(id="small/0", route="small", name="big", usd_h=36.0),
-    Backend(id="far/0", route="far", name="llm.example.com"),
-)
 
 
 def count(team: str, backend: str, input_tokens: int, output_tokens: int, list_usd: float = 9.0) -> dict[str, Any]:
@@ -33,11 +26,11 @@ def test_busy_hours_are_shared_by_tokens_and_the_sum_is_the_fleet_s_price() -> N
     # 3 USD of busy time for 1,000 tokens, of which teams' requests explain 800; 2 USD of idle time.
     meter = read_meter(0, 0, 500, 600, 1000, 1000)
     requests = [
-        count("ads", "chat/0", 100, 100),
-        count("search", "chat/0", 100, 300),
-        count("search", "small/0", 100, 100),
+        count("ads", "chat/big", 100, 100),
+        count("search", "chat/big", 100, 300),
+        count("search", "small/big#2", 100, 100),
     ]
-    rows = usage.build_rows(Records(requests, meter), BACKENDS, ("team", "model"))
+    rows = usage.build_rows(Records(requests, meter), ("team", "model"))
     assert [(row["team"], row["model"], row["usd"], row["usd_per_million_tokens"]) for row in rows] == [
         ("ads", "chat", 0.6, 3000.0),
         ("search", "chat", 1.2, 3000.0),
@@ -52,8 +45,8 @@ def test_busy_hours_are_shared_by_tokens_and_the_sum_is_the_fleet_s_price() -> N
 
 
 def test_rows_are_grouped_by_what_is_asked() -> None:
-    requests = [count("ads", "chat/0", 100, 100), count("search", "small/0", 150, 50)]
-    rows = usage.build_rows(Records(requests, read_meter(0, 400)), BACKENDS, ("deployment",))
+    requests = [count("ads", "chat/big", 100, 100), count("search", "small/big#2", 150, 50)]
+    rows = usage.build_rows(Records(requests, read_meter(0, 400)), ("deployment",))
     assert [(row["deployment"], row["requests"], row["input_tokens"], row["usd"]) for row in rows] == [
         ("big", 2, 250, 1.0)
     ]
@@ -65,10 +58,10 @@ def test_counters_that_begin_anew_with_a_restarted_engine_are_no_loss() -> None:
 
 
 def test_records_that_exceed_the_counters_cost_no_more_than_the_fleet() -> None:
-    rows = usage.build_rows(Records([count("ads", "chat/0", 300, 0)], read_meter(0, 200)), BACKENDS, ("team",))
+    rows = usage.build_rows(Records([count("ads", "chat/big", 300, 0)], read_meter(0, 200)), ("team",))
     assert [(row["team"], row["usd"]) for row in rows] == [("ads", 1.0), (DIRECT, 0.0), (IDLE, 0.0)]
 
 
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:
-    rows = usage.build_rows(Records([count("ads", "far/0", 1000, 1000, 0.004)], []), BACKENDS, ("team", "model"))
+    rows = usage.build_rows(Records([count("ads", "far/llm.example.com", 1000, 1000, 0.004)], []), ("team", "model"))
     assert [(row["model"], row["usd"], row["usd_per_million_tokens"]) for row in rows] == [("far", 0.004, 2.0)]

@@ -17,7 +17,7 @@ class Backend(ResolvedData):
     """What answers a route."""
 
     id: str
-    """ROUTE/NUMBER: LiteLLM's id of it, which its records of requests have."""
+    """LiteLLM's id of it, which its records of requests have."""
 
     route: str
     name: str

@@ -114,7 +114,11 @@ def _generate_client() -> None:
     console.run(
         ["node", str(generator), "generate", f"--schema={schema}"],
         log=_LOG,
-        environment={"PATH": f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}", "CHECKPOINT_DISABLE": "1"},
+        environment={
+            "PATH": f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PRISMA_CLI_QUERY_ENGINE_TYPE": "binary",  # as prisma/cli/prisma.py of 0.15.0 does
+            "CHECKPOINT_DISABLE": "1",
+        },
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
@@ -14,6 +14,7 @@ from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Route, Team
 from llm_serving.validation.load import api_key
 
 MILLION = 1_000_000
+MOCK = "mock"
 
 WRITE_INTERVAL_S = 2
 """How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
@@ -55,18 +56,42 @@ def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, st
     }
 
 
-def list_backends(settings: Blueprint) -> Iterator[tuple[str, str, Backend]]:
-    """List all backends: their id, their route and their settings."""
-    for name, route in settings.routes.items():
-        for number, backend in enumerate(route.deployments):
-            yield f"{name}/{number}", name, backend
+class Place(NamedTuple):
+    """A backend in its route."""
+
+    id: str
+    """ROUTE/NAME, and #2 where the route has the name a second time: records of requests keep it, whatever comes before
+    or after it later."""
+
+    route: str
+    number: int
+    backend: Backend
+
+
+def list_places(settings: Blueprint) -> Iterator[Place]:
+    """List all backends."""
+    for route_name, route in settings.routes.items():
+        names = [name_backend(backend) for backend in route.deployments]
+        for number, (name, backend) in enumerate(zip(names, route.deployments, strict=True)):
+            earlier = names[:number].count(name)
+            yield Place(f"{route_name}/{name}{f'#{earlier + 1}' if earlier else ''}", route_name, number, backend)
+
+
+def name_backend(backend: Backend) -> str:
+    """Return the deployment's name, the host of a URL, or `mock`."""
+    return backend.deployment or (urlsplit(backend.url).netloc if backend.url else MOCK)
+
+
+def parse_name(backend_id: str) -> str:
+    """Return the name in a backend's id."""
+    return backend_id.rpartition("/")[2].partition("#")[0]
 
 
 def _list_models(settings: Blueprint, urls: dict[str, str], models: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for backend_id, name, backend in list_backends(settings):
+    for backend_id, name, number, backend in list_places(settings):
         route = settings.routes[name]
         own = {"mock_response": backend.mock} if backend.mock else {"api_base": f"{urls[backend_id]}/v1"}
-        place = {"weight": backend.weight} if backend.weight else {"order": 1 + int(backend_id.rpartition("/")[2])}
+        place = {"weight": backend.weight} if backend.weight else {"order": number + 1}
         yield {
             "model_name": name,
             "litellm_params": {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import blueprint as settings_of
 from llm_serving.kinds.gateway import gateway_program, litellm_settings, meter, meter_program
 from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
+from llm_serving.kinds.gateway.litellm_settings import MOCK, Place
 from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
@@ -20,10 +20,8 @@ from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import ErrorCollector
 
-MOCK = "mock"
-
 _START_S = 600.0
-"""LiteLLM takes 34 CPU-seconds to start (1.106.0, measured 2026-11-26 on two shared cores: 99 s)."""
+"""LiteLLM takes 34 CPU-seconds to start the first time (1.106.0 on two shared cores, 2026-11-26: 99 to 172 s)."""
 
 _LITELLM_BYTES, _METER_BYTES = 900_000_000, 60_000_000
 """Memory of the processes, measured at the same time; LiteLLM's under load."""
@@ -43,8 +41,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings, name = blueprint.value, resolve_name(blueprint)
     found = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
-    rows = list(litellm_settings.list_backends(settings))
-    backends = [_build_backend(backend_id, route, backend, found) for backend_id, route, backend in rows]
+    places = list(litellm_settings.list_places(settings))
+    backends = [_build_backend(place, found) for place in places]
     deployment = GatewayDeployment(
         name=name,
         pattern=settings.pattern,
@@ -58,11 +56,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         routes={route: tuple(backend for backend in backends if backend.route == route) for route in settings.routes},
         sample=settings.sample,
         slo=settings.slo,
-        notes=tuple(_list_notes(settings, backends)),
+        notes=tuple(_list_notes(backends)),
         emulated=environment.emulated,
     )
-    urls = {backend_id: _find_url(backend, found) for backend_id, _, backend in rows}
-    models = {backend_id: _find_model(backend, found) for backend_id, _, backend in rows}
+    urls = {place.id: _find_url(place.backend, found) for place in places}
+    models = {place.id: _find_model(place.backend, found) for place in places}
     config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models))
     services = (_build_meter(deployment), _build_gateway(deployment, config))
     return deployment.model_copy(update={"services": services})
@@ -78,10 +76,10 @@ def _find_deployments(
     """
     found: dict[str, FoundDeployment] = {}
     collect = ErrorCollector()
-    for backend_id, route, backend in litellm_settings.list_backends(blueprint.value):
+    for _, route, number, backend in litellm_settings.list_places(blueprint.value):
         if name := backend.deployment:
             alone = ("routes", route, "deployments", "deployment")
-            listed = ("routes", route, "deployments", int(backend_id.rpartition("/")[2]), "deployment")
+            listed = ("routes", route, "deployments", number, "deployment")
             key_path = alone if alone in blueprint.positions else listed
             find = functools.partial(deployments.require_serving, blueprint, name, fleet, environment, key_path)
             if here := collect(find):
@@ -90,16 +88,15 @@ def _find_deployments(
     return found
 
 
-def _build_backend(
-    backend_id: str, route: str, backend: settings_of.Backend, found: dict[str, FoundDeployment]
-) -> Backend:
-    if backend.deployment is None:
-        return Backend(id=backend_id, route=route, name=urlsplit(backend.url).netloc if backend.url else MOCK)
-    here = found[backend.deployment]
+def _build_backend(place: Place, found: dict[str, FoundDeployment]) -> Backend:
+    name = litellm_settings.name_backend(place.backend)
+    if place.backend.deployment is None:
+        return Backend(id=place.id, route=place.route, name=name)
+    here = found[place.backend.deployment]
     return Backend(
-        id=backend_id,
-        route=route,
-        name=here.name,
+        id=place.id,
+        route=place.route,
+        name=name,
         usd_h=here.usd_h,
         metrics_urls=here.metrics_urls,
         prompt_tokens=here.metrics.get("prompt-tokens", ""),
@@ -117,8 +114,8 @@ def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment])
     return backend.model or next(iter(models), "")
 
 
-def _list_notes(settings: Blueprint, backends: list[Backend]) -> Iterator[str]:
-    if any(backend.mock for _, _, backend in litellm_settings.list_backends(settings)):
+def _list_notes(backends: list[Backend]) -> Iterator[str]:
+    if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
     unpriced = sorted({backend.name for backend in backends if not backend.is_metered and backend.name != MOCK})
     if unpriced:

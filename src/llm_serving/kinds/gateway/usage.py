@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llm_serving.kinds.gateway import database, meter
-from llm_serving.kinds.gateway.deployment import Backend
-from llm_serving.kinds.gateway.litellm_settings import MILLION
+from llm_serving.kinds.gateway.litellm_settings import MILLION, parse_name
 
 DIRECT, IDLE = "(direct)", "(idle)"
 """In place of a team's name: tokens that no team's request explains, and time without tokens."""
@@ -81,14 +80,14 @@ def read(port: int, password: str, since_s: float) -> Records:
     return Records(*rows)
 
 
-def build_rows(records: Records, backends: Iterable[Backend], by: Sequence[str]) -> list[dict[str, Any]]:
+def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
     """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time.
 
     Args:
         by: columns of COLUMNS.
     """
     lines: defaultdict[tuple[str, ...], _Line] = defaultdict(_Line)
-    for group, line in _list_lines(records, list(backends)):
+    for group, line in _list_lines(records):
         key = tuple(group[column] for column in by)
         lines[key] = lines[key].add(line)
     ordered = sorted(lines.items(), key=lambda item: [(name == IDLE, name == DIRECT, name) for name in item[0]])
@@ -107,34 +106,27 @@ def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
     }
 
 
-def _list_lines(records: Records, backends: Sequence[Backend]) -> Iterator[tuple[dict[str, str], _Line]]:
+def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
     """List what each team used of each backend, and of each metered deployment what is left."""
-    by_id = {backend.id: backend for backend in backends}
-    metered = measure(records.meter)
-    recorded = _count_recorded(records, by_id)
+    metered, recorded = measure(records.meter), _count_recorded(records)
+    totals = {name: max(times.tokens, recorded[name], 1.0) for name, times in metered.items()}
     for row in records.requests:
-        backend = by_id.get(row["backend"])
-        name = backend.name if backend else row["backend"]
+        name = parse_name(row["backend"])
         tokens = row["input_tokens"] + row["output_tokens"]
-        usd = row["list_usd"]
-        if name in metered:
-            total = max(metered[name].tokens, recorded[name])
-            usd = metered[name].busy_usd * tokens / total if total else 0.0
+        usd = metered[name].busy_usd * tokens / totals[name] if name in metered else row["list_usd"]
         group = {"team": row["team"], "model": row["model"], "deployment": name}
         yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd)
     for name, times in metered.items():
         rest = max(0.0, times.tokens - recorded[name])
-        total = max(times.tokens, recorded[name])
-        yield {"team": DIRECT, "model": DIRECT, "deployment": name}, _Line(usd=times.busy_usd * rest / (total or 1))
+        yield {"team": DIRECT, "model": DIRECT, "deployment": name}, _Line(usd=times.busy_usd * rest / totals[name])
         yield {"team": IDLE, "model": IDLE, "deployment": name}, _Line(usd=times.idle_usd)
 
 
-def _count_recorded(records: Records, by_id: Mapping[str, Backend]) -> Mapping[str, float]:
+def _count_recorded(records: Records) -> Mapping[str, float]:
     """Count the tokens of recorded requests by deployment."""
     recorded: defaultdict[str, float] = defaultdict(float)
     for row in records.requests:
-        if row["backend"] in by_id:
-            recorded[by_id[row["backend"]].name] += row["input_tokens"] + row["output_tokens"]
+        recorded[parse_name(row["backend"])] += row["input_tokens"] + row["output_tokens"]
     return recorded
 
 
