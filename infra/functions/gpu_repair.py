@@ -242,12 +242,12 @@ def compute_limit(size: int) -> int:
 def is_storm(instances: Sequence[Instance], now: datetime.datetime) -> bool:
     """Whether so many instances have just failed that the GPUs are not to blame."""
     start = now - datetime.timedelta(minutes=STORM_MINUTES)
-    failed = sum(_is_broken(one) and one.failed_at is not None and one.failed_at > start for one in instances)
+    failed = sum(one.failed_at is not None and one.failed_at > start for one in filter(_is_broken, instances))
     return failed >= STORM_COUNT and failed > STORM_SHARE * len(instances)
 
 
 def _is_broken(instance: Instance) -> bool:
-    return decide(instance.signals).verdict >= Verdict.RESET
+    return instance.failed_at is not None and decide(instance.signals).verdict >= Verdict.RESET
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
