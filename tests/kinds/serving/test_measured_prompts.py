@@ -37,7 +37,8 @@ def write_blueprint(root: Path, traffic: str = DATA, router: str = "{}") -> Path
         "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
         f"roles:\n  worker: {{pool: general, replicas: 2}}\n  router: {router}\ntraffic: {{{traffic}}}\nslo: {{}}\n"
     )
-    (folder / "eks.yaml.j2").write_text("{% for note in deployment.notes %}# {{ note }}\n{% endfor %}")
+    notes = "{% for note in deployment.notes %}# {{ note }}\n{% endfor %}"
+    (folder / "eks.yaml.j2").write_text(notes + '{% include "templates/eks.yaml.j2" %}')
     return folder
 
 
