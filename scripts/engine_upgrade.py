@@ -45,7 +45,7 @@ PINS = (
     Pin(ROW, rf"^(image: vllm/vllm-openai:v)(?P<version>{VERSION})()$"),
     Pin(ROW, rf'^(fleet_image: "\{{registry\}}/vllm:)(?P<version>{VERSION})-efa\.\d+(")$', "-efa.1"),
     Pin(Path("src/llm_serving/catalog/images.yaml"), rf"^(vllm/vllm-openai:v)(?P<version>{VERSION})(:)$"),
-    Pin(Path("images/vllm/Dockerfile"), rf"^(FROM vllm/vllm-openai:v)(?P<version>{VERSION})()$"),
+    Pin(Path("images/vllm/Dockerfile"), rf"^(FROM docker.io/vllm/vllm-openai:v)(?P<version>{VERSION})()$"),
     Pin(
         Path("images/vllm/Dockerfile"),
         rf'^(\s*org\.opencontainers\.image\.version=")(?P<version>{VERSION})-efa\.\d+(")',

@@ -64,7 +64,7 @@ def test_a_default_fleet_has_a_repository_for_every_image() -> None:
 
 def test_the_fleet_image_extends_the_plain_image() -> None:
     base = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "vllm" / "Dockerfile").read_text())
-    assert base == [engines.load_engines()["vllm"].image]
+    assert base == [f"docker.io/{engines.load_engines()['vllm'].image}"], "podman and buildah ask for the host"
 
 
 @pytest.mark.parametrize("name", IMAGE_NAMES)
@@ -521,6 +521,7 @@ def test_the_engines_image_installs_a_release_of_efa_and_says_what_it_brings() -
 @pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_every_base_is_in_the_catalog_with_its_source_and_by_the_digest_that_this_gives(name: str) -> None:
     [base] = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / name / "Dockerfile").read_text())
+    base = base.removeprefix("docker.io/")
     reference = base.partition("@")[0]
     assert reference in images.load()
     assert base == images.pin(reference)
