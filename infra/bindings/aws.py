@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.cloudwatch_event_rule as cloudwatch_event_rule
     import cdktf_cdktf_provider_aws.cloudwatch_event_target as cloudwatch_event_target
     import cdktf_cdktf_provider_aws.cloudwatch_log_group as cloudwatch_log_group
+    import cdktf_cdktf_provider_aws.cloudwatch_log_stream as cloudwatch_log_stream
     import cdktf_cdktf_provider_aws.cloudwatch_metric_alarm as cloudwatch_metric_alarm
     import cdktf_cdktf_provider_aws.data_aws_caller_identity as data_aws_caller_identity
     import cdktf_cdktf_provider_aws.data_aws_iam_session_context as data_aws_iam_session_context
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.eks_cluster as eks_cluster
     import cdktf_cdktf_provider_aws.eks_node_group as eks_node_group
     import cdktf_cdktf_provider_aws.eks_pod_identity_association as eks_pod_identity_association
+    import cdktf_cdktf_provider_aws.elasticache_replication_group as elasticache_replication_group
+    import cdktf_cdktf_provider_aws.elasticache_subnet_group as elasticache_subnet_group
     import cdktf_cdktf_provider_aws.flow_log as flow_log
     import cdktf_cdktf_provider_aws.glue_catalog_database as glue_catalog_database
     import cdktf_cdktf_provider_aws.glue_catalog_table as glue_catalog_table
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.iam_role_policy as iam_role_policy
     import cdktf_cdktf_provider_aws.iam_role_policy_attachment as iam_role_policy_attachment
     import cdktf_cdktf_provider_aws.internet_gateway as internet_gateway
+    import cdktf_cdktf_provider_aws.kinesisanalyticsv2_application as kinesisanalyticsv2_application
     import cdktf_cdktf_provider_aws.kms_alias as kms_alias
     import cdktf_cdktf_provider_aws.kms_key as kms_key
     import cdktf_cdktf_provider_aws.lambda_event_source_mapping as lambda_event_source_mapping
@@ -64,6 +68,8 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.lb as lb
     import cdktf_cdktf_provider_aws.lb_listener as lb_listener
     import cdktf_cdktf_provider_aws.lb_target_group as lb_target_group
+    import cdktf_cdktf_provider_aws.msk_cluster as msk_cluster
+    import cdktf_cdktf_provider_aws.msk_configuration as msk_configuration
     import cdktf_cdktf_provider_aws.nat_gateway as nat_gateway
     import cdktf_cdktf_provider_aws.placement_group as placement_group
     import cdktf_cdktf_provider_aws.provider as provider
@@ -80,6 +86,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.s3_bucket_public_access_block as s3_bucket_public_access_block
     import cdktf_cdktf_provider_aws.s3_bucket_server_side_encryption_configuration as s3_bucket_server_side_encryption_configuration
     import cdktf_cdktf_provider_aws.s3_bucket_versioning as s3_bucket_versioning
+    import cdktf_cdktf_provider_aws.s3_object as s3_object
     import cdktf_cdktf_provider_aws.scheduler_schedule as scheduler_schedule
     import cdktf_cdktf_provider_aws.security_group as security_group
     import cdktf_cdktf_provider_aws.service_discovery_http_namespace as service_discovery_http_namespace

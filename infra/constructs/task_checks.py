@@ -24,6 +24,8 @@ def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
         InputError: with every mistake.
     """
     mistakes: list[Mistake] = []
+    if not document.value.services:
+        mistakes.append(document.build_mistake(("services",), "[]", "nothing would run", "render it again"))
     for index, service in enumerate(document.value.services):
         find_mistakes = _find_pool_mistakes if service.placement.pool else _find_fargate_mistakes
         mistakes += find_mistakes(document, fleet, index, service)

@@ -119,6 +119,18 @@ class Kind(ABC, Generic[B, D]):
         """Yield files in S3 that the blueprint names and that do not do, before a deploy on AWS changes anything."""
         return ()
 
+    def prepare(self, deployment: D) -> None:
+        """Make what its stack uploads from this machine, before a deploy on AWS changes anything."""
+        return
+
+    def list_managed(self, deployment: D, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
+        """Return a row of `status` for each service of AWS that does the deployment's work instead of replicas.
+
+        Args:
+            connect: returns a client of a service.
+        """
+        return []
+
     def refresh(self, deployment: D, blueprint: B) -> D:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""
         return deployment

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import Field
-
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.services.blueprint import DEFAULT_KIND
 from llm_serving.services.service import Service
@@ -36,7 +34,7 @@ class Rendered(Settings, Generic[S]):
     kind: str
     name: Name
     fleet: Name
-    services: Annotated[tuple[Service, ...], AllowSingleItem(), Field(min_length=1)]
+    services: Annotated[tuple[Service, ...], AllowSingleItem()] = ()
     stack: S
     """What the stack makes beside the services, in the form of the kind."""
 
@@ -55,7 +53,7 @@ class Rendered(Settings, Generic[S]):
 
     def _check_single_entry(self) -> Iterator[Conflict]:
         count = sum(service.is_entry for service in self.services)
-        if count != 1:
+        if self.services and count != 1:
             reason = f"clients call {count} of them"
             yield Conflict(("services",), reason, "set is_entry: true in exactly one")
 

@@ -117,14 +117,50 @@ def test_exactly_one_endpoint_is_asked(folder: Path) -> None:
         resolve(folder)
 
 
-@pytest.mark.parametrize(("target", "title"), [("eks", "EKS"), ("ecs", "ECS")])
-def test_a_target_that_it_does_not_run_on_is_refused_by_name(
-    folder: Path, capsys: pytest.CaptureFixture[str], target: str, title: str
-) -> None:
-    assert main.run(["check", str(folder), "--fleet", str(FLEET), "--target", target]) == 2
+def test_eks_is_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["check", str(folder), "--fleet", str(FLEET), "--target", "eks"]) == 2
     assert capsys.readouterr().err == (
-        f"kind: streaming: it runs on this machine alone, not yet on {title}. Fix: choose another --target.\n"
+        "kind: streaming: its Kafka, Flink and cache are services of AWS, with the target ecs. "
+        "Fix: choose another --target.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "mistake"),
+    [
+        (
+            "url: https://llm.example.com\n  model: tiny",
+            "mock: {}",
+            ':6:1: endpoint: "mock": on ECS no mock runs. Fix: set deployment: NAME, or url: https://HOST and '
+            "model: NAME.",
+        ),
+        (
+            "url: https://llm.example.com\n  model: tiny",
+            "url: http://localhost:8000\n  model: tiny",
+            ':9:8: endpoint.url: "http://localhost:8000": the job on ECS does not reach this machine. '
+            "Fix: use an address in the fleet's network.",
+        ),
+        (
+            "partitions: 4",
+            "partitions: 2\naws: {parallelism: 3}",
+            ":26:20: aws.parallelism: 3: further instances than partitions (2) get no events. "
+            "Fix: raise partitions, or lower it.",
+        ),
+    ],
+)
+def test_what_aws_does_not_take_is_refused_at_its_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, mistake: str
+) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "name: ads\nregion: us-west-2\nzones: [us-west-2a, us-west-2b, us-west-2c]\norchestrator: ecs\n"
+        "pools: {general: {types: g6e.2xlarge, size: 0..8}}\n"
+    )
+    file = folder / "blueprint.yaml"
+    change(file, "mock: {latency: 0.1s}", "url: https://llm.example.com\n  model: tiny")
+    change(file, old, new)
+    assert main.run(["check", str(folder), "--fleet", str(fleet), "--target", "ecs"]) == 2
+    assert capsys.readouterr().err == f"{folder}/blueprint.yaml{mistake}\n"
 
 
 def test_a_missing_program_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.validation import validate as validation
 from llm_serving.targets.deployment_dir import DeploymentDir
 
 pytestmark = [
@@ -41,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     file = folder / "blueprint.yaml"
     text = file.read_text().replace("rate: 2,", "rate: 0,").replace("  events: 600", "  events: 200")
     # Neighbours and kills may slow it down.
-    file.write_text(text.replace("answer_p99: 3s", "answer_p99: 60s").replace("deadline: 2s", "deadline: 60s"))
+    text = text.replace("in_flight: 64", "in_flight: 128")  # all of it at once
+    file.write_text(text.replace("answer_p99: 3s", "answer_p99: 60s").replace("deadline: 2s", "deadline: 20s"))
     before = Path.cwd()
     os.chdir(root)
     try:
@@ -106,6 +109,62 @@ def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folde
     finally:
         killer.join()
     assert killed == ["taskmanager", "kafka"]
+    assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
+
+
+def send(folder: Path) -> dict[str, Any]:
+    """Send the sample, whatever becomes of it, and return the report."""
+    main.run(["validate", "shop"])
+    report: dict[str, Any] = json.loads((folder.parent / "runs" / "latest" / "report.json").read_text())
+    return report
+
+
+def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_else(folder: Path) -> None:
+    endpoint = find_java("endpoint")
+    endpoint.suspend()
+    try:
+        report = send(folder)
+    finally:
+        endpoint.resume()
+    assert report["dead_reasons"].pop("deadline") == report["events"]["misjudged"] == 200
+    assert sum(report["dead_reasons"].values()) == 10
+    assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
+
+
+def read_checkpoints(folder: Path) -> dict[str, int]:
+    """Counts of the job's checkpoints."""
+    url = DeploymentDir("shop", folder.parent).load_deployment().url
+    with urllib.request.urlopen(f"{url}/jobs/overview", timeout=30) as answer:
+        [job] = json.load(answer)["jobs"]
+    with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/checkpoints", timeout=30) as answer:
+        counts: dict[str, int] = json.load(answer)["counts"]
+    return counts
+
+
+def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder: Path) -> None:
+    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+    store = Path(deployment.environment.data_folder, "checkpoints")
+    away = store.with_name("away")
+    validation._wait_running(deployment.url)
+    failed = read_checkpoints(folder)["failed"]
+    store.rename(away)
+    store.write_text("no folder")
+
+    def return_store() -> None:
+        """Bring it back once checkpoints have failed."""
+        deadline = time.monotonic() + 120
+        while read_checkpoints(folder)["failed"] < failed + 3 and time.monotonic() < deadline:
+            time.sleep(0.5)
+        store.unlink()
+        away.rename(store)
+
+    returner = threading.Thread(target=return_store)
+    returner.start()
+    try:
+        events = validate(folder)["events"]
+    finally:
+        returner.join()
+    assert read_checkpoints(folder)["failed"] >= failed + 3
     assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
 
 

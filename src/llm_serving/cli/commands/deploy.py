@@ -52,10 +52,11 @@ def deploy_blueprint(
         _print_own_templates(plan)
         deployed = selected_target.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
     deployment = (deployed or plan).deployment
+    place = f" at {deployment.url}" if deployment.url else ""
     if deployed is None:
-        console.out.print(f"{deployment.name}: no change; it is up at {deployment.url}", markup=False)
+        console.out.print(f"{deployment.name}: no change; it is up{place}", markup=False)
     elif selected_target.needs_aws:
-        console.out.print(f"{deployment.name}: is up at {deployment.url}", markup=False)
+        console.out.print(f"{deployment.name}: is up{place}", markup=False)
     if not selected_target.needs_aws:
         console.out.print(deployment_table.render_usage(deployment, console.shorten_path(folder)))
 

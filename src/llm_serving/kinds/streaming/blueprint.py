@@ -113,6 +113,32 @@ class Cache(Settings):
     """Time to live of an answer."""
 
 
+class Aws(Settings):
+    """What runs on AWS."""
+
+    brokers: Annotated[int, Field(ge=3, le=30, multiple_of=3)] = 3
+    """Brokers of MSK, as many in each of three zones."""
+
+    broker_type: Annotated[str, TextFormat(r"kafka\.[a-z0-9]+\.[a-z0-9]+", "a broker type", "kafka.m7g.large")] = (
+        "kafka.m7g.large"
+    )
+    """Instance type of the brokers."""
+
+    broker_storage: Annotated[Memory, Field(ge=2**30, le=2**44)] = parse_default("100Gi")
+    """Storage of each broker."""
+
+    cache_type: Annotated[str, TextFormat(r"cache\.[a-z0-9]+\.[a-z0-9]+", "a cache type", "cache.m7g.large")] = (
+        "cache.m7g.large"
+    )
+    """Node type of the cache, which has a node in each of two zones."""
+
+    parallelism: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Instances of the job, each on a KPU of its own: a core and 4 GB."""
+
+    lag_alarm: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("60s")
+    """Consumer lag at which an alarm rings."""
+
+
 class Generator(Settings):
     """Events that come by themselves on this machine: a daily curve, bursts, few shoppers with most events."""
 
@@ -189,6 +215,9 @@ class Blueprint(BaseBlueprint):
     checkpoint: Annotated[Duration, Field(ge=0.1, le=3600)] = parse_default("1s")
     """Time between checkpoints. Readers of Kafka as `read_committed` see answers that late; the cache has them at
     once."""
+
+    aws: Aws = Aws()
+    """What runs on AWS."""
 
     generator: Generator = Generator()
     """Events that come by themselves on this machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llm_serving.kinds.streaming.blueprint import Limits, Sample, StreamSlo
+from llm_serving.kinds.streaming.stack import StreamStack
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import ResolvedData
 
@@ -19,17 +20,24 @@ class Topics(ResolvedData):
 
 
 class StreamingDeployment(Deployment):
-    """A resolved stream. `url` is Flink's page."""
+    """A resolved stream. `url` is Flink's page on this machine."""
 
     kind: str = "streaming"
     pattern: str
     brokers: str
+    """Addresses of Kafka; empty on AWS, where the stack's outputs have them."""
+
     topics: Topics
     endpoint_url: str
     """Base URL of the endpoint, without /v1."""
 
     model: str
     cache_url: str
+    """Empty on AWS, as `brokers`."""
+
+    stack: StreamStack | None = None
+    """None on this machine."""
+
     checkpoint_s: float
     deadline_s: float
     limits: Limits

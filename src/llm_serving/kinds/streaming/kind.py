@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming import blueprint as blueprints
-from llm_serving.kinds.streaming import resolve
+from llm_serving.kinds.streaming import managed, programs, resolve
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
@@ -29,7 +29,9 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
 
     def find_refusal(self, conventions: Conventions) -> str:
-        return "" if conventions.is_local else f"it runs on this machine alone, not yet on {conventions.title}"
+        return (
+            "its Kafka, Flink and cache are services of AWS, with the target ecs" if conventions.is_kubernetes else ""
+        )
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)
@@ -48,6 +50,12 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     ) -> StreamingDeployment:
         return resolve.resolve(blueprint, fleet, environment)
 
+    def prepare(self, deployment: StreamingDeployment) -> None:
+        programs.build_archive()
+
+    def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
+        return managed.list_rows(deployment, connect)
+
     def refresh(self, deployment: StreamingDeployment, blueprint: Blueprint) -> StreamingDeployment:
         return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
@@ -57,7 +65,13 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
         yield "endpoint", f"{deployment.model} at {deployment.endpoint_url}, {endpoint.deadline:g} s for an answer"
         yield "session", f"the latest {settings.session.events} events within {settings.session.timeout:g} s"
         yield "topics", ", ".join(deployment.topics.model_dump().values())
-        yield "cache", deployment.cache_url
+        if deployment.stack:
+            stack = deployment.stack
+            yield "kafka", f"{stack.brokers} x {stack.broker_type} of MSK, {stack.broker_gib} GiB each"
+            yield "job", f"{stack.parallelism} KPUs of Managed Service for Apache Flink, and one to manage them"
+            yield "cache", f"2 x {stack.cache_type} of ElastiCache for Valkey"
+        else:
+            yield "cache", deployment.cache_url
 
     def build_summary(self, deployment: StreamingDeployment) -> dict[str, Any]:
         return {

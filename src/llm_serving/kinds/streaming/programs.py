@@ -19,10 +19,10 @@ JOB = paths.IMAGES / "stream-job"
 DIGESTS = JOB / "jars.sha256"
 """Digest of each jar, in the format of sha256sum."""
 
-_TARGET = JOB / "target"
+_FOLDER = paths.ROOT / ".stream-job"
 _JARS, _SERVERS, _CLASSES = "jars", "servers", "classes"
 _STAMP = ".set-up"
-_LOG = _TARGET / "maven.log"
+_LOG = _FOLDER / "maven.log"
 _LEAST_JAVA = 17
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _INSTALL = "run `sudo apt-get install openjdk-17-jdk-headless maven`"
@@ -37,12 +37,32 @@ def locate() -> Path:
     sources = (JOB / "src" / "main").rglob("*.java")
     for file in (DIGESTS, JOB / "pom.xml", JOB / "servers" / "pom.xml", *sorted(sources)):
         digest.update(file.read_bytes())
-    return _TARGET / digest.hexdigest()[:12]
+    return _FOLDER / digest.hexdigest()[:12]
 
 
 def locate_cache() -> Path:
     """Return the program of Redis."""
     return locate() / _SERVERS / "redis-server"
+
+
+def locate_archive() -> Path:
+    """Return the jar of the job with all that Managed Service for Apache Flink does not provide."""
+    return locate().with_suffix(".jar")
+
+
+def build_archive() -> None:
+    """Build that jar unless it is there.
+
+    Raises:
+        Unavailable: Java or Maven is missing, or Maven fails.
+    """
+    _require_java()
+    archive = locate_archive()
+    _FOLDER.mkdir(exist_ok=True)
+    with processes.lock_file(_FOLDER / ".lock"):
+        if not archive.is_file():
+            with console.step("Build the job"):
+                _run_maven("package", "-Paws", f"-Darchive={archive}")
 
 
 def is_ready() -> bool:
@@ -58,19 +78,19 @@ def install(on_progress: Callable[[str], None]) -> None:
     """
     _require_java()
     folder = locate()
-    _TARGET.mkdir(exist_ok=True)
-    with processes.lock_file(_TARGET / ".lock"):
+    _FOLDER.mkdir(exist_ok=True)
+    with processes.lock_file(_FOLDER / ".lock"):
         if is_ready():
             return
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(_TARGET / _CLASSES, ignore_errors=True)
+        shutil.rmtree(_FOLDER / _CLASSES, ignore_errors=True)
         on_progress("building the job")
         _run_maven("compile", _COPY, "-DincludeScope=compile", f"-DoutputDirectory={folder / _JARS}")
         on_progress("downloading Kafka and Redis")
         _run_maven(_COPY, "-f", str(JOB / "servers" / "pom.xml"), f"-DoutputDirectory={folder / _SERVERS}")
         check_digests(folder)
         _unpack_cache(folder / _SERVERS)
-        (_TARGET / _CLASSES).rename(folder / _CLASSES)
+        (_FOLDER / _CLASSES).rename(folder / _CLASSES)
         (folder / _STAMP).touch()
 
 
@@ -112,7 +132,8 @@ def _require_java() -> None:
 
 def _run_maven(*arguments: str) -> None:
     try:
-        console.run(["mvn", "--quiet", "--batch-mode", "--strict-checksums", *arguments], log=_LOG, cwd=JOB)
+        options = ("--quiet", "--batch-mode", "--strict-checksums", f"-Dfolder={_FOLDER}")
+        console.run(["mvn", *options, *arguments], log=_LOG, cwd=JOB)
     except console.CommandFailed as error:
         raise Unavailable(f"the stream job could not be built: {error}. Fix: see {_LOG}.") from None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from llm_serving import paths
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.streaming import programs, prompt
+from llm_serving.kinds.streaming import cloud, programs, prompt
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import (
     ENDPOINT,
@@ -24,7 +24,7 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Document, raise_mistakes
 
 RPC = "jobmanager-rpc"
 """Name of the port on which TaskManagers find the JobManager."""
@@ -47,12 +47,14 @@ def list_port_names(blueprint: Blueprint) -> list[str]:
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> StreamingDeployment:
-    """Resolve the blueprint on the fleet, in the environment of this machine.
+    """Resolve the blueprint on the fleet.
 
     Raises:
         InputError: it cannot work; has every reason with its line of the file.
     """
-    settings, name = blueprint.value, resolve_name(blueprint)
+    settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
+    if not is_local:
+        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
     files = prompt.read(blueprint)
     url, model = _find_endpoint(blueprint, fleet, environment)
     deployment = StreamingDeployment(
@@ -61,21 +63,25 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         target=environment.target,
         fleet=fleet.value.name,
         environment=environment,
-        url=_format_url(environment),
-        brokers=f"{LOOPBACK}:{environment.ports[KAFKA]}",
+        url=_format_url(environment) if is_local else "",
+        brokers=f"{LOOPBACK}:{environment.ports[KAFKA]}" if is_local else "",
         topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
         endpoint_url=url,
         model=model,
-        cache_url=f"redis://{LOOPBACK}:{environment.ports[CACHE]}",
+        cache_url=f"redis://{LOOPBACK}:{environment.ports[CACHE]}" if is_local else "",
         checkpoint_s=settings.checkpoint,
         deadline_s=settings.endpoint.deadline,
         limits=settings.limits,
         sample=settings.sample,
         slo=settings.slo,
-        notes=tuple(_list_notes(settings)),
+        notes=tuple(_list_notes(settings)) if is_local else (),
         emulated=environment.emulated,
     )
-    return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, files))})
+    job = _build_job_settings(settings, deployment, files)
+    if is_local:
+        return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
+    raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
+    return deployment.model_copy(update={"stack": cloud.resolve(settings, fleet.value, deployment, job)})
 
 
 def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:
@@ -100,14 +106,16 @@ def _format_url(environment: Environment) -> str:
     return environment.conventions.url.format(deployment="", namespace="", port=port)
 
 
-def _build_services(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> Iterator[Service]:
+def _build_services(
+    settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]
+) -> Iterator[Service]:
     """Build the processes in the order of starting."""
     if settings.endpoint.mock:
         yield _build_mock(settings, deployment)
     yield _build_task_manager(deployment)
     if settings.generator.rate:
         yield _build_generator(settings, deployment)
-    yield _build_job_manager(settings, deployment, files)
+    yield _build_job_manager(deployment, job)
 
 
 def _build_mock(settings: Blueprint, deployment: StreamingDeployment) -> Service:
@@ -156,7 +164,7 @@ def _build_task_manager(deployment: StreamingDeployment) -> Service:
     return _build_java(deployment.environment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
 
 
-def _build_job_manager(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> Service:
+def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object]) -> Service:
     port = deployment.environment.ports[JOB_MANAGER]
     options = {
         "rest.port": port,
@@ -173,7 +181,7 @@ def _build_job_manager(settings: Blueprint, deployment: StreamingDeployment, fil
         programs.build_command("stream.LocalCluster", *arguments, heap_mb=_JOB_MANAGER_MB),
         heap_mb=_JOB_MANAGER_MB,
     )
-    job_settings = json.dumps(_build_job_settings(settings, deployment, files), separators=(",", ":"))
+    job_settings = json.dumps(job, separators=(",", ":"))
     return service.model_copy(
         update={
             "is_entry": True,
@@ -215,6 +223,7 @@ def _locate_checkpoints(deployment: StreamingDeployment) -> str:
 def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> dict[str, object]:
     """Build what `Settings` of images/stream-job reads."""
     endpoint, topics = settings.endpoint, deployment.topics
+    is_local = deployment.environment.conventions.is_local
     return {
         "name": deployment.name,
         "kafka": {
@@ -223,8 +232,8 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
             "results": topics.results,
             "deadLetters": topics.dead_letters,
             "partitions": settings.partitions,
-            "replicas": 1,
-            "properties": {},
+            "replicas": 1 if is_local else cloud.REPLICAS,
+            "properties": {} if is_local else cloud.KAFKA_PROPERTIES,
         },
         "endpoint": {
             "url": deployment.endpoint_url,

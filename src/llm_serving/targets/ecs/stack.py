@@ -31,7 +31,7 @@ from llm_serving.operations.tunnel import TOOLS as SESSION_TOOLS
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
-from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -126,6 +126,8 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True
+        if not plan.deployment.services:
+            return True  # Terraform waits for what AWS runs
         deployed, aws = _read_deployed(plan), plan.aws
         outputs = context.read_states(stack_context)[stack.name].outputs
         _scale_from_zero(aws, deployed)
@@ -223,6 +225,9 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
     """
+    if not plan.deployment.services:
+        reason, fix = "nothing of it answers HTTP requests", "send events from the fleet's network"
+        raise InputError(f"{plan.deployment.name}: {reason}. Fix: {fix}, and read its topics there.")
     addons.require_tools(SESSION_TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)

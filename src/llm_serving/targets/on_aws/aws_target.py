@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llm_serving import console
+from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
+from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
@@ -109,6 +111,7 @@ class AwsTarget(abc.ABC):
             InputError: one of the files does not do; nothing was changed.
         """
         remote_files.check(plan)
+        kinds.get(plan.deployment.kind).prepare(plan.deployment)
         return plan if self.apply(plan, confirm, force=force) else None
 
     @abc.abstractmethod
@@ -120,6 +123,8 @@ class AwsTarget(abc.ABC):
         plan = self._plan(folder, fleet_file)
         deployment = plan.deployment
         rows = [dataclasses.asdict(replica) for replica in self.list_replicas(plan)]
+        with clients.translate_errors():
+            rows += kinds.get(deployment.kind).list_managed(deployment, plan.aws.client)
         missing = f"{deployment.name}: not deployed on {self.name}"
         return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing)
 

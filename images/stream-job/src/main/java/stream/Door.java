@@ -9,6 +9,7 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Set;
 import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.metrics.Counter;
 import org.apache.flink.streaming.api.functions.ProcessFunction;
 import org.apache.flink.util.Collector;
 
@@ -17,6 +18,7 @@ final class Door extends ProcessFunction<Incoming, Event> {
     private final String schemaText;
     private final Settings.Limits limits;
     private transient JsonSchema schema;
+    private transient Counter events;
 
     Door(Settings settings) {
         this.schemaText = new String(settings.eventSchema(), StandardCharsets.UTF_8);
@@ -25,11 +27,13 @@ final class Door extends ProcessFunction<Incoming, Event> {
 
     @Override
     public void open(OpenContext context) {
+        events = Counts.add(getRuntimeContext(), "streamEvents");
         schema = JsonSchemaFactory.getInstance(SpecVersion.VersionFlag.V202012).getSchema(schemaText);
     }
 
     @Override
     public void processElement(Incoming incoming, Context context, Collector<Event> out) {
+        events.inc();
         byte[] record = incoming.value;
         if (record.length > limits.eventBytes()) {
             String message = record.length + " bytes; at most " + limits.eventBytes();

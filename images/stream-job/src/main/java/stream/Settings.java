@@ -1,13 +1,20 @@
 package stream;
 
-import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
 import java.io.Serializable;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 
 /**
- * What the job is told, as one JSON document in the variable STREAM_SETTINGS. Times are in milliseconds, files in base64.
+ * What the job is told, as one JSON document. Times are in milliseconds, files in base64.
+ *
+ * <p>It is in the variable STREAM_SETTINGS; or, on Managed Service for Apache Flink, in parts in the group of properties
+ * {@code settings}, with the addresses of Kafka and of the cache in the group {@code place}.
  */
 public record Settings(
         String name,
@@ -46,21 +53,36 @@ public record Settings(
 
     public record Cache(String url, long ttlS) implements Serializable {}
 
+    /** Where Managed Service for Apache Flink writes its properties; as aws-kinesisanalytics-runtime 1.2.0 reads them. */
+    private static final Path PROPERTIES = Path.of("/etc/flink/application_properties.json");
+
     /** Reads the settings of this process. */
-    public static Settings read() {
-        try {
-            String text = System.getenv(VARIABLE);
-            if (text == null) {
-                throw new IllegalStateException(VARIABLE + " is not set");
+    public static Settings read() throws IOException {
+        String text = System.getenv(VARIABLE);
+        return text == null ? read(PROPERTIES) : MAPPER.readValue(text, Settings.class);
+    }
+
+    static Settings read(Path properties) throws IOException {
+        StringBuilder text = new StringBuilder();
+        JsonNode place = MAPPER.createObjectNode();
+        for (JsonNode group : MAPPER.readTree(properties.toFile())) {
+            JsonNode values = group.path("PropertyMap");
+            if (group.path("PropertyGroupId").asText().equals("place")) {
+                place = values;
+            } else if (group.path("PropertyGroupId").asText().equals("settings")) {
+                List<String> names = new ArrayList<>();
+                values.fieldNames().forEachRemaining(names::add);
+                names.stream().sorted().forEach(name -> text.append(values.get(name).asText()));
             }
-            return MAPPER.readValue(text, Settings.class);
-        } catch (JsonProcessingException error) {
-            throw new IllegalStateException(VARIABLE + ": " + error.getOriginalMessage(), error);
         }
+        ObjectNode settings = (ObjectNode) MAPPER.readTree(text.toString());
+        ((ObjectNode) settings.get("kafka")).put("brokers", place.path("brokers").asText());
+        ((ObjectNode) settings.get("cache")).put("url", place.path("cache").asText());
+        return MAPPER.treeToValue(settings, Settings.class);
     }
 
     /** Reads a JSON document. */
-    static JsonNode parse(byte[] text) throws java.io.IOException {
+    static JsonNode parse(byte[] text) throws IOException {
         return MAPPER.readTree(text);
     }
 

@@ -65,7 +65,10 @@ public final class StreamJob {
         DataStream<Outcome> answers = outcomes.filter(Outcome::isAnswer).uid("answers").name("answers");
         DataStream<Outcome> deadLetters = events.getSideOutput(DeadLetter.TAG)
                 .union(requests.getSideOutput(DeadLetter.TAG))
-                .union(outcomes.filter(outcome -> !outcome.isAnswer()).uid("unanswered").name("unanswered"));
+                .union(outcomes.filter(outcome -> !outcome.isAnswer()).uid("unanswered").name("unanswered"))
+                .map(new Counts())
+                .uid("counts")
+                .name("counts");
         answers.sinkTo(buildSink(settings, settings.kafka().results())).uid("results").name("results");
         deadLetters.sinkTo(buildSink(settings, settings.kafka().deadLetters())).uid("dead").name("dead letters");
     }

@@ -1,0 +1,356 @@
+"""A stream on AWS: its job on Managed Service for Apache Flink, its Kafka (MSK) and its cache (ElastiCache)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.policy import Statement, allow
+from infra.constructs.role import add_role, list_policies
+from infra.constructs.security_group import add_security_group
+from infra.constructs.vpc import Network
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming.stack import FLINK_RUNTIME, KAFKA_VERSION, PLACE_GROUP, SETTINGS_GROUP, StreamStack
+
+KAFKA_PORT, CACHE_PORT = 9098, 6379
+"""Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
+
+CACHE_VERSION, CACHE_NODES = "8.0", 2
+
+_BROKER_SETTINGS = """\
+auto.create.topics.enable=false
+default.replication.factor=3
+min.insync.replicas=2
+unclean.leader.election.enable=false
+"""
+
+
+@dataclass(frozen=True)
+class StreamContext:
+    """The stream and the resources that its parts use."""
+
+    fleet: Fleet
+    name: str
+    """The deployment's."""
+
+    stream: StreamStack
+    account: Account
+    network: Network
+    key: aws.kms_key.KmsKey
+    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
+    storage_key: str
+    """ARN of the key of the bucket."""
+
+    @property
+    def subnets(self) -> list[str]:
+        """Subnets of the brokers, one in each zone."""
+        return [self.network.private_subnets[zone] for zone in self.stream.zones]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Security groups: who reaches whom."""
+
+    clients: aws.security_group.SecurityGroup
+    """Of producers of events and readers of answers, and of the job."""
+
+    kafka: aws.security_group.SecurityGroup
+    cache: aws.security_group.SecurityGroup
+
+
+def add_groups(stack: TerraformStack, context: StreamContext) -> Groups:
+    """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does."""
+    stream, vpc_id = context.stream, context.network.vpc_id
+    clients, kafka, cache = (
+        add_security_group(stack, f"{part}-group", name=f"{stream.name}-{part}", description=description, vpc_id=vpc_id)
+        for part, description in (
+            ("clients", f"Producers and readers of {context.name}, and its job"),
+            ("kafka", f"Kafka of {context.name}"),
+            ("cache", f"Cache of {context.name}"),
+        )
+    )
+    for part, group, port in (("kafka", kafka, KAFKA_PORT), ("cache", cache, CACHE_PORT)):
+        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
+            stack,
+            f"{part}-from-clients",
+            security_group_id=group.id,
+            description="Clients",
+            referenced_security_group_id=clients.id,
+            ip_protocol="tcp",
+            from_port=port,
+            to_port=port,
+        )
+        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+            stack,
+            f"clients-to-{part}",
+            security_group_id=clients.id,
+            description=part,
+            referenced_security_group_id=group.id,
+            ip_protocol="tcp",
+            from_port=port,
+            to_port=port,
+        )
+    return Groups(clients, kafka, cache)
+
+
+def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security_group.SecurityGroup:
+    """Add the group of the job, which reaches the endpoint too."""
+    stream = context.stream
+    group = add_security_group(
+        stack,
+        "job-group",
+        name=f"{stream.name}-job",
+        description=f"The job of {context.name}",
+        vpc_id=context.network.vpc_id,
+    )
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=context.network.vpc_id)
+    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+        stack,
+        "job-to-endpoint",
+        security_group_id=group.id,
+        description="Endpoint",
+        cidr_ipv4=vpc.cidr_block if stream.endpoint_in_network else "0.0.0.0/0",
+        ip_protocol="tcp",
+        from_port=stream.endpoint_port,
+        to_port=stream.endpoint_port,
+    )
+    return group
+
+
+def add_kafka(stack: TerraformStack, context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
+    """Add the cluster: clients log in with their role, over TLS alone."""
+    stream, m = context.stream, aws.msk_cluster
+    configuration = aws.msk_configuration.MskConfiguration(
+        stack,
+        "kafka-configuration",
+        name=stream.name,
+        kafka_versions=[KAFKA_VERSION],
+        server_properties=_BROKER_SETTINGS,
+    )
+    return m.MskCluster(
+        stack,
+        "kafka",
+        cluster_name=stream.name,
+        kafka_version=KAFKA_VERSION,
+        number_of_broker_nodes=stream.brokers,
+        broker_node_group_info=m.MskClusterBrokerNodeGroupInfo(
+            instance_type=stream.broker_type,
+            client_subnets=context.subnets,
+            security_groups=[groups.kafka.id],
+            storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfo(
+                ebs_storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(volume_size=stream.broker_gib)
+            ),
+        ),
+        configuration_info=m.MskClusterConfigurationInfo(arn=configuration.arn, revision=configuration.latest_revision),
+        client_authentication=m.MskClusterClientAuthentication(
+            sasl=m.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
+        ),
+        encryption_info=m.MskClusterEncryptionInfo(
+            encryption_at_rest_kms_key_arn=context.key.arn,
+            encryption_in_transit=m.MskClusterEncryptionInfoEncryptionInTransit(client_broker="TLS", in_cluster=True),
+        ),
+        logging_info=m.MskClusterLoggingInfo(
+            broker_logs=m.MskClusterLoggingInfoBrokerLogs(
+                cloudwatch_logs=m.MskClusterLoggingInfoBrokerLogsCloudwatchLogs(
+                    enabled=True, log_group=context.log_group.name
+                )
+            )
+        ),
+    )
+
+
+def add_cache(
+    stack: TerraformStack, context: StreamContext, groups: Groups
+) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
+    """Add the cache: two nodes in two zones, the second of which takes over, reached over TLS alone."""
+    stream = context.stream
+    subnets = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
+        stack, "cache-subnets", name=stream.name, subnet_ids=context.subnets
+    )
+    return aws.elasticache_replication_group.ElasticacheReplicationGroup(
+        stack,
+        "cache",
+        replication_group_id=stream.name,
+        description=f"Answers of {context.name}",
+        engine="valkey",
+        engine_version=CACHE_VERSION,
+        node_type=stream.cache_type,
+        num_cache_clusters=CACHE_NODES,
+        automatic_failover_enabled=True,
+        multi_az_enabled=True,
+        at_rest_encryption_enabled="true",
+        transit_encryption_enabled=True,
+        kms_key_id=context.key.arn,
+        port=CACHE_PORT,
+        subnet_group_name=subnets.name,
+        security_group_ids=[groups.cache.id],
+    )
+
+
+def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplicationGroup) -> str:
+    """Return the URL of the node that takes writes."""
+    return f"rediss://{cache.primary_endpoint_address}:{CACHE_PORT}"
+
+
+def add_job(
+    stack: TerraformStack,
+    context: StreamContext,
+    groups: Groups,
+    kafka: aws.msk_cluster.MskCluster,
+    cache: aws.elasticache_replication_group.ElasticacheReplicationGroup,
+) -> aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application:
+    """Upload the job, and run it: it keeps its state in savepoints while it is stopped or changed."""
+    stream, k = context.stream, aws.kinesisanalyticsv2_application
+    archive = aws.s3_object.S3Object(
+        stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
+    )
+    log_stream = aws.cloudwatch_log_stream.CloudwatchLogStream(
+        # Logs of tasks are found by the role that their stream begins with.
+        stack,
+        "job-logs",
+        name=f"job/flink/{stream.name}",
+        log_group_name=context.log_group.name,
+    )
+    purpose = names.format_deployment_purpose(context.name, "job")
+    role = add_role(
+        stack,
+        purpose,
+        fleet=context.fleet.name,
+        account=context.account,
+        description=f"The job of {context.name}",
+        trust=policy.build_trust_policy(
+            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
+        ),
+        statements=tuple(build_job_statements(context)),
+    )
+    place = {"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)}
+    properties = {
+        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
+        PLACE_GROUP: place,
+    }
+    flink = "Kinesisanalyticsv2ApplicationApplicationConfigurationFlinkApplicationConfiguration"
+    return k.Kinesisanalyticsv2Application(
+        stack,
+        "job",
+        name=stream.name,
+        description=f"Answers the events of {context.name}",
+        runtime_environment=FLINK_RUNTIME,
+        service_execution_role=role.arn,
+        start_application=True,
+        cloudwatch_logging_options=k.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
+            log_stream_arn=log_stream.arn
+        ),
+        application_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfiguration(
+            application_code_configuration=_build_code(context, archive),
+            application_snapshot_configuration=(
+                k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationSnapshotConfiguration(
+                    snapshots_enabled=True
+                )
+            ),
+            environment_properties=k.Kinesisanalyticsv2ApplicationApplicationConfigurationEnvironmentProperties(
+                property_group=[
+                    k.Kinesisanalyticsv2ApplicationApplicationConfigurationEnvironmentPropertiesPropertyGroup(
+                        property_group_id=group, property_map=values
+                    )
+                    for group, values in properties.items()
+                ]
+            ),
+            flink_application_configuration=getattr(k, flink)(
+                checkpoint_configuration=getattr(k, f"{flink}CheckpointConfiguration")(
+                    configuration_type="CUSTOM",
+                    checkpointing_enabled=True,
+                    checkpoint_interval=stream.checkpoint_ms,
+                    min_pause_between_checkpoints=0,
+                ),
+                monitoring_configuration=getattr(k, f"{flink}MonitoringConfiguration")(
+                    configuration_type="CUSTOM", log_level="WARN", metrics_level="APPLICATION"
+                ),
+                parallelism_configuration=getattr(k, f"{flink}ParallelismConfiguration")(
+                    configuration_type="CUSTOM",
+                    auto_scaling_enabled=False,
+                    parallelism=stream.parallelism,
+                    parallelism_per_kpu=1,
+                ),
+            ),
+            vpc_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfigurationVpcConfiguration(
+                security_group_ids=[groups.clients.id, add_job_group(stack, context).id], subnet_ids=context.subnets
+            ),
+        ),
+        depends_on=list_policies(stack, purpose),
+    )
+
+
+def _build_code(
+    context: StreamContext, archive: aws.s3_object.S3Object
+) -> (
+    aws.kinesisanalyticsv2_application.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration
+):
+    k, code = (
+        aws.kinesisanalyticsv2_application,
+        "Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration",
+    )
+    location = getattr(k, f"{code}CodeContentS3ContentLocation")(
+        bucket_arn=f"arn:{context.account.partition}:s3:::{context.stream.bucket}", file_key=archive.key
+    )
+    return k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration(
+        code_content_type="ZIPFILE",
+        code_content=getattr(k, f"{code}CodeContent")(s3_content_location=location),
+    )
+
+
+def build_job_statements(context: StreamContext) -> Iterator[Statement]:
+    """Build the job's permissions: its code, its log, its network interfaces, its topics.
+
+    Sources: Managed Service for Apache Flink developer guide, "VPC application permissions" and "Example: create a
+    CloudWatch log stream"; MSK developer guide, "IAM access control: actions and resources"; 2026-11.
+    """
+    account, stream = context.account, context.stream
+    bucket = f"arn:{account.partition}:s3:::{stream.bucket}"
+    yield allow("Code", ["s3:GetObject", "s3:GetObjectVersion"], f"{bucket}/{stream.archive_key}")
+    yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
+    yield allow("FindLogs", ["logs:DescribeLogGroups"], "*")
+    yield allow("Log", ["logs:DescribeLogStreams", "logs:PutLogEvents"], f"{context.log_group.arn}:*")
+    yield allow(
+        "FindNetwork",
+        [
+            "ec2:DescribeDhcpOptions",
+            "ec2:DescribeNetworkInterfaces",
+            "ec2:DescribeSecurityGroups",
+            "ec2:DescribeSubnets",
+            "ec2:DescribeVpcs",
+        ],
+        "*",
+    )
+    interfaces = account.build_arn("ec2", "network-interface/*")
+    places = [account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets]
+    groups = account.build_arn("ec2", "security-group/*")
+    yield allow("JoinNetwork", ["ec2:CreateNetworkInterface"], [interfaces, *places, groups])
+    yield allow("UseNetwork", ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"], interfaces)
+    cluster, name = f"cluster/{stream.name}/*", f"{stream.name}/*"
+    yield allow(
+        "Kafka",
+        ["kafka-cluster:Connect", "kafka-cluster:WriteDataIdempotently"],
+        account.build_arn("kafka", cluster),
+    )
+    topics = {
+        topic: account.build_arn("kafka", f"topic/{name}/{topic}")
+        for topic in (stream.events_topic, stream.results_topic, stream.dead_letters_topic)
+    }
+    yield allow("Topics", ["kafka-cluster:CreateTopic", "kafka-cluster:DescribeTopic"], list(topics.values()))
+    yield allow("Read", ["kafka-cluster:ReadData"], topics[stream.events_topic])
+    yield allow("Write", ["kafka-cluster:WriteData"], [topics[stream.results_topic], topics[stream.dead_letters_topic]])
+    yield allow(
+        "Offsets",
+        ["kafka-cluster:AlterGroup", "kafka-cluster:DescribeGroup"],
+        account.build_arn("kafka", f"group/{name}/{context.name}"),
+    )
+    yield allow(
+        "Transactions",
+        ["kafka-cluster:AlterTransactionalId", "kafka-cluster:DescribeTransactionalId"],
+        account.build_arn("kafka", f"transactional-id/{name}/{context.name}-*"),
+    )

@@ -1,0 +1,65 @@
+"""Alarms of a stream, on what its users feel: events that wait, answers that are missing, a job that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm
+from infra.constructs.stream import StreamContext
+from llm_serving.catalog import signals
+
+
+def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
+    """Add the alarms.
+
+    Kafka knows as read what a checkpoint has committed, so the lag contains the age of the last checkpoint.
+    """
+    stream = context.stream
+    lag = {"Cluster Name": stream.name, "Consumer Group": context.name, "Topic": stream.events_topic}
+    job = {"Application": stream.name}
+    _add_alarm(stack, context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
+    failed = {"m": ("failed-checkpoints", job)}
+    _add_alarm(stack, context, "checkpoints", failed, "RATE(m)", 0, "Checkpoints fail")
+    _add_alarm(stack, context, "down", {"m": ("job-outage", job)}, "m", 0, "The job does not run")
+    for name, signal, description in (
+        ("dead-letters", "dead-letters", "Events have no answer"),
+        ("deadlines", "missed-deadlines", "Answers are late"),
+    ):
+        metrics = {"m": (signal, job), "n": ("stream-events", job)}
+        _add_alarm(stack, context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
+
+
+def _add_alarm(
+    stack: TerraformStack,
+    context: StreamContext,
+    name: str,
+    metrics: Mapping[str, tuple[str, Mapping[str, str]]],
+    expression: str,
+    threshold: float,
+    description: str,
+) -> None:
+    """Add one alarm.
+
+    Args:
+        metrics: signal and dimensions by the metric's name in the expression.
+    """
+    queries = [
+        alarm.build_metric_query(
+            query_id,
+            namespace=signals.load()[signal].program,
+            name=signals.load()[signal].name,
+            dimensions=dimensions,
+            stat="Maximum" if expression == "m" else "Sum",
+        )
+        for query_id, (signal, dimensions) in metrics.items()
+    ]
+    alarm.add_alarm(
+        stack,
+        f"{name}-alarm",
+        topic=context.fleet.alarms_to,
+        name=f"{context.stream.name}-{name}",
+        description=f"{description}: {context.name}",
+        threshold=threshold,
+        metric_query=[*queries, alarm.build_expression_query("e", expression, description)],
+    )

@@ -1,0 +1,94 @@
+"""A stream: its Kafka, its cache, and the job that answers its events, on AWS's managed services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.bindings import aws, cdktf
+from infra.constructs import network, stream, stream_watch
+from infra.constructs.account import read_account
+from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.stream import StreamContext
+from infra.stacks import base
+from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming.stack import StreamStack
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
+from llm_serving.settings.document import Document
+
+KIND = "streaming"
+
+_LOG_RETENTION_DAYS = 90
+
+Stream = Rendered[StreamStack]
+
+
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+    """Return the stack of each stream that is rendered.
+
+    Raises:
+        InputError: a rendered file is wrong.
+    """
+    return [
+        DeploymentStack(rendered.read(file, document, Stream).value)
+        for file in files
+        if rendered.read_kind(file, document.value) == KIND
+    ]
+
+
+class DeploymentStack:
+    """The stack of one stream."""
+
+    NEEDS = ("network", "storage")
+
+    def __init__(self, deployment: Stream) -> None:
+        self.NAME = rendered.format_stack_name(KIND, deployment.name)
+        self._deployment = deployment
+
+    def is_enabled(self, fleet: Fleet) -> bool:  # noqa: ARG002
+        """Return True: it needs no pools."""
+        return True
+
+    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
+        """Add the stack to the app.
+
+        Outputs: brokers, cache_url, clients_group, job_name.
+        """
+        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+
+
+def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream) -> None:
+    account, name = read_account(stack, fleet), deployment.name
+    group_name = format_log_group(fleet, KIND, name)
+    key = add_key(
+        stack,
+        "stream-key",
+        alias=f"{fleet.name}-stream-{name}",
+        description=f"Events, answers and logs of {name}",
+        account=account,
+        grants=(build_log_group_grant(account, group_name),),
+    )
+    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, "logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=key.arn
+    )
+    context = StreamContext(
+        fleet=fleet,
+        name=name,
+        stream=deployment.stack,
+        account=account,
+        network=network.find_network(stack, fleet),
+        key=key,
+        log_group=log_group,
+        storage_key=find_key(stack, fleet, "storage"),
+    )
+    groups = stream.add_groups(stack, context)
+    kafka = stream.add_kafka(stack, context, groups)
+    cache = stream.add_cache(stack, context, groups)
+    job = stream.add_job(stack, context, groups, kafka, cache)
+    stream_watch.add_alarms(stack, context)
+    base.add_output(stack, "brokers", kafka.bootstrap_brokers_sasl_iam, "Kafka, for clients that log in with a role")
+    base.add_output(stack, "cache_url", stream.format_cache_url(cache), "The cache")
+    base.add_output(stack, "clients_group", groups.clients.id, "Security group of whoever reaches Kafka and the cache")
+    base.add_output(stack, "job_name", job.name, "The job on Managed Service for Apache Flink")

@@ -1,0 +1,105 @@
+"""A stream on AWS: the job on Managed Service for Apache Flink, MSK and ElastiCache, all made by its stack."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.stack import ZONES, StreamStack
+from llm_serving.services.environment import Environment
+from llm_serving.services.service import LOOPBACK
+from llm_serving.settings.document import Conflict
+
+MAX_NAME = 40
+"""Maximum characters of a replication group's name, the shortest limit of the three services. Source: ElastiCache API
+reference, CreateReplicationGroup, 2026-11."""
+
+MAX_PROPERTY, MAX_PROPERTIES = 2048, 50
+"""Maximum characters of a property, and of properties of a group. Source: botocore 1.44.5, kinesisanalyticsv2,
+PropertyValue and PropertyMap."""
+
+KAFKA_PROPERTIES: Mapping[str, str] = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "AWS_MSK_IAM",
+    "sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
+    "sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+}
+"""What a client of Kafka needs to log in with its role. Source: aws-msk-iam-auth 2.3.2, README."""
+
+REPLICAS = 3
+
+
+def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
+    """Yield what AWS refuses, or does not have."""
+    title = environment.conventions.title
+    if settings.endpoint.mock:
+        reason, fix = f"on {title} no mock runs", "set deployment: NAME, or url: https://HOST and model: NAME"
+        yield Conflict(("endpoint",), reason, fix, "mock")
+    host = urlsplit(settings.endpoint.url or "").hostname
+    if host in (LOOPBACK, "localhost"):
+        reason = f"the job on {title} does not reach this machine"
+        yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
+    if len(fleet.zones) < ZONES:
+        reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
+        yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)
+    if len(_format_name(fleet, name)) > MAX_NAME:
+        reason = f"{_format_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
+        yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
+    if settings.aws.parallelism > settings.partitions:
+        reason = f"further instances than partitions ({settings.partitions}) get no events"
+        fix = "raise partitions, or lower it"
+        yield Conflict(("aws", "parallelism"), reason, fix, settings.aws.parallelism)
+
+
+def resolve(
+    settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: Mapping[str, object]
+) -> StreamStack:
+    """Resolve the data of the stack.
+
+    Args:
+        job: the job's settings, without the addresses that the stack knows.
+    """
+    environment, endpoint = deployment.environment, urlsplit(deployment.endpoint_url)
+    archive = programs.locate_archive()
+    text = json.dumps(job, separators=(",", ":"))
+    return StreamStack(
+        name=_format_name(fleet, deployment.name),
+        zones=tuple(fleet.zones[:ZONES]),
+        brokers=settings.aws.brokers,
+        broker_type=settings.aws.broker_type,
+        broker_gib=math.ceil(settings.aws.broker_storage / 2**30),
+        cache_type=settings.aws.cache_type,
+        parallelism=settings.aws.parallelism,
+        checkpoint_ms=round(1000 * settings.checkpoint),
+        events_topic=deployment.topics.events,
+        results_topic=deployment.topics.results,
+        dead_letters_topic=deployment.topics.dead_letters,
+        endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
+        endpoint_in_network=settings.endpoint.deployment is not None,
+        archive=str(archive),
+        bucket=environment.bucket,
+        archive_key=f"streaming/{deployment.name}/{archive.name}",
+        settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
+        lag_alarm_s=math.ceil(settings.aws.lag_alarm),
+        dead_alarm=settings.slo.dead_events or 0.01,
+    )
+
+
+def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:
+    """Yield a prompt or a schema that the job's properties cannot hold."""
+    size = len(json.dumps(job, separators=(",", ":")))
+    if size > MAX_PROPERTY * MAX_PROPERTIES:
+        reason = (
+            f"with the schema of events it takes {size} characters, and Managed Flink {MAX_PROPERTY * MAX_PROPERTIES}"
+        )
+        yield Conflict(("prompt",), reason, "write a shorter prompt, or a shorter schema")
+
+
+def _format_name(fleet: Fleet, name: str) -> str:
+    return f"{fleet.name}-{name}"

@@ -1,0 +1,100 @@
+"""What a stack streaming-NAME must hold: settings that AWS takes whole, and rights of the job alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import stack_rules
+from llm_serving.fleet import loading
+from llm_serving.kinds.streaming import cloud
+from tests.infra.deployments import Stack
+from tests.infra.presumed_names import find_missing
+from tests.infra.streaming.conftest import SHAPES
+
+Stacks = dict[str, Stack]
+
+
+def read_job(stack: Stack) -> dict[str, Any]:
+    configuration: dict[str, Any] = stack["resource"]["aws_kinesisanalyticsv2_application"]["job"][
+        "application_configuration"
+    ]
+    return configuration
+
+
+def read_groups(stack: Stack) -> dict[str, dict[str, str]]:
+    """The job's groups of properties."""
+    groups = read_job(stack)["environment_properties"]["property_group"]
+    return {group["property_group_id"]: group["property_map"] for group in groups}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
+    assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
+
+
+def test_what_a_stream_names_is_made_by_its_own_stack_or_the_fleets(all_stacks: Stacks) -> None:
+    assert find_missing(all_stacks) == []
+
+
+def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stacks: Stacks) -> None:
+    groups = read_groups(stacks["outside"])
+    assert max(len(value) for value in groups["settings"].values()) <= cloud.MAX_PROPERTY
+    assert len(groups["settings"]) <= cloud.MAX_PROPERTIES
+    job = json.loads("".join(groups["settings"][name] for name in sorted(groups["settings"])))
+    assert job["kafka"]["properties"]["sasl.mechanism"] == "AWS_MSK_IAM"
+    assert (job["kafka"]["replicas"], job["kafka"]["partitions"]) == (3, 12)
+    assert (job["endpoint"]["url"], job["endpoint"]["model"]) == ("https://llm.example.com", "tiny")
+    assert groups["place"] == {
+        "brokers": "${aws_msk_cluster.kafka.bootstrap_brokers_sasl_iam}",
+        "cache": "rediss://${aws_elasticache_replication_group.cache.primary_endpoint_address}:6379",
+    }
+
+
+def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
+    ingress = stacks["shop"]["resource"]["aws_vpc_security_group_ingress_rule"]
+    assert {
+        (rule["security_group_id"], rule["referenced_security_group_id"], rule["from_port"])
+        for rule in ingress.values()
+    } == {
+        ("${aws_security_group.kafka-group.id}", "${aws_security_group.clients-group.id}", 9098),
+        ("${aws_security_group.cache-group.id}", "${aws_security_group.clients-group.id}", 6379),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "address", "port"), [("shop", "${data.aws_vpc.range.cidr_block}", 8080), ("outside", "0.0.0.0/0", 443)]
+)
+def test_the_job_reaches_its_endpoint_alone_beside_them(stacks: Stacks, shape: str, address: str, port: int) -> None:
+    rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
+    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint"}
+    rule = rules["job-to-endpoint"]
+    assert (rule["cidr_ipv4"], rule["from_port"], rule["to_port"]) == (address, port, port)
+
+
+def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks) -> None:
+    [role] = stacks["shop"]["resource"]["aws_iam_role_policy"].values()
+    statements = {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
+    topic = "arn:${data.aws_partition.partition.partition}:kafka:us-west-2:"
+    topic += "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
+    assert statements["Read"]["Resource"] == f"{topic}events"
+    assert statements["Write"]["Resource"] == [f"{topic}results", f"{topic}dead-letters"]
+
+
+def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None:
+    alarms = stacks["outside"]["resource"]["aws_cloudwatch_metric_alarm"]
+    found = {
+        name: (alarm["metric_query"][-1]["expression"], alarm["threshold"], alarm["alarm_actions"])
+        for name, alarm in alarms.items()
+    }
+    topic = ["arn:aws:sns:us-west-2:123456789012:on-call"]
+    assert found == {
+        "lag-alarm": ("m", 60, topic),
+        "checkpoints-alarm": ("RATE(m)", 0, topic),
+        "down-alarm": ("m", 0, topic),
+        "dead-letters-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
+        "deadlines-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
+    }

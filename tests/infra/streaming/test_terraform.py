@@ -1,0 +1,53 @@
+"""Every resource of both shapes of streams, by the real Terraform with a mocked AWS provider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.infra import workspace as workspaces
+from tests.infra.streaming.conftest import SHAPES
+from tests.infra.workspace import Workspace
+
+pytestmark = pytest.mark.terraform
+
+
+@pytest.fixture(scope="module")
+def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return workspaces.create(
+        tmp_path_factory.mktemp("terraform"),
+        synth_folder,
+        tests=[Path(__file__).with_name("streaming.tftest.hcl")],
+        stack="stacks/streaming-shop",
+        data=tmp_path_factory.mktemp("data"),
+    )
+
+
+def test_terraform_plans_and_applies_every_resource_as_expected(workspace: Workspace) -> None:
+    result = workspace.test()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(SHAPES)} passed, 0 failed" in result.stdout
+
+
+BROKEN = (
+    ('"client_broker": "TLS"', '"client_broker": "TLS_PLAINTEXT"', "clients of Kafka log in with a role"),
+    ('"multi_az_enabled": true', '"multi_az_enabled": false', "the cache fails over to another zone"),
+    ('"snapshots_enabled": true', '"snapshots_enabled": false', "keeps its state while it is stopped"),
+)
+"""What the stack says, what is written for it, and the assertion that then fails."""
+
+
+def test_a_broken_setting_is_reported(workspace: Workspace) -> None:
+    file = workspace.folder / "stacks/streaming-shop/cdk.tf.json"
+    text = broken = file.read_text()
+    for old, new, _ in BROKEN:
+        assert old in broken
+        broken = broken.replace(old, new)
+    try:
+        file.write_text(broken)
+        result = workspace.test()
+    finally:
+        file.write_text(text)
+    assert result.returncode != 0
+    assert [message for *_, message in BROKEN if message not in result.stdout + result.stderr] == []
