@@ -71,6 +71,22 @@ def test_an_answer_nested_too_deeply_is_no_json(batch_settings: Any) -> None:
     assert (answer.status, answer.body) == (200, None)
 
 
+def test_a_router_can_tell_rows_from_other_requests(batch_settings: Any) -> None:
+    async def run() -> str | None:
+        async def answer(request: web.Request) -> web.Response:
+            return web.json_response({"choices": [request.headers.get("X-Request-Class")]})
+
+        app = web.Application()
+        app.router.add_post("/v1/completions", answer)
+        async with TestServer(app) as server:
+            endpoint = Endpoint(str(server.make_url("")).rstrip("/"), ApiKey(batch_settings), 60, ())
+            received = await endpoint.send("/v1/completions", {"prompt": "x"})
+            await endpoint.close()
+        return received.body["choices"][0] if isinstance(received.body, dict) else None
+
+    assert asyncio.run(run()) == "batch", "as images/router/front.conf reads it"
+
+
 def test_a_whole_answer_arrives(batch_settings: Any) -> None:
     """The control of the test above."""
     body = json.dumps({"choices": []}).encode()
