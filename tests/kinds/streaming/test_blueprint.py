@@ -125,6 +125,26 @@ def test_eks_is_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
+def write_fleet(folder: Path, zones: str) -> Path:
+    """Write a fleet with those zones, and return its file."""
+    file = folder / "fleet.yaml"
+    pools = "orchestrator: ecs\npools: {general: {types: g6e.2xlarge, size: 0..8}}"
+    file.write_text(f"name: ads\nregion: us-west-2\nzones: [{zones}]\n{pools}\n")
+    return file
+
+
+def test_a_fleet_with_too_few_zones_for_the_brokers_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "url: https://llm.example.com\n  model: tiny")
+    fleet = write_fleet(tmp_path, "us-west-2a, us-west-2b")
+    assert main.run(["check", str(folder), "--fleet", str(fleet), "--target", "ecs"]) == 2
+    assert capsys.readouterr().err == (
+        f"{folder}/blueprint.yaml:1:1: aws.brokers: 3: the brokers take 3 zones, and the fleet ads has 2. "
+        "Fix: add zones to the fleet.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "mistake"),
     [
@@ -151,11 +171,7 @@ def test_eks_is_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]
 def test_what_aws_does_not_take_is_refused_at_its_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, mistake: str
 ) -> None:
-    fleet = tmp_path / "fleet.yaml"
-    fleet.write_text(
-        "name: ads\nregion: us-west-2\nzones: [us-west-2a, us-west-2b, us-west-2c]\norchestrator: ecs\n"
-        "pools: {general: {types: g6e.2xlarge, size: 0..8}}\n"
-    )
+    fleet = write_fleet(tmp_path, "us-west-2a, us-west-2b, us-west-2c")
     file = folder / "blueprint.yaml"
     change(file, "mock: {latency: 0.1s}", "url: https://llm.example.com\n  model: tiny")
     change(file, old, new)
