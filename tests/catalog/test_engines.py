@@ -179,7 +179,7 @@ def test_the_engine_parses_every_command_line_and_refuses_an_unknown_flag(
     ("target", "arguments"),
     [
         ("local", "--worker=127.0.0.1:20003 --worker=127.0.0.1:20004"),
-        ("eks", "--worker=mine-one.serving:8000 --worker=mine-two.serving:8000"),
+        ("eks", "--worker=$(RELEASE)-one.$(NAMESPACE):8000 --worker=$(RELEASE)-two.$(NAMESPACE):8000"),
         ("ecs", "--worker=mine-one.demo.internal:8000 --worker=mine-two.demo.internal:8000"),
     ],
 )
@@ -221,7 +221,7 @@ def test_clients_of_several_models_may_use_hub_ids(tmp_path: Path, target: str) 
 
 @pytest.mark.parametrize(
     ("target", "pool", "name"),
-    [("eks", "general", "mine-worker.serving:8000"), ("ecs", "on-ecs", "mine-worker.demo.internal:8000")],
+    [("eks", "general", "$(RELEASE)-worker.$(NAMESPACE):8000"), ("ecs", "on-ecs", "mine-worker.demo.internal:8000")],
 )
 def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     tmp_path: Path, target: str, pool: str, name: str
