@@ -13,10 +13,9 @@ from tests.targets.on_aws.test_images import REGISTRY, Ecr, build_plan
 
 IMAGE = f"demo/{LOAD_DRIVER.name}:{LOAD_DRIVER.tag}"
 FIX = (
-    f"{REGISTRY}/{LOAD_DRIVER.name}:{LOAD_DRIVER.tag} is not in the fleet's registry. Nothing was changed. Fix: add "
-    "load-driver to storage.repositories of fleet.yaml, apply the stack storage, and run images/build load-driver --fleet "
-    "fleet.yaml"
-)  # fmt: skip
+    f"{REGISTRY}/{LOAD_DRIVER.name}:{LOAD_DRIVER.tag} is not in the fleet's registry. Nothing was changed. "
+    "Fix: run images/build load-driver --fleet fleet.yaml"
+)
 
 
 def test_the_load_comes_from_inside_where_the_registry_has_the_image() -> None:
