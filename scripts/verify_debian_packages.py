@@ -59,7 +59,7 @@ def verify_signature(signed: bytes, keyring: Path) -> str:
     result = subprocess.run(command, input=signed, capture_output=True, check=False, timeout=_TIMEOUT_S)
     if result.returncode:
         *_, reason = re.findall("(?m)^gpgv: .+", result.stderr.decode(errors="replace"))
-        raise NotDebians(f"InRelease: {reason}. Fix: use another mirror, or install debian-archive-keyring")
+        raise NotDebians(f"InRelease: {reason.rstrip('.')}. Fix: use another mirror, or install debian-archive-keyring")
     return result.stdout.decode()
 
 
