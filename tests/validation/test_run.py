@@ -18,7 +18,7 @@ from llm_serving.console import CommandFailed
 from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import run
+from llm_serving.validation import base, run
 from llm_serving.validation.drivers import registry
 from llm_serving.validation.load import driver_result, load_plan
 from llm_serving.validation.load.answer import Sample
@@ -53,7 +53,7 @@ def test_prompts_generated_without_sharing_share_no_text(clean_run: FinishedRun)
 def test_all_requests_are_answered_within_the_slo(clean_run: FinishedRun) -> None:
     assert clean_run.report.verdict == "pass"
     assert clean_run.report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
-    run.require_slo(clean_run.report)
+    base.require_slo(clean_run.report)
 
 
 def test_measured_times_are_the_servers(clean_run: FinishedRun) -> None:
@@ -152,14 +152,14 @@ def test_failures_keep_the_server_s_message(faulty_run: FinishedRun) -> None:
 
 def test_the_gate_names_each_missed_metric_with_its_value_and_limit(faulty_run: FinishedRun) -> None:
     with pytest.raises(CheckFailed, match=r"errors: 12 of 24 requests failed \(50.00%\); the limit is 0%") as error:
-        run.require_slo(faulty_run.report)
+        base.require_slo(faulty_run.report)
     assert error.value.exit_code == 1
 
 
 def test_what_a_starved_driver_missed_is_named_as_not_shown(clean_run: FinishedRun, faulty_run: FinishedRun) -> None:
     verdict = {"verdict": "not shown", "not_shown": ["the load driver was starved"], "missed": faulty_run.report.missed}
     with pytest.raises(CheckFailed) as error:
-        run.require_slo(clean_run.report.model_copy(update=verdict))
+        base.require_slo(clean_run.report.model_copy(update=verdict))
     lines = str(error.value).splitlines()
     assert lines[:2] == ["this load does not show that known meets its SLO:", "  the load driver was starved"]
     assert "  errors: 12 of 24 requests failed (50.00%); the limit is 0%" in lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from rich.console import RenderableType
 
 from llm_serving.services import kinds
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:  # targets import this module, and need no reports
     from llm_serving.validation.load_target import LoadTarget
@@ -96,6 +96,20 @@ class Validator(Protocol):
         Raises:
             CheckFailed: it misses some; names each.
         """
+
+
+def require_slo(run_report: Any) -> None:
+    """Accept a report of any kind that misses no objective.
+
+    Raises:
+        CheckFailed: with each missed objective, its value and its limit; or with what the load does not show.
+    """
+    missed = [f"{objective.metric}: {objective.why}" for objective in run_report.missed]
+    if run_report.verdict == "fail":
+        raise CheckFailed("\n  ".join([f"{run_report.name} misses its SLO:", *missed]))
+    if run_report.verdict == "not shown":
+        title = f"this load does not show that {run_report.name} meets its SLO:"
+        raise CheckFailed("\n  ".join([title, *run_report.not_shown, *missed]))
 
 
 def load_validator(kind: str) -> Validator:

@@ -13,7 +13,7 @@ from llm_serving import console
 from llm_serving.console import Command
 from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.drivers import job, registry
@@ -108,20 +108,6 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
     except Unavailable as error:
         return str(error).rstrip(".")
     return ""
-
-
-def require_slo(run_report: Report) -> None:
-    """Check the SLO.
-
-    Raises:
-        CheckFailed: with each missed metric, its value and its limit; or with what the load does not show.
-    """
-    missed = [f"{objective.metric}: {objective.why}" for objective in run_report.missed]
-    if run_report.verdict == "fail":
-        raise CheckFailed("\n  ".join([f"{run_report.name} misses its SLO:", *missed]))
-    if run_report.verdict == "not shown":
-        title = f"this load does not show that {run_report.name} meets its SLO:"
-        raise CheckFailed("\n  ".join([title, *run_report.not_shown, *missed]))
 
 
 def _write_plan(

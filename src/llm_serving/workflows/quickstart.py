@@ -54,7 +54,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
     """Run the whole workflow once and stop what it started.
 
     Raises:
-        BlueprintError: a step failed; nothing is left running. A missed SLO is none: see `validation.run.require_slo`.
+        BlueprintError: a step failed; nothing is left running. A missed SLO is none: see `validation.base.require_slo`.
     """
     with console.record_steps() as steps, processes.handle_interrupts():
         with console.step(

@@ -14,7 +14,7 @@ from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Target, Yes
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import registry
-from llm_serving.validation import run as validation
+from llm_serving.validation import base
 from llm_serving.workflows import aws as aws_workflow
 from llm_serving.workflows import quickstart
 from llm_serving.workflows.aws import ServingCommands
@@ -57,7 +57,7 @@ def _run_quickstart(blueprint: str | None, fleet: Path, set_up_s: float) -> None
     folder = Path(blueprint or "blueprints/aggregated")
     result = quickstart.run(folder, fleet)
     quickstart.print_summary(result, folder, set_up_s)
-    validation.require_slo(result.report)
+    base.require_slo(result.report)
 
 
 def _run_aws(

@@ -32,8 +32,9 @@ from llm_serving.kinds.batch.validation import shares as batch_shares
 from llm_serving.kinds.batch.validation.report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.kinds.batch.validation.sample import SampleRows
 from llm_serving.settings import untrusted_json
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.statistics.gate import MissedObjective
 
@@ -139,17 +140,6 @@ def render(report: BatchReport, folder: Path) -> RenderableType:
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
         Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
     )
-
-
-def require_slo(run_report: BatchReport) -> None:
-    """Check the SLO.
-
-    Raises:
-        CheckFailed: with each missed objective, its value and its limit.
-    """
-    if run_report.missed:
-        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
-        raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
 
 
 def run_job(deployment: BatchDeployment, client: BatchClient, work: Path) -> tuple[dict[str, Any], list[Moment], float]:

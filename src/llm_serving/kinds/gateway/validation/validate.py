@@ -27,8 +27,9 @@ from llm_serving.kinds.gateway.blueprint import GatewaySlo
 from llm_serving.kinds.gateway.client import AdminClient
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.kinds.gateway.validation.report import GatewayReport, Refusal, TeamCalls
-from llm_serving.settings.errors import CheckFailed, InputError, quote_value
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.load.api_key import OPENER
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import run_folder
@@ -199,14 +200,3 @@ def render(report: GatewayReport, folder: Path) -> RenderableType:
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
         Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
     )
-
-
-def require_slo(report: GatewayReport) -> None:
-    """Check the SLO.
-
-    Raises:
-        CheckFailed: with each missed objective, its value and its limit.
-    """
-    if report.missed:
-        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in report.missed)
-        raise CheckFailed(f"{report.name} misses its SLO:\n{message}")

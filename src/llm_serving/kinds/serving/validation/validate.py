@@ -19,10 +19,10 @@ from llm_serving.services import tasks
 from llm_serving.settings import untrusted_json
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.load_target import LoadTarget, TargetRole
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.run import render as render
-from llm_serving.validation.run import require_slo as require_slo
 
 
 def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:

@@ -27,8 +27,9 @@ from llm_serving.kinds.streaming.validation import outcomes as stream_outcomes
 from llm_serving.kinds.streaming.validation import page
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes, Times
 from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMetrics, StreamReport
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.gate import MissedObjective
@@ -192,14 +193,3 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
         Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
     )
-
-
-def require_slo(run_report: StreamReport) -> None:
-    """Check the SLO.
-
-    Raises:
-        CheckFailed: with each missed objective, its value and its limit.
-    """
-    if run_report.missed:
-        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
-        raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
