@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from llm_serving.catalog import signals
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 PERIOD_S = 60
 
@@ -41,6 +44,37 @@ def add_alarm(
         metric_query=metric_query,
         alarm_actions=actions,
         ok_actions=actions,
+    )
+
+
+def add_cluster_alarm(
+    stack: TerraformStack,
+    construct_id: str,
+    fleet: Fleet,
+    signal_name: str,
+    *,
+    name: str,
+    description: str,
+    threshold: float,
+) -> None:
+    """Add an alarm on a signal of the fleet's ECS cluster: its greatest value of a minute."""
+    signal = signals.load()[signal_name]
+    query = build_metric_query(
+        "greatest",
+        namespace=signal.program,
+        name=signal.name,
+        dimensions={"cluster": names.format_cluster_name(fleet)},
+        stat="Maximum",
+        returned=True,
+    )
+    add_alarm(
+        stack,
+        construct_id,
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-{name}",
+        description=description,
+        threshold=threshold,
+        metric_query=[query],
     )
 
 

@@ -10,7 +10,6 @@ from infra.constructs import alarm
 from infra.constructs.account import Account
 from infra.constructs.function import add_function, add_trigger
 from infra.constructs.policy import Statement, allow
-from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -41,28 +40,15 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
     )
     _add_schedule(stack, fleet, fallback_function)
     _add_failure_rule(stack, fleet, fallback_function)
-    _add_waiting_alarm(stack, fleet)
-
-
-def _add_waiting_alarm(stack: TerraformStack, fleet: Fleet) -> None:
-    """Ring before ECS starts no task of the cluster any more."""
-    signal = signals.load()["waiting-tasks"]
-    query = alarm.build_metric_query(
-        "waiting",
-        namespace=signal.program,
-        name=signal.name,
-        dimensions={"cluster": names.format_cluster_name(fleet)},
-        stat="Maximum",
-        returned=True,
-    )
-    alarm.add_alarm(
+    # Rings before ECS starts no task of the cluster any more.
+    alarm.add_cluster_alarm(
         stack,
         f"{NAME}-waiting-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-tasks-waiting",
+        fleet,
+        "waiting-tasks",
+        name="tasks-waiting",
         description=f"Many tasks wait for a machine; ECS starts none beyond {_MAX_WAITING} in a cluster",
         threshold=_WAITING_THRESHOLD,
-        metric_query=[query],
     )
 
 

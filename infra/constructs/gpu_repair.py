@@ -12,7 +12,6 @@ from infra.constructs.account import Account
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import STOP_TAG
-from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -60,7 +59,16 @@ def add_gpu_repair(
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
         stack, f"{NAME}-calls", event_source_arn=queue.arn, function_name=repair_function.arn, batch_size=10
     )
-    _add_waiting_alarm(stack, fleet)
+    # Rings where broken instances wait: for the limits, or for a person after a storm.
+    alarm.add_cluster_alarm(
+        stack,
+        f"{NAME}-waiting-alarm",
+        fleet,
+        "waiting-repairs",
+        name="repairs-waiting",
+        description=f"Instances with broken GPUs wait to be replaced; see the log of {NAME} for what they wait for",
+        threshold=0,
+    )
 
 
 def _add_rules(
@@ -137,28 +145,6 @@ def _add_queue(
             ),
         )
     return queue
-
-
-def _add_waiting_alarm(stack: TerraformStack, fleet: Fleet) -> None:
-    """Ring where broken instances wait: for the limits, or for a person after a storm."""
-    signal = signals.load()["waiting-repairs"]
-    query = alarm.build_metric_query(
-        "waiting",
-        namespace=signal.program,
-        name=signal.name,
-        dimensions={"cluster": names.format_cluster_name(fleet)},
-        stat="Maximum",
-        returned=True,
-    )
-    alarm.add_alarm(
-        stack,
-        f"{NAME}-waiting-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-repairs-waiting",
-        description=f"Instances with broken GPUs wait to be replaced; see the log of {NAME} for what they wait for",
-        threshold=0,
-        metric_query=[query],
-    )
 
 
 def _build_statements(fleet: Fleet, account: Account, queue: aws.sqs_queue.SqsQueue) -> list[Statement]:
