@@ -22,7 +22,7 @@ def render(report: StreamReport, measured: Outcomes) -> str:
 
 def _render_pictures(report: StreamReport, measured: Outcomes) -> dict[str, Markup]:
     times = stream_outcomes.measure_times(measured)
-    limit = {"limit": 1000 * report.settings["slo"]["answer_p99"]}
+    limit = {"p99": 1000 * report.settings["slo"]["answer_p99"]}
     pictures = {
         "Event to answer in the cache": (times.answer, report.metrics.answer_ms, limit),
         "Pipeline alone": (times.pipeline, report.metrics.pipeline_ms, {}),
