@@ -9,9 +9,21 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llm_serving.rehearsal import mocked
 from llm_serving.terraform import provider_reattach, runner
+
+
+class Break(NamedTuple):
+    """A setting that is broken: what the stack says, what is written for it, and the assertion that then fails."""
+
+    stack: str
+    """Its folder, below the workspace's."""
+
+    old: str
+    new: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,26 @@ class Workspace:
         """Runs Terraform's tests."""
         with provider_reattach.start_provider(self.folder, self.program.environment) as extra_environment:
             return self.run("test", *arguments, extra_environment=extra_environment)
+
+    def find_unreported(self, *breaks: Break, files: Iterable[str] = ()) -> list[str]:
+        """Break settings of stacks, run the tests, and return those messages that no assertion ends with.
+
+        Args:
+            files: names of the tests' files; all where there is none.
+        """
+        stacks = {entry.stack: self.folder / entry.stack / "cdk.tf.json" for entry in breaks}
+        texts = {stack: file.read_text() for stack, file in stacks.items()}
+        try:
+            for entry in breaks:
+                text = stacks[entry.stack].read_text()
+                assert entry.old in text
+                stacks[entry.stack].write_text(text.replace(entry.old, entry.new))
+            result = self.test(*(f"-filter={name}.tftest.hcl" for name in files))
+        finally:
+            for stack, text in texts.items():
+                stacks[stack].write_text(text)
+        assert result.returncode != 0
+        return [entry.message for entry in breaks if entry.message not in result.stdout + result.stderr]
 
     def run(
         self, *arguments: str, extra_environment: Mapping[str, str] | None = None
