@@ -422,7 +422,7 @@ def test_an_unknown_workload_kind_is_refused_with_the_known_ones(tree: Copy, fol
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
     refusal = tree.run("check", "mine", cwd=folder, code=2)
     assert "mine/blueprint.yaml:1:" in refusal
-    assert "there is no such kind. Fix: kind: serving" in refusal
+    assert "there is no such kind. Fix: write serving" in refusal
 
 
 def test_one_module_adds_a_stack(tree: Copy, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _read_kind(file: Path) -> str:
     if kind in kinds.list_kinds():
         return str(kind)
     choices = " or ".join(kinds.list_kinds())
-    raise InputError([_build_kind_mistake(file, kind, "there is no such kind", f"kind: {choices}")])
+    raise InputError([_build_kind_mistake(file, kind, "there is no such kind", f"write {choices}")])
 
 
 def _build_kind_mistake(file: Path, kind: object, reason: str, fix: str) -> Mistake:
