@@ -194,8 +194,8 @@ def _is_reported(yaml_file: yaml_source.YamlFile, detail: ErrorDetails) -> bool:
 def _validate(model_type: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
     """Return the model of `data`, or all its errors.
 
-    Pydantic checks for conflicts only if all fields are valid. So invalid fields are replaced by placeholders, and the
-    rest is validated again, until nothing new is found.
+    Pydantic checks for conflicts only if all fields are valid. So invalid fields are set aside, and the rest is
+    validated again, until nothing new is found.
     """
     details: list[ErrorDetails] = []
     while True:
@@ -220,7 +220,7 @@ def _is_new(detail: ErrorDetails, known_details: Sequence[ErrorDetails]) -> bool
 
 
 def _mark_invalid(model_type: type[Settings], data: Any, detail: ErrorDetails) -> Any:
-    """Return a copy of `data` with a placeholder for the field of a mistake."""
+    """Return a copy of `data` in which the field of a mistake is set aside."""
     loc = detail["loc"]
     if detail["type"] == "extra_forbidden":
         nearest_key = diagnostics.find_nearest_key(model_type, data, loc)

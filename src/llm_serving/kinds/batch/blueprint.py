@@ -11,28 +11,15 @@ from pydantic import AfterValidator, ConfigDict, Field
 from llm_serving.fleet.model import Name, parse_network
 from llm_serving.kinds.batch.secrets import ApiKey, Secret, TeamKeys
 from llm_serving.kinds.serving.roles import ModelName
+from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 
-Url = Annotated[
-    str,
-    TextFormat(
-        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
-        "the base URL of an OpenAI-compatible endpoint",
-        "http://127.0.0.1:8000",
-    ),
-]
+Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
-CacheUrl = Annotated[
-    str,
-    TextFormat(
-        r"rediss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[0-9]{1,2})?",
-        "the address of Valkey or Redis, without user and password",
-        "rediss://cache.example.com:6379",
-    ),
-]
+CacheUrl = Annotated[str, build_cache_format("rediss://cache.example.com:6379")]
 
 InputLocation = Annotated[
     str,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
+from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
@@ -17,23 +18,9 @@ from llm_serving.settings.units import Count, Duration, Quantity, Share, TextFor
 
 _ONE = Decimal(1)
 
-Url = Annotated[
-    str,
-    TextFormat(
-        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
-        "the base URL of an OpenAI-compatible endpoint",
-        "https://llm.example.com",
-    ),
-]
+Url = Annotated[str, build_endpoint_format("https://llm.example.com")]
 
-CacheUrl = Annotated[
-    str,
-    TextFormat(
-        r"rediss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[0-9]{1,2})?",
-        "the address of Valkey or Redis, without user and password",
-        "redis://127.0.0.1:6379",
-    ),
-]
+CacheUrl = Annotated[str, build_cache_format("redis://127.0.0.1:6379")]
 
 RouteName = Annotated[
     str,

@@ -9,19 +9,13 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
+from llm_serving.services.addresses import build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Duration, Memory, Share, TextFormat
 
-Url = Annotated[
-    str,
-    TextFormat(
-        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
-        "the base URL of an OpenAI-compatible endpoint",
-        "http://127.0.0.1:8000",
-    ),
-]
+Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
 OwnFile = Annotated[
     str, TextFormat(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "the name of a file beside blueprint.yaml", "prompt.txt")
