@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from llm_serving import console, processes
-from llm_serving.settings.errors import BlueprintError, Unavailable
-from llm_serving.validation import on_demand
+from llm_serving.settings.errors import BlueprintError
+from tests import npm_tools
 
 FindErrors = Callable[[Mapping[str, str]], dict[str, str]]
 """The linter's errors of each definition that is wrong, by its name; takes definitions by their names."""
@@ -21,7 +18,6 @@ FindErrors = Callable[[Mapping[str, str]], dict[str, str]]
 FOLDER = Path(__file__).parent
 PINS = ("package.json", "package-lock.json")
 
-_INSTALL_S = 120.0
 _LINT_S = 120.0
 
 
@@ -41,23 +37,7 @@ def install() -> Path:
     Raises:
         BlueprintError: Node or npm is missing, or npm failed.
     """
-    for name in ("node", "npm"):
-        if not shutil.which(name):
-            raise Unavailable(f"{name}: not found on PATH. Fix: install Node.js 20 or later.")
-    pins = b"".join((FOLDER / name).read_bytes() for name in PINS)
-    folder = on_demand.locate_cache() / f"asl-validator-{hashlib.sha256(pins).hexdigest()[:12]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with processes.lock_file(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            partial = folder.with_suffix(".part")  # renamed when complete
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            for name in PINS:
-                shutil.copy(FOLDER / name, partial)
-            command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            console.run(command, log=folder.with_suffix(".log"), cwd=partial, timeout_s=_INSTALL_S)
-            partial.rename(folder)
-    return folder / "node_modules" / ".bin" / "asl-validator"
+    return npm_tools.install("asl-validator", FOLDER, PINS) / "node_modules" / ".bin" / "asl-validator"
 
 
 def lint(program: Path, definitions: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -6,23 +6,18 @@ cache. Programs find it by Prisma's own variables.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from llm_serving import console, processes
 from llm_serving.kinds.gateway import litellm_env
-from llm_serving.settings.errors import BlueprintError, Unavailable
-from llm_serving.validation import on_demand
+from llm_serving.settings.errors import BlueprintError
+from tests import npm_tools
 
 FOLDER = Path(__file__).parent
 FILES = ("package.json", "package-lock.json", "query_engine.js")
-
-_INSTALL_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +50,13 @@ def install() -> Path:
     Raises:
         BlueprintError: Node or npm is missing, or npm failed.
     """
-    for name in ("node", "npm"):
-        if not shutil.which(name):
-            raise Unavailable(f"{name}: not found on PATH. Fix: install Node.js 20 or later.")
-    pins = b"".join((FOLDER / name).read_bytes() for name in FILES)
-    folder = on_demand.locate_cache() / f"prisma-standin-{hashlib.sha256(pins).hexdigest()[:12]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with processes.lock_file(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            partial = folder.with_suffix(".part")  # renamed when complete
-            shutil.rmtree(partial, ignore_errors=True)
-            (partial / "bin").mkdir(parents=True)
-            for name in FILES:
-                shutil.copy(FOLDER / name, partial)
-            (partial / "query_engine.js").chmod(0o755)
-            (partial / "bin" / "prisma").write_text("#!/bin/sh\n")
-            (partial / "bin" / "prisma").chmod(0o755)
-            command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            console.run(command, log=folder.with_suffix(".log"), cwd=partial, timeout_s=_INSTALL_S)
-            partial.rename(folder)
-    return folder / "query_engine.js"
+    return npm_tools.install("prisma-standin", FOLDER, FILES, _prepare) / "query_engine.js"
+
+
+def _prepare(folder: Path) -> None:
+    """Make the stand-in a program, with an empty one for migrations."""
+    (folder / "query_engine.js").chmod(0o755)
+    program = folder / "bin" / "prisma"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
