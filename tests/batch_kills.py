@@ -127,6 +127,11 @@ class BatchRun:
         with urllib.request.urlopen(f"{self.endpoint}/known", timeout=30) as response:
             return dict(json.load(response))
 
+    def set_delay(self, milliseconds: float) -> None:
+        """Change how long the endpoint takes for an answer, on average."""
+        request = urllib.request.Request(f"{self.endpoint}/delay", f"{milliseconds:g}".encode())
+        urllib.request.urlopen(request, timeout=30).close()
+
 
 @contextlib.contextmanager
 def start_run(
