@@ -449,7 +449,7 @@ def run_server(behaviour: Behaviour = Behaviour(), log: Path | None = None, core
     with (log or Path("/dev/null")).open("ab") as sink:
         child = processes.spawn(arguments if core is None else ["taskset", "-c", str(core), *arguments], output=sink)
         try:
-            processes.wait_until(lambda: _is_listening(port), "the server with known delays", timeout_s=20)
+            processes.wait_until(lambda: _is_listening(port), "the server with known delays", timeout_s=60)
             yield f"http://127.0.0.1:{port}"
         finally:
             processes.stop(child)

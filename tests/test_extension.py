@@ -408,14 +408,14 @@ def test_an_added_kind_is_deployed_validated_and_destroyed(tree: Copy, diary: Pa
         }
         assert tree.run("logs", "mine", "writer", cwd=diary) == "good-morning\n"
         ports = json.loads((diary / ".blueprint/mine/ports.json").read_text())
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=60) as response:
             assert response.read() == b"good-morning\n"
         assert "read good-morning" in tree.run("validate", "mine", cwd=diary)
     finally:
         tree.run("destroy", "mine", "--yes", cwd=diary)
     assert not (diary / ".blueprint" / "mine").exists()
     with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{ports['shelf']}/words.txt", timeout=60)
 
 
 def test_an_unknown_workload_kind_is_refused_with_the_known_ones(tree: Copy, folder: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_claim_on_a_port_holds_until_its_process_ends() -> None:
         return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     with start_claiming() as process:
-        assert process.communicate("\n", timeout=30)[0] == "False\n"
+        assert process.communicate("\n", timeout=60)[0] == "False\n"
     processes._claims.pop(port).close()
     with start_claiming() as process:
         assert process.stdout

@@ -193,7 +193,7 @@ def test_urgent_requests_overtake_those_that_wait(client: openai.OpenAI, plan: D
 
     def wait_for_queue(**expected: int) -> None:
         def is_reached() -> bool:
-            with urllib.request.urlopen(metrics_url, timeout=10) as response:
+            with urllib.request.urlopen(metrics_url, timeout=60) as response:
                 counts = dict(
                     re.findall(r"^vllm:num_requests_(\w+)\{.*\} (\d+)", response.read().decode(), re.MULTILINE)
                 )

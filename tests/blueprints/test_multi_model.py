@@ -52,7 +52,7 @@ def multi_model_plan(
 def _list_routed_names(plan: DeploymentPlan) -> set[str]:
     """The names that the router knows."""
     try:
-        with urllib.request.urlopen(f"{plan.deployment.url}/v1/models", timeout=10) as response:
+        with urllib.request.urlopen(f"{plan.deployment.url}/v1/models", timeout=60) as response:
             return set(map(str, json.load(response)["models"]))
     except (OSError, ValueError, KeyError):
         return set()

@@ -191,5 +191,5 @@ def test_a_dead_engine_costs_no_client_its_answer(tmp_path: Path) -> None:
 def _list_health(router: Service) -> dict[str, bool]:
     # Of the router itself: what is before it lets clients call the inference API alone.
     (admin,) = (word.partition("=")[2] for word in router.command if word.startswith("--router="))
-    with urllib.request.urlopen(f"http://{admin}/workers", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{admin}/workers", timeout=60) as response:
         return {worker["url"]: worker["is_healthy"] for worker in json.load(response)["workers"]}

@@ -157,7 +157,7 @@ def test_no_web_page_empties_it(endpoint: str, headers: dict[str, str], status: 
     key = {"Authorization": SIGNED.format(emulator.get_access_key(endpoint))}
     request = urllib.request.Request(f"{endpoint}/moto-api/reset", data=b"", headers=key | headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert response.status == status
     except urllib.error.HTTPError as error:
         assert error.code == status
@@ -195,7 +195,7 @@ def test_another_user_who_lacks_the_access_key_reads_writes_and_empties_nothing(
 ) -> None:
     request = urllib.request.Request(f"{keyed_endpoint}/{path}{query}", data=b"", headers=headers, method=method)
     with pytest.raises(urllib.error.HTTPError, match="403") as refusal:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     answer = b"The embedded AWS answers requests that are signed with its access key alone.\n"
     assert refusal.value.read() == answer
 
@@ -206,7 +206,7 @@ def test_clients_with_the_access_key_are_answered_as_the_default_account(keyed_e
     for version in ("s3v4", "s3"):
         signer = emulator.open_session(keyed_endpoint, REGION).create_client("s3", Config(signature_version=version))
         url = signer.generate_presigned_url("get_object", Params={"Bucket": "keyed", "Key": "a"})
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             assert response.read() == b"1", version
     assert emulator.create_client("sts", keyed_endpoint, REGION).get_caller_identity()["Account"] == emulator.ACCOUNT
     emulator.reset(keyed_endpoint)
@@ -251,7 +251,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     endpoint = parent.stdout.readline().strip()
     [server] = psutil.Process(parent.pid).children()
     parent.kill()
-    parent.wait(10)
+    parent.wait(60)
     processes.wait_until(lambda: not server.is_running() or server.status() == "zombie", "the end of the server", 90)
     assert not emulator.is_reachable(endpoint)
 

@@ -271,8 +271,8 @@ def test_others_are_answered_while_one_waits_for_a_message(patched: str) -> None
             sqs.list_queues()
         assert not waiting.done()
         sqs.send_message(QueueUrl=queue, MessageBody="a")
-        assert waiting.result(10)["Messages"][0]["Body"] == "a"
-    assert time.monotonic() - start < 15
+        assert waiting.result(60)["Messages"][0]["Body"] == "a"
+    assert time.monotonic() - start < 20  # the longest that SQS holds an empty answer back
 
 
 def test_the_names_of_services_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_a_moved_clone_fails_with_a_fix_until_set_up_again(clone: Path) -> None:
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-c", script], cwd=moved, capture_output=True, text=True, timeout=20, check=False
+            ["bash", "-c", script], cwd=moved, capture_output=True, text=True, timeout=60, check=False
         )
 
     message = "this clone was moved or copied. Fix: run scripts/setup\n"

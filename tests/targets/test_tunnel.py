@@ -20,7 +20,7 @@ def test_a_tunnel_answers_on_its_local_port_until_it_closes(tmp_path: Path) -> N
         return [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
 
     with tunnel.open_tunnel(build_command, tmp_path / "tunnel.log", {}) as url:
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/health", timeout=60) as response:
             assert response.read() == b"ok"
         port = int(url.rpartition(":")[2])
         assert not processes.is_free(port)

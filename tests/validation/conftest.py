@@ -130,7 +130,7 @@ def validate_server(make_target: TargetFactory, tmp_path_factory: pytest.TempPat
         root = tmp_path_factory.mktemp("validation")
         with known_server.run_server(behaviour) as url:
             finished = run.validate(make_target(url, traffic, slo), build_options(root, **options))
-            with urllib.request.urlopen(f"{url}/known", timeout=10) as page:
+            with urllib.request.urlopen(f"{url}/known", timeout=60) as page:
                 return FinishedRun(*finished, json.load(page))
 
     return _play

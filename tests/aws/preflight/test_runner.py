@@ -51,7 +51,7 @@ def test_answers_stand_under_their_headings_in_the_order_of_the_questions() -> N
 
 
 def test_questions_are_put_at_the_same_time() -> None:
-    meeting = threading.Barrier(4, timeout=20)
+    meeting = threading.Barrier(4, timeout=60)
 
     def wait_for_others() -> list[CheckResult]:
         meeting.wait()

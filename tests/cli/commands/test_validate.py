@@ -162,7 +162,7 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
             child.wait(30)
         finally:
             child.kill()
-        exited, alive = psutil.wait_procs(children, timeout=20)
+        exited, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
         assert exited
         assert not list(tmp_path.glob("runs/**/*"))

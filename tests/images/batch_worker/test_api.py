@@ -205,7 +205,7 @@ def test_rows_are_counted_before_they_are_submitted(url: str, client: openai.Ope
 def test_an_upload_of_another_form_is_refused(url: str, content_type: str, content: bytes) -> None:
     request = urllib.request.Request(f"{url}/v1/files", content, {"Content-Type": content_type})
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=60)
     error = json.load(refused.value)["error"]
     assert (refused.value.code, error["param"]) == (400, "file")
     assert "multipart/form-data" in error["message"]

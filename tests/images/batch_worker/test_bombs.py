@@ -147,7 +147,7 @@ def test_the_process_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None
 
     class Recorded(original):  # type: ignore[type-arg]
         def __exit__(self, *arguments: object) -> None:
-            statuses.append(self.wait(10))
+            statuses.append(self.wait(60))
 
     monkeypatch.setattr(parquet_process, "_COMMAND", (sys.executable, "-c", code))
     monkeypatch.setattr(subprocess, "Popen", Recorded)

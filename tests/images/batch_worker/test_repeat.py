@@ -29,7 +29,7 @@ async def _cancel_when_the_event_comes(wait: Wait, ticks: int) -> bool:
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=0.2)
     task.cancel()
-    await asyncio.wait([task], timeout=5)
+    await asyncio.wait([task], timeout=60)
     return bool(done)
 
 

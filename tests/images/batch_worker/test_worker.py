@@ -25,7 +25,7 @@ from batch.worker import Worker
 from tests.images.batch_worker.conftest import StateMachine
 from tests.images.batch_worker.test_chunk import KEYS, answer, build_rows, prepare, read_results
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Queues:

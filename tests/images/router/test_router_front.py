@@ -127,7 +127,7 @@ class Router:
                 if self.path == "/v1/completions?stream":
                     self.send_header("Transfer-Encoding", "chunked")
                     self.end_headers()
-                    while chunk := router.chunks.get(timeout=20):
+                    while chunk := router.chunks.get(timeout=60):
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                     self.wfile.write(b"0\r\n\r\n")
                     return
@@ -172,7 +172,7 @@ def _is_listening(port: int) -> bool:
 
 def send(port: int, method: str, path: str, host: str = "127.0.0.1", **headers: str) -> int:
     """The status of a request whose path is sent as it is written."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     connection.putrequest(method, path.replace(" ", "%20"), skip_host="Host" in headers)
     for name, value in headers.items():
         connection.putheader(name, value)
@@ -252,7 +252,7 @@ def test_a_page_of_this_machine_is_a_client(front: int, headers: dict[str, str])
 
 
 def test_tokens_pass_as_they_come(router: Router, front: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=60)
     connection.request("POST", "/v1/completions?stream", b"{}")
     router.chunks.put(b"data: one\n\n")
     response = connection.getresponse()
@@ -273,7 +273,7 @@ def limited_front(router: Router) -> Iterator[int]:
 def hold(port: int, router: Router, count: int, **headers: str) -> Iterator[list[http.client.HTTPConnection]]:
     """Requests whose answers have begun and end after the block."""
     router.release.clear()
-    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(count)]
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(count)]
 
     def is_admitted(connection: http.client.HTTPConnection) -> bool:
         connection.close()
@@ -283,7 +283,7 @@ def hold(port: int, router: Router, count: int, **headers: str) -> Iterator[list
     try:
         for connection in connections:  # nginx counts an earlier answer for a moment after its client has it
             admit = functools.partial(is_admitted, connection)
-            processes.wait_until(admit, "room for a request", 20, interval_s=0.02)
+            processes.wait_until(admit, "room for a request", 60, interval_s=0.02)
         yield connections
     finally:
         router.release.set()
@@ -291,7 +291,7 @@ def hold(port: int, router: Router, count: int, **headers: str) -> Iterator[list
 
 def wait_for_room(port: int, **headers: str) -> None:
     processes.wait_until(
-        lambda: send(port, "POST", "/v1/completions", **headers) == 200, "room for a request", 20, interval_s=0.02
+        lambda: send(port, "POST", "/v1/completions", **headers) == 200, "room for a request", 60, interval_s=0.02
     )
 
 
@@ -300,7 +300,7 @@ def test_requests_above_the_limit_get_429_with_retry_after_while_those_in_flight
 ) -> None:
     with hold(limited_front, router, 2):
         router.requests.clear()
-        connection = http.client.HTTPConnection("127.0.0.1", limited_front, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", limited_front, timeout=60)
         for _ in range(5):  # on one connection, which a refusal leaves open
             connection.request("POST", "/v1/chat/completions", b"{}")
             response = connection.getresponse()
@@ -386,8 +386,8 @@ def test_the_router_ends_with_nginx(router: Router) -> None:
         children = psutil.Process(program.pid).children()
         [nginx] = [child for child in children if "nginx" in child.name()]
         nginx.kill()
-        assert program.wait(10) != 0
-        assert psutil.wait_procs(children, timeout=5)[1] == []
+        assert program.wait(60) != 0
+        assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.engine
@@ -407,7 +407,7 @@ def test_with_the_real_router_nobody_adds_an_engine_through_the_front() -> None:
 
 
 def _read(port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection(ROUTER_HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(ROUTER_HOST, port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().read()

@@ -20,7 +20,7 @@ def _run_check(folder: Path, nixl: str, nccl: str) -> subprocess.CompletedProces
     ldd.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     command = [str(CHECK), str(folder / "nixl"), str(folder / "nccl")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_plugins_with_awss_libfabric_pass_without_nvidias_driver(tmp_path: Path) -> None:
@@ -47,5 +47,5 @@ def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, ou
 
 def test_a_missing_plugin_stops_the_build(tmp_path: Path) -> None:
     (tmp_path / "nixl").write_bytes(b"")
-    result = subprocess.run([str(CHECK), str(tmp_path / "nixl"), "/none"], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([str(CHECK), str(tmp_path / "nixl"), "/none"], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1

@@ -198,7 +198,7 @@ def test_a_killed_replica_restarts_and_leaves_no_process(make_plan: PlanFactory)
     before = parent.children(recursive=True)
     assert len(before) == 2, "the server and what it started"
     before[0].kill()
-    _, alive = psutil.wait_procs([parent, *before], timeout=20)
+    _, alive = psutil.wait_procs([parent, *before], timeout=60)
     assert alive == []
     worker = plan.deployment.workers[0]
     processes.wait_until(lambda: readiness.is_answering(worker), "the replica's return", 90)

@@ -85,7 +85,7 @@ def test_the_exit_code_is_the_commands_own(code: int) -> None:
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
     process = _start([sys.executable, subreaper.__file__, str(tmp_path / "nowhere")])
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 127
     assert errors.decode() == f"{tmp_path / 'nowhere'}: No such file or directory\n"
 
