@@ -80,10 +80,10 @@ class Running:
         return openai.OpenAI(base_url=f"{self.deployment.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
 
     @property
-    def login(self) -> tuple[int, str]:
-        """The database's port and password."""
+    def login(self) -> database.Login:
+        """The database's."""
         folder = Path(self.deployment.environment.data_folder) / DATABASE
-        return self.deployment.database_port, database.read_password(folder)
+        return database.read_login(self.deployment.database_port, folder)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) ->
 
 def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours(gateway: Running) -> None:
     gateway.run("usage", "edge")
-    records = usage.read(*gateway.login, 86400)
+    records = usage.read(gateway.login, 86400)
     rows = usage.build_rows(records, ("team", "deployment"))
     for name, usd_h in PRICES.items():
         times = [row["at"] for row in records.meter if row["deployment"] == name]
@@ -290,11 +290,11 @@ def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[
 
 def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running) -> None:
     def read_teams() -> dict[str, Any]:
-        rows = database.query(*gateway.login, 'SELECT team_id, blocked, spend FROM "LiteLLM_TeamTable"')
+        rows = database.query(gateway.login, 'SELECT team_id, blocked, spend FROM "LiteLLM_TeamTable"')
         return {row["team_id"]: row for row in rows}
 
     def apply(teams: dict[str, Team]) -> None:
-        database.execute(*gateway.login, ["--command", litellm_settings.build_team_sql(teams)])
+        database.execute(gateway.login, ["--command", litellm_settings.build_team_sql(teams)])
 
     processes.wait_until(lambda: read_teams()["poor"]["spend"] > 0, "what the team spent", WAIT_S, 0.5)
     assert not any(row["blocked"] for row in read_teams().values())

@@ -95,8 +95,8 @@ def test_each_migration_is_applied_once_even_with_spaces_in_its_name(monkeypatch
     ran: list[list[str]] = []
     monkeypatch.setattr(litellm_env, "find_migrations", lambda: files)
     monkeypatch.setattr(database, "query", lambda *_: [{"name": "1_first"}])
-    monkeypatch.setattr(database, "execute", lambda _port, _password, arguments: ran.append(list(arguments)))
-    gateway_program.migrate(1, "")
+    monkeypatch.setattr(database, "execute", lambda _, arguments: ran.append(list(arguments)))
+    gateway_program.migrate(database.Login("", 1))
     record = "INSERT INTO blueprint_migrations (name) VALUES ('2_Add a column')"
     assert ran[1:] == [["--file", str(files[1]), "--command", record]]
 

@@ -94,10 +94,10 @@ def usage_(
     """Show what teams used, and what it cost the fleet."""
     columns, since_s = _parse_columns(by), _parse_since(since)
     with _open_deployment(folder, fleet, target) as deployment:
-        port = deployment.database_port
-        password = database.read_password(Path(deployment.environment.data_folder) / DATABASE)
-        meter.record(port, password, meter.list_metered(deployment.routes))
-        rows = usage.build_rows(usage.read(port, password, since_s), columns)
+        folder = Path(deployment.environment.data_folder) / DATABASE
+        login = database.read_login(deployment.database_port, folder)
+        meter.record(login, meter.list_metered(deployment.routes))
+        rows = usage.build_rows(usage.read(login, since_s), columns)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""The gateway's Postgres on this machine: its programs, its password, and SQL through psql."""
+"""The gateway's Postgres: its programs on this machine, who logs in, and SQL through psql."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_serving.services.service import LOOPBACK
 from llm_serving.settings.errors import Unavailable
@@ -24,6 +24,17 @@ _DEBIAN = Path("/usr/lib/postgresql")
 """Where Debian has the servers' programs, in VERSION/bin, and not on PATH."""
 
 _TIMEOUT_S = 300.0
+
+
+class Login(NamedTuple):
+    """Who logs in to a database, and where."""
+
+    password: str
+    port: int
+    host: str = LOOPBACK
+    user: str = USER
+    authority: str = ""
+    """File with the certificate of the authority that signed the server's; empty without TLS, on this machine."""
 
 
 def find_program(name: str) -> str | None:
@@ -51,41 +62,52 @@ def read_password(data_folder: Path) -> str:
         raise Unavailable(f"{file}: {error.strerror}. Fix: deploy the gateway again.") from None
 
 
+def read_login(port: int, data_folder: Path) -> Login:
+    """Return the login to a deployment's database on this machine.
+
+    Raises:
+        Unavailable: it was never started.
+    """
+    return Login(read_password(data_folder), port)
+
+
 def derive_key(password: str, purpose: str) -> str:
     """Return the key for a purpose, which only who knows the database's password can."""
     return f"sk-{hashlib.sha256(f'{purpose} {password}'.encode()).hexdigest()}"
 
 
-def format_url(port: int, password: str) -> str:
+def format_url(login: Login) -> str:
     """Return the database's address as Prisma reads it."""
-    return f"postgresql://{USER}:{password}@{LOOPBACK}:{port}/{USER}"
+    tls = f"?sslmode=require&sslaccept=strict&sslcert={login.authority}" if login.authority else ""
+    return f"postgresql://{login.user}:{login.password}@{login.host}:{login.port}/{USER}{tls}"
 
 
-def query(port: int, password: str, statement: str) -> list[Any]:
+def query(login: Login, statement: str) -> list[Any]:
     """Return the rows of a SELECT as dictionaries.
 
     Raises:
         Unavailable: the database does not answer, or refuses.
     """
     wrapped = f"SELECT coalesce(json_agg(rows), '[]') FROM ({statement}) AS rows"
-    rows: list[Any] = json.loads(execute(port, password, ["--command", wrapped]))
+    rows: list[Any] = json.loads(execute(login, ["--command", wrapped]))
     return rows
 
 
-def execute(port: int, password: str, arguments: Sequence[str]) -> str:
+def execute(login: Login, arguments: Sequence[str]) -> str:
     """Run psql, and return its output.
 
     Raises:
         Unavailable: the database does not answer, or refuses.
     """
     options = ("--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1")
-    address = (f"--host={LOOPBACK}", f"--port={port}", f"--username={USER}", f"--dbname={USER}")
+    address = (f"--host={login.host}", f"--port={login.port}", f"--username={login.user}", f"--dbname={USER}")
+    tls = {"PGSSLMODE": "verify-full", "PGSSLROOTCERT": login.authority} if login.authority else {}
     program = find_program("psql")
     if program is None:
         raise Unavailable(f"psql: there is none on this machine. Fix: {INSTALL}.")
     done = subprocess.run(
         [program, *options, *address, *arguments],
-        env={**os.environ, "PGPASSWORD": password},
+        env={**os.environ, "PGPASSWORD": login.password, **tls},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

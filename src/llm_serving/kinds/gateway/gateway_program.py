@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from llm_serving.kinds.gateway import database, litellm_env, litellm_settings
+from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import DATABASE
 from llm_serving.validation.load import api_key
 
@@ -24,43 +25,43 @@ _APPLIED_TABLE = "blueprint_migrations"
 
 def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
     """Bring the database up to date, then become LiteLLM."""
-    password = database.read_password(data_folder / DATABASE)
-    migrate(database_port, password)
+    login = database.read_login(database_port, data_folder / DATABASE)
+    migrate(login)
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
     statements = litellm_settings.build_team_sql(teams)
-    database.execute(database_port, password, ["--single-transaction", "--command", statements])
+    database.execute(login, ["--single-transaction", "--command", statements])
     folder = data_folder / "gateway"
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")
-    os.environ.update(build_environment(database_port, password))
+    os.environ.update(build_environment(login))
     os.chdir(folder)
     program = str(litellm_env.find_program("litellm"))
     os.execv(program, [program, "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"])
 
 
-def migrate(port: int, password: str) -> None:
+def migrate(login: Login) -> None:
     """Apply those of LiteLLM's migrations that the database has not had. Some cannot run inside a transaction."""
     create = f"CREATE TABLE IF NOT EXISTS {_APPLIED_TABLE} (name text PRIMARY KEY, at timestamptz DEFAULT now())"
-    database.execute(port, password, ["--command", create])
-    applied = {row["name"] for row in database.query(port, password, f"SELECT name FROM {_APPLIED_TABLE}")}
+    database.execute(login, ["--command", create])
+    applied = {row["name"] for row in database.query(login, f"SELECT name FROM {_APPLIED_TABLE}")}
     arguments: list[str] = []
     for file in litellm_env.find_migrations():
         if file.parent.name not in applied:
             record = f"INSERT INTO {_APPLIED_TABLE} (name) VALUES ('{file.parent.name}')"
             arguments += ["--file", str(file), "--command", record]
     if arguments:
-        database.execute(port, password, arguments)
+        database.execute(login, arguments)
 
 
-def build_environment(database_port: int, password: str) -> dict[str, str]:
+def build_environment(login: Login) -> dict[str, str]:
     """Build LiteLLM's variables."""
     return {
-        "DATABASE_URL": database.format_url(database_port, password),
+        "DATABASE_URL": database.format_url(login),
         "DISABLE_SCHEMA_UPDATE": "true",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it downloads its list of prices
-        "LITELLM_MASTER_KEY": database.derive_key(password, ADMIN),
-        "LITELLM_SALT_KEY": database.derive_key(password, SALT),
+        "LITELLM_MASTER_KEY": database.derive_key(login.password, ADMIN),
+        "LITELLM_SALT_KEY": database.derive_key(login.password, SALT),
         "PYTHONDONTWRITEBYTECODE": "",  # counts as unset: without byte code each start takes 16 CPU-seconds more
         "PATH": f"{os.environ['PATH']}{os.pathsep}{litellm_env.find_program('')}",
         api_key.VARIABLE: os.environ.get(api_key.VARIABLE) or "none",

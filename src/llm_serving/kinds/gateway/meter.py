@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from llm_serving.kinds.gateway import database
+from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import Backend
 
 TABLE = "blueprint_meter"
@@ -29,7 +30,7 @@ def list_metered(routes: Mapping[str, Iterable[Backend]]) -> list[Backend]:
     return list(backends.values())
 
 
-def record(port: int, password: str, backends: Iterable[Backend]) -> None:
+def record(login: Login, backends: Iterable[Backend]) -> None:
     """Add a row for each deployment; NULL in place of counters that do not answer.
 
     Raises:
@@ -40,7 +41,7 @@ def record(port: int, password: str, backends: Iterable[Backend]) -> None:
         f"VALUES ('{backend.name}', {backend.usd_h!r}, {_format(read_counters(backend))});"
         for backend in backends
     ]
-    database.execute(port, password, ["--single-transaction", "--command", "\n".join([_CREATE, *inserts])])
+    database.execute(login, ["--single-transaction", "--command", "\n".join([_CREATE, *inserts])])
 
 
 def _format(counters: tuple[float, float] | None) -> str:

@@ -21,7 +21,7 @@ def main(port: int, data_folder: Path) -> None:
     backends = meter.load(os.environ[BACKENDS_VARIABLE])
     while True:
         try:
-            meter.record(port, database.read_password(data_folder / DATABASE), backends)
+            meter.record(database.read_login(port, data_folder / DATABASE), backends)
         except Unavailable as error:
             print(error, flush=True)
         time.sleep(INTERVAL_S)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import MILLION, parse_name
 
 DIRECT, IDLE = "(direct)", "(idle)"
@@ -70,13 +71,13 @@ class _Line(NamedTuple):
         )
 
 
-def read(port: int, password: str, since_s: float) -> Records:
+def read(login: Login, since_s: float) -> Records:
     """Read the records of the last seconds.
 
     Raises:
         Unavailable: the database does not answer.
     """
-    rows = (database.query(port, password, text.format(since_s=round(since_s))) for text in (_RECORDS, _METER))
+    rows = (database.query(login, text.format(since_s=round(since_s))) for text in (_RECORDS, _METER))
     return Records(*rows)
 
 
