@@ -19,6 +19,10 @@ JOB = paths.IMAGES / "stream-job"
 DIGESTS = JOB / "jars.sha256"
 """Digest of each jar, in the format of sha256sum."""
 
+_CLIENT = paths.ROOT / "clients" / "java"
+_SOURCES = tuple(folder / "src" / "main" / "java" for folder in (JOB, _CLIENT / "client", _CLIENT / "flink"))
+"""What `pom.xml` of the job compiles."""
+
 _FOLDER = paths.ROOT / ".stream-job"
 _JARS, _SERVERS, _CLASSES = "jars", "servers", "classes"
 _STAMP = ".set-up"
@@ -34,8 +38,8 @@ _CACHE_PROGRAMS = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "re
 def locate() -> Path:
     """Return the folder of all programs, named by what decides them: those that run keep theirs when that changes."""
     digest = hashlib.sha256()
-    sources = (JOB / "src" / "main").rglob("*.java")
-    for file in (DIGESTS, JOB / "pom.xml", JOB / "servers" / "pom.xml", *sorted(sources)):
+    sources = [file for folder in _SOURCES for file in sorted(folder.rglob("*.java"))]
+    for file in (DIGESTS, JOB / "pom.xml", JOB / "servers" / "pom.xml", *sources):
         digest.update(file.read_bytes())
     return _FOLDER / digest.hexdigest()[:12]
 

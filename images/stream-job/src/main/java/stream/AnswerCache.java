@@ -4,7 +4,9 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.ScriptOutputType;
 import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.codec.StringCodec;
 import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 
 /** Valkey or Redis, with each shopper's latest answer. A write that comes twice, or after a newer one, changes nothing. */
@@ -19,11 +21,12 @@ final class AnswerCache implements AutoCloseable {
 
     private final Settings.Cache settings;
     private final RedisClient client;
-    private StatefulRedisConnection<String, String> connection;
+    private final RedisURI uri;
+    private CompletableFuture<StatefulRedisConnection<String, String>> connection;
 
     AnswerCache(Settings.Cache settings) {
         this.settings = settings;
-        RedisURI uri = RedisURI.create(settings.url());
+        uri = RedisURI.create(settings.url());
         uri.setTimeout(TIMEOUT);
         this.client = RedisClient.create(uri);
     }
@@ -31,14 +34,21 @@ final class AnswerCache implements AutoCloseable {
     /** Writes an answer of an event at {@code at}, seconds since 1970; the stage ends once the cache has it. */
     CompletionStage<Long> write(String key, String value, double at) {
         String[] keys = {key};
-        return connect().async().eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, value, Double.toString(at),
-                Long.toString(settings.ttlS()));
+        return connect().thenCompose(connected -> connected
+                .async()
+                .eval(
+                        SET_UNLESS_OLDER,
+                        ScriptOutputType.INTEGER,
+                        keys,
+                        value,
+                        Double.toString(at),
+                        Long.toString(settings.ttlS())));
     }
 
-    /** Returns the connection, which is made once. */
-    synchronized StatefulRedisConnection<String, String> connect() {
-        if (connection == null) {
-            connection = client.connect();
+    /** Returns the connection, which is made once, and tried again where that failed. */
+    synchronized CompletionStage<StatefulRedisConnection<String, String>> connect() {
+        if (connection == null || connection.isCompletedExceptionally()) {
+            connection = client.connectAsync(StringCodec.UTF8, uri).toCompletableFuture();
         }
         return connection;
     }

@@ -1,91 +1,98 @@
 package stream;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.time.Instant;
-import java.util.List;
+import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
-import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeoutException;
+import llmserving.client.ChatRequest;
+import llmserving.client.ChatResponse;
+import llmserving.client.LlmClient;
+import llmserving.client.LlmException;
+import llmserving.client.Message;
+import llmserving.flink.ChatFunction;
 import org.apache.flink.api.common.functions.OpenContext;
-import org.apache.flink.streaming.api.functions.async.ResultFuture;
-import org.apache.flink.streaming.api.functions.async.RichAsyncFunction;
 
 /** Asks the endpoint, and writes the answer to the cache before it goes to the topic of results. */
-final class CallEndpoint extends RichAsyncFunction<Request, Outcome> {
-    private static final long BACK_OFF_MS = 50;
-    private static final long WARM_UP_MS = 5000;
+final class CallEndpoint extends ChatFunction<Request, Outcome> {
+    /** With the few that a client may make at once, an endpoint in trouble gets no more than 1.1 times the load. */
+    private static final double RETRY_SHARE = 0.09;
+
+    private static final Duration WARM_UP = Duration.ofSeconds(5);
 
     private final Settings settings;
-    private transient Endpoint endpoint;
     private transient AnswerCache cache;
-    private transient RetryBudget budget;
 
     CallEndpoint(Settings settings) {
+        super(Duration.ofMillis(settings.endpoint().deadlineMs()));
         this.settings = settings;
     }
 
+    /** Connects to the cache and the endpoint before the first event, whose deadline would pay for it. */
     @Override
     public void open(OpenContext context) {
-        endpoint = new HttpEndpoint(settings.endpoint());
         cache = new AnswerCache(settings.cache());
-        budget = new RetryBudget();
-        warmUp();
-    }
-
-    /** Connects to both before the first event, whose deadline would pay for it; one that is away is tried again. */
-    private void warmUp() {
-        Instant deadline = Instant.now().plusMillis(WARM_UP_MS);
-        endpoint.ask("ready?", deadline).handle((answer, error) -> null).join();
-        try {
-            cache.connect();
-        } catch (RuntimeException error) {
-            // the first write says so
-        }
+        cache.connect().handle((connection, error) -> null).toCompletableFuture().join();
+        super.open(context);
     }
 
     @Override
     public void close() {
+        super.close();
         if (cache != null) {
             cache.close();
         }
     }
 
     @Override
-    public void asyncInvoke(Request request, ResultFuture<Outcome> future) {
-        Instant asked = Instant.now();
-        budget.countAttempt();
-        ask(request.prompt, asked.plusMillis(settings.endpoint().deadlineMs()), 1)
-                .thenCompose(answer -> store(request.event, asked, answer))
-                .exceptionally(error -> bury(request.event, error))
-                .thenAccept(outcome -> future.complete(List.of(outcome)));
+    protected LlmClient openClient() {
+        Settings.Endpoint endpoint = settings.endpoint();
+        LlmClient.Builder builder = LlmClient.builder(endpoint.url())
+                .retries(endpoint.attempts() - 1, RETRY_SHARE)
+                .circuit(Integer.MAX_VALUE, Duration.ZERO); // each event is asked for: Kafka keeps what has to wait
+        String key = System.getenv("BLUEPRINT_API_KEY");
+        LlmClient client = (key == null || key.isEmpty() ? builder : builder.apiKey(key)).build();
+        client.chatAsync(buildRequest("ready?"), WARM_UP).handle((answer, error) -> null).join();
+        return client;
     }
 
     @Override
-    public void timeout(Request request, ResultFuture<Outcome> future) {
-        future.complete(List.of(DeadLetter.of(request.event, "deadline", "no answer before the deadline")));
+    protected ChatRequest buildRequest(Request request) {
+        request.askedAt = System.currentTimeMillis();
+        return buildRequest(request.prompt);
     }
 
-    private CompletableFuture<String> ask(String prompt, Instant deadline, int attempt) {
-        return endpoint.ask(prompt, deadline).exceptionallyCompose(error -> {
-            Endpoint.Failure failure = findFailure(error);
-            boolean mayRetry = failure.mayRetry && attempt < settings.endpoint().attempts();
-            if (!mayRetry || !budget.takeRetry()) {
-                return CompletableFuture.failedFuture(failure);
-            }
-            long wait = (long) (BACK_OFF_MS * (1 << (attempt - 1)) * (0.5 + ThreadLocalRandom.current().nextDouble()));
-            return CompletableFuture.supplyAsync(
-                            () -> null, CompletableFuture.delayedExecutor(wait, TimeUnit.MILLISECONDS))
-                    .thenCompose(ignored -> ask(prompt, deadline, attempt + 1));
-        });
+    private ChatRequest buildRequest(String prompt) {
+        Settings.Endpoint endpoint = settings.endpoint();
+        return ChatRequest.of(endpoint.model(), Message.user(prompt)).with("max_tokens", endpoint.outputTokens());
     }
 
-    private CompletableFuture<Outcome> store(Event event, Instant asked, String answer) {
-        long answeredAt = System.currentTimeMillis();
+    @Override
+    protected CompletionStage<Outcome> handleAnswer(Request request, ChatResponse response) {
+        String answer = response.choices().isEmpty() ? null : response.text();
+        return answer == null
+                ? CompletableFuture.completedStage(
+                        DeadLetter.of(request.event, "bad_answer", "the endpoint's answer has no text"))
+                : store(request, answer);
+    }
+
+    @Override
+    protected Outcome handleFailure(Request request, Throwable failure) {
+        String reason = "endpoint";
+        if (failure instanceof LlmException.DeadlineExceeded || failure instanceof TimeoutException) {
+            reason = "deadline";
+        } else if (failure instanceof LlmException.MalformedAnswer) {
+            reason = "bad_answer";
+        }
+        return DeadLetter.of(request.event, reason, failure.getMessage());
+    }
+
+    private CompletionStage<Outcome> store(Request request, String answer) {
+        Event event = request.event;
         ObjectNode result = Settings.mapper().createObjectNode();
         result.put("id", event.id).put("shopper", event.shopper).put("answer", answer);
         result.put("model", settings.endpoint().model()).put("at", event.at).put("received_at", event.receivedAt);
-        result.put("asked_at", asked.toEpochMilli()).put("answered_at", answeredAt);
+        result.put("asked_at", request.askedAt).put("answered_at", System.currentTimeMillis());
         return write(event, answer).handle((written, error) -> {
             // The topic has the answer too, so that a cache that is away loses none.
             result.put("cached_at", error == null ? System.currentTimeMillis() : null);
@@ -96,28 +103,11 @@ final class CallEndpoint extends RichAsyncFunction<Request, Outcome> {
         });
     }
 
-    private CompletableFuture<Long> write(Event event, String answer) {
+    private CompletionStage<Long> write(Event event, String answer) {
         double at = event.at / 1000.0;
         ObjectNode value = Settings.mapper().createObjectNode();
         value.put("answer", answer).put("model", settings.endpoint().model());
         value.put("prompt_version", "").put("batch", "").put("at", at);
-        try {
-            String key = settings.name() + ":stream:" + event.shopper;
-            return cache.write(key, value.toString(), at).toCompletableFuture();
-        } catch (RuntimeException error) {
-            return CompletableFuture.failedFuture(error);
-        }
-    }
-
-    private static Outcome bury(Event event, Throwable error) {
-        Endpoint.Failure failure = findFailure(error);
-        return DeadLetter.of(event, failure.reason, failure.getMessage());
-    }
-
-    private static Endpoint.Failure findFailure(Throwable error) {
-        Throwable cause = error instanceof CompletionException ? error.getCause() : error;
-        return cause instanceof Endpoint.Failure failure
-                ? failure
-                : new Endpoint.Failure("endpoint", String.valueOf(cause), false);
+        return cache.write(settings.name() + ":stream:" + event.shopper, value.toString(), at);
     }
 }

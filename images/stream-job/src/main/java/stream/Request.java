@@ -4,4 +4,7 @@ package stream;
 public class Request {
     public Event event;
     public String prompt;
+
+    /** When the endpoint was asked. */
+    public long askedAt;
 }

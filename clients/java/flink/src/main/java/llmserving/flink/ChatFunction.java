@@ -1,16 +1,14 @@
 package llmserving.flink;
 
-import java.io.Serializable;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
-import java.util.function.BiFunction;
-import java.util.function.Function;
-import java.util.function.Supplier;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeoutException;
 import llmserving.client.ChatRequest;
 import llmserving.client.ChatResponse;
 import llmserving.client.LlmClient;
-import org.apache.flink.configuration.Configuration;
+import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.streaming.api.functions.async.ResultFuture;
 import org.apache.flink.streaming.api.functions.async.RichAsyncFunction;
 
@@ -22,62 +20,46 @@ import org.apache.flink.streaming.api.functions.async.RichAsyncFunction;
  * @param <I> elements of the stream
  * @param <O> results
  */
-public final class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
+public abstract class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
     private static final long serialVersionUID = 1L;
 
-    private final Open open;
-    private final ToRequest<I> toRequest;
-    private final ToResult<I, ChatResponse, O> onAnswer;
-    private final ToResult<I, Throwable, O> onFailure;
     private final Duration deadline;
     private transient LlmClient client;
 
-    /** Opens a client on a task manager. */
-    public interface Open extends Supplier<LlmClient>, Serializable {}
-
-    /** Builds the request of an element. */
-    public interface ToRequest<I> extends Function<I, ChatRequest>, Serializable {}
-
-    /** Builds the result of an element. */
-    public interface ToResult<I, A, O> extends BiFunction<I, A, O>, Serializable {}
-
-    /**
-     * Call a model with each element.
-     *
-     * @param open opens the client
-     * @param toRequest builds the request of an element
-     * @param onAnswer builds the result of an element that was answered
-     * @param onFailure builds the result of an element that was not, for a dead-letter topic
-     * @param deadline of each call
-     */
-    public ChatFunction(
-            Open open,
-            ToRequest<I> toRequest,
-            ToResult<I, ChatResponse, O> onAnswer,
-            ToResult<I, Throwable, O> onFailure,
-            Duration deadline) {
-        this.open = open;
-        this.toRequest = toRequest;
-        this.onAnswer = onAnswer;
-        this.onFailure = onFailure;
+    /** Call a model with each element, and end each call by a deadline. */
+    protected ChatFunction(Duration deadline) {
         this.deadline = deadline;
     }
 
+    /** Open a client on a task manager. */
+    protected abstract LlmClient openClient();
+
+    /** Build the request of an element. */
+    protected abstract ChatRequest buildRequest(I element);
+
+    /** Build the result of an element that was answered, on the client's thread: it must not block. */
+    protected abstract CompletionStage<O> handleAnswer(I element, ChatResponse answer);
+
+    /** Build the result of an element that has no answer, such as one for a dead-letter topic. */
+    protected abstract O handleFailure(I element, Throwable failure);
+
     @Override
-    public void open(Configuration parameters) {
-        client = open.get();
+    public void open(OpenContext context) {
+        client = openClient();
     }
 
     @Override
     public void asyncInvoke(I element, ResultFuture<O> result) {
         CompletableFuture<ChatResponse> answer;
         try {
-            answer = client.chatAsync(toRequest.apply(element), deadline);
-        } catch (RuntimeException failure) { // of toRequest
+            answer = client.chatAsync(buildRequest(element), deadline);
+        } catch (RuntimeException failure) { // of buildRequest
             answer = CompletableFuture.failedFuture(failure);
         }
-        answer.handle((response, failure) ->
-                        failure == null ? onAnswer.apply(element, response) : onFailure.apply(element, failure))
+        answer.handle((response, failure) -> failure == null
+                        ? handleAnswer(element, response)
+                        : CompletableFuture.completedStage(handleFailure(element, failure)))
+                .thenCompose(outcome -> outcome)
                 .whenComplete((value, failure) -> {
                     if (failure == null) {
                         result.complete(List.of(value));
@@ -85,6 +67,11 @@ public final class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
                         result.completeExceptionally(failure);
                     }
                 });
+    }
+
+    @Override
+    public void timeout(I element, ResultFuture<O> result) {
+        result.complete(List.of(handleFailure(element, new TimeoutException("no result before Flink's timeout"))));
     }
 
     @Override

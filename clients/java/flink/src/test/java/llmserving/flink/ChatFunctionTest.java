@@ -7,13 +7,16 @@ import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import llmserving.client.ChatRequest;
+import llmserving.client.ChatResponse;
 import llmserving.client.LlmClient;
 import llmserving.client.Message;
 import okhttp3.mockwebserver.MockResponse;
 import okhttp3.mockwebserver.MockWebServer;
-import org.apache.flink.configuration.Configuration;
+import org.apache.flink.api.common.functions.DefaultOpenContext;
 import org.apache.flink.streaming.api.functions.async.ResultFuture;
 import org.apache.flink.util.InstantiationUtil;
 import org.junit.jupiter.api.Test;
@@ -26,22 +29,61 @@ class ChatFunctionTest {
             server.enqueue(new MockResponse().setResponseCode(400).setBody("too long"));
             server.start(InetAddress.getLoopbackAddress(), 0);
             String url = "http://127.0.0.1:" + server.getPort();
-            ChatFunction<String, String> function = InstantiationUtil.clone(new ChatFunction<>(
-                    () -> LlmClient.builder(url).build(),
-                    prompt -> ChatRequest.of("m", Message.user(prompt)),
-                    (prompt, response) -> prompt + ": " + response.text(),
-                    (prompt, failure) -> prompt + " failed, " + failure.getMessage(),
-                    Duration.ofSeconds(30)));
-            function.open(new Configuration());
+            ChatFunction<String, String> function = InstantiationUtil.clone(new Texts(url));
+            function.open(DefaultOpenContext.INSTANCE);
             assertEquals(List.of("one: hi"), invoke(function, "one"));
             assertEquals(List.of("two failed, 400: too long"), invoke(function, "two"));
             function.close();
         }
     }
 
+    @Test
+    void anElementWithoutResultAtFlinksTimeoutBecomesAnElementToo() throws Exception {
+        ChatFunction<String, String> function = new Texts("http://127.0.0.1:1");
+        assertEquals(
+                List.of("one failed, no result before Flink's timeout"),
+                collect(result -> function.timeout("one", result)));
+    }
+
+    /** Turns prompts into texts. */
+    private static final class Texts extends ChatFunction<String, String> {
+        private static final long serialVersionUID = 1L;
+
+        private final String url;
+
+        Texts(String url) {
+            super(Duration.ofSeconds(30));
+            this.url = url;
+        }
+
+        @Override
+        protected LlmClient openClient() {
+            return LlmClient.builder(url).build();
+        }
+
+        @Override
+        protected ChatRequest buildRequest(String prompt) {
+            return ChatRequest.of("m", Message.user(prompt));
+        }
+
+        @Override
+        protected CompletionStage<String> handleAnswer(String prompt, ChatResponse answer) {
+            return CompletableFuture.supplyAsync(() -> prompt + ": " + answer.text());
+        }
+
+        @Override
+        protected String handleFailure(String prompt, Throwable failure) {
+            return prompt + " failed, " + failure.getMessage();
+        }
+    }
+
     private static Collection<String> invoke(ChatFunction<String, String> function, String element) throws Exception {
+        return collect(result -> function.asyncInvoke(element, result));
+    }
+
+    private static Collection<String> collect(Consumer<ResultFuture<String>> call) throws Exception {
         CompletableFuture<Collection<String>> results = new CompletableFuture<>();
-        function.asyncInvoke(element, new ResultFuture<>() {
+        call.accept(new ResultFuture<>() {
             @Override
             public void complete(Collection<String> values) {
                 results.complete(values);
