@@ -15,7 +15,7 @@ from llm_serving.settings.errors import InputError
 def change(folder: Path, text: str, value: str = "new") -> str:
     file = folder / "blueprint.yaml"
     file.write_bytes(text.encode())
-    return yaml_edit.set_value(file, "engine", value, after="model")
+    return yaml_edit.set_value(file, ("engine",), value, after="model")
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,31 @@ def test_no_value_can_change_more_than_its_key(tmp_path_factory: pytest.TempPath
     data = yaml_source.parse(folder / "blueprint.yaml", text).data
     assert data == {"model": "m", "engine": value, "roles": {"a": 1}}
     assert "# x" in text and "# y" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            'name: m\neks:\n  version: "1.34" # why\n  al2023: v1\n',
+            'name: m\neks:\n  version: "1.36" # why\n  al2023: v1\n',
+        ),
+        ('eks: {version: "1.34", al2023: v1}\nname: m\n', 'eks: {version: "1.36", al2023: v1}\nname: m\n'),
+        ("name: m # which\npools: {}\n", 'name: m # which\neks: {version: "1.36"}\npools: {}\n'),
+    ],
+)
+def test_a_value_below_another_key_changes_alone(tmp_path: Path, before: str, after: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(before)
+    assert yaml_edit.set_value(file, ("eks", "version"), '"1.36"', after="name") == after
+
+
+def test_a_key_that_the_mapping_above_it_lacks_is_left_to_the_person(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("eks:\n  al2023: v1\n")
+    with pytest.raises(InputError) as error:
+        yaml_edit.set_value(file, ("eks", "version"), '"1.36"', after="name")
+    assert str(error.value) == (
+        f"{file}:1:1: eks.version: it is laid out so that no single line can be rewritten. "
+        'Fix: write eks: {version: "1.36"} yourself.'
+    )

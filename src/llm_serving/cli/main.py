@@ -42,7 +42,7 @@ _GENERAL = (
     CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", _BASELINE),
     CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", _BASELINE, True),
     CommandEntry(MODELS, "model", "model:app", "List, size, predict, create and upload models."),
-    CommandEntry(FLEET, "fleet", "fleet:app", "Show, plan, apply and destroy the fleet."),
+    CommandEntry(FLEET, "fleet", "fleet:app", "Show, plan, apply, upgrade and destroy the fleet."),
     CommandEntry(FLEET, "shift-plan", "shift_plan:show_plan", "Plan a week of pools that real time and batch share."),
     CommandEntry(FLEET, "rehearse", "rehearse:rehearse", "Apply and destroy the stacks against an embedded AWS."),
     CommandEntry(FLEET, "images", "images:app", "Pin container images by digest."),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from llm_serving import console
 from llm_serving.aws import session
@@ -162,13 +163,14 @@ def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    return _list_instances(
-        aws,
-        [
-            {"Name": "tag-key", "Values": ["karpenter.sh/nodepool"]},
-            {"Name": f"tag:kubernetes.io/cluster/{names.format_cluster_name(fleet)}", "Values": ["owned"]},
-        ],
-    )
+    return [instance["InstanceId"] for instance in _describe_instances(aws, _build_karpenter_filters(fleet))]
+
+
+def _build_karpenter_filters(fleet: Fleet) -> list[Mapping[str, object]]:
+    return [
+        {"Name": "tag-key", "Values": ["karpenter.sh/nodepool"]},
+        {"Name": f"tag:kubernetes.io/cluster/{names.format_cluster_name(fleet)}", "Values": ["owned"]},
+    ]
 
 
 _TAGS_PER_CALL = 20
@@ -197,18 +199,27 @@ def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
     return [names_by_arn[entry["ResourceArn"]] for entry in descriptions if cluster_tag in entry["Tags"]]
 
 
+def list_instances(aws: AwsSession, fleet: Fleet) -> list[Mapping[str, Any]]:
+    """Return the fleet's instances that are not terminated, Karpenter's among them, as EC2 describes them.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    described = [
+        *_describe_instances(aws, _build_karpenter_filters(fleet)),
+        *_describe_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}]),
+    ]
+    return list({instance["InstanceId"]: instance for instance in described}.values())
+
+
 def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
     """Ask EC2 whether any instance of the fleet is still running.
 
     Raises:
         CheckFailed: some are; the message has the command to terminate them.
     """
-    instance_ids = [
-        *list_karpenter_instances(aws, fleet),
-        *_list_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}]),
-    ]
-    if instance_ids:
-        unique_ids = list(dict.fromkeys(instance_ids))
+    unique_ids = [instance["InstanceId"] for instance in list_instances(aws, fleet)]
+    if unique_ids:
         command = console.quote_command(
             ("aws", "ec2", "terminate-instances", "--region", fleet.region, "--instance-ids", *unique_ids)
         )
@@ -219,13 +230,10 @@ def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
         )
 
 
-def _list_instances(aws: AwsSession, filters: Sequence[Mapping[str, object]]) -> list[str]:
+def _describe_instances(aws: AwsSession, filters: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
     state_filter = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
     with session.translate_errors():
         pages = aws.client("ec2").get_paginator("describe_instances").paginate(Filters=[*filters, state_filter])
         return [
-            instance["InstanceId"]
-            for page in pages
-            for reservation in page["Reservations"]
-            for instance in reservation["Instances"]
+            instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]
         ]

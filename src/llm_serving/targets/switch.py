@@ -61,7 +61,7 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*", "rendered", "runs"))
         try:
             for key, value in values.items():
-                text = yaml_edit.set_value(copy / FILE_NAME, key, value, after=_ANCHOR)
+                text = yaml_edit.set_value(copy / FILE_NAME, (key,), value, after=_ANCHOR)
                 (copy / FILE_NAME).write_bytes(text.encode("utf-8"))
             new = _render(copy, fleet_file, target)
         except InputError as error:

@@ -1,4 +1,4 @@
-"""`blueprint fleet`: show, synthesize, plan, apply and destroy the stacks of a fleet file."""
+"""`blueprint fleet`: show, synthesize, plan, apply, upgrade and destroy the stacks of a fleet file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.cli.commands.fleet_show import show
+from llm_serving.cli.commands.fleet_upgrade import show_upgrade
 from llm_serving.cli.commands.network_test import test_network
 from llm_serving.fleet import model
 from llm_serving.operations import apply as stack_apply
@@ -29,9 +30,10 @@ from llm_serving.settings.errors import CheckFailed
 from llm_serving.tables import fleet_plan_table
 from llm_serving.terraform import synthesis
 
-app = typer.Typer(help="Show, plan, apply and destroy the fleet.", no_args_is_help=True)
+app = typer.Typer(help="Show, plan, apply, upgrade and destroy the fleet.", no_args_is_help=True)
 app.command()(show)
 app.command()(test_network)
+app.command("upgrade")(show_upgrade)
 
 Stacks = Annotated[list[str] | None, typer.Argument(metavar="STACK", help="Stacks; all if left out.")]
 WithData = Annotated[

@@ -1,0 +1,73 @@
+"""`blueprint fleet upgrade`: what is behind, and the next step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_serving import console
+from llm_serving.catalog import instances
+from llm_serving.fleet import model, upgrade
+from llm_serving.fleet.upgrade import Installed, Step
+from llm_serving.operations import context, installed
+from llm_serving.options.arguments import FLEET, AsJson, Fleet
+from llm_serving.services import inputs
+from llm_serving.settings import yaml_edit
+from llm_serving.settings.errors import Unavailable
+from llm_serving.tables import fleet_plan_table, upgrade_table
+
+
+def show_upgrade(
+    fleet: Fleet = FLEET,
+    write: Annotated[bool, typer.Option("--write", help="Write the next step to the fleet file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is behind the versions that this release pins, in the order to upgrade in.
+
+    Says what each step drains, and who says that it comes in this place. With AWS credentials it reads what runs;
+    without, the fleet file alone. --write takes one step, and the next only after the last was applied.
+    """
+    settings = inputs.read_fleet(fleet).value
+    running, unread = _read_account(settings)
+    if write and running is None:
+        raise Unavailable(
+            "--write: no AWS credentials found, and only the account shows whether the last step was applied. "
+            "Fix: sign in (`aws sso login`), or set AWS_PROFILE."
+        )
+    steps = upgrade.list_steps(settings, instances.load(), running)
+    if as_json:
+        print(json.dumps(upgrade_table.build_payload(steps, unread), indent=2))
+    else:
+        _print(fleet, settings, steps, unread)
+    if write and steps and steps[0].edit:
+        key_path, value = steps[0].edit
+        fleet.write_text(yaml_edit.set_value(fleet, key_path, value, after="orchestrator"), encoding="utf-8")
+
+
+def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
+    aws = context.open_session(settings.region)
+    if not aws.has_credentials():
+        return None, ["the account: no AWS credentials were found"]
+    with context.lock_fleet(settings) as data:
+        return installed.read(aws, settings, data)
+
+
+def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[str]) -> None:
+    for line in unread:
+        console.err.print(f"Not read: {line}", markup=False)
+    if "eks" in settings.orchestrators:
+        console.err.print(fleet_plan_table.describe_support(settings))
+    if not steps:
+        console.out.print("Nothing is behind.")
+        return
+    console.out.print(upgrade_table.render(steps))
+    console.out.print(f"Next: {_describe(fleet, steps[0])}", markup=False, soft_wrap=True)
+
+
+def _describe(fleet: Path, step: Step) -> str:
+    name = console.shorten_path(fleet)
+    command = f"{step.command}{f' --fleet {name}' * step.command.startswith(('blueprint fleet', 'blueprint platform'))}"
+    return f"{'.'.join(step.edit[0])}: {step.edit[1]} in {name}, then {command}" if step.edit else command
