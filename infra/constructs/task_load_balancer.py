@@ -1,4 +1,4 @@
-"""The internal Application Load Balancer with TLS before a deployment's routers on ECS."""
+"""The internal Application Load Balancer with TLS before what clients of a deployment call on ECS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
 from infra.constructs.task_network import HTTPS, VpcRanges, add_rule
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.stack import StackLoadBalancer
+from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import Service
 
 _TLS_POLICY = "ELBSecurityPolicy-TLS13-1-2-2021-06"
@@ -32,16 +32,21 @@ def add_load_balancer(
     stack: TerraformStack,
     fleet: Fleet,
     deployment: str,
-    router: Service,
+    entry: Service,
     settings: StackLoadBalancer,
     *,
     vpc_id: str,
     vpc: VpcRanges,
     subnet_ids: list[str],
-    router_group: aws.security_group.SecurityGroup,
+    entry_group: aws.security_group.SecurityGroup,
+    health_path: str,
 ) -> TaskLoadBalancer:
-    """Add the load balancer, its listener, and the target group that the router's tasks register with."""
-    group = _add_security_group(stack, fleet, deployment, router.port, router_group, vpc_id=vpc_id, vpc=vpc)
+    """Add the load balancer, its listener, and the target group that the entry's tasks register with.
+
+    Args:
+        health_path: answers 200 as long as the process lives: ECS replaces tasks that fail this.
+    """
+    group = _add_security_group(stack, fleet, deployment, entry.port, entry_group, vpc_id=vpc_id, vpc=vpc)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
@@ -55,7 +60,7 @@ def add_load_balancer(
         drop_invalid_header_fields=True,
         tags={"Name": f"{fleet.name}-{deployment}"},
     )
-    target_group = _add_target_group(stack, router.port, settings, prefix, vpc_id)
+    target_group = _add_target_group(stack, entry.port, settings, prefix, vpc_id, health_path)
     e = aws.lb_listener
     listener = e.LbListener(
         stack,
@@ -75,7 +80,7 @@ def add_load_balancer(
 
 
 def _add_target_group(
-    stack: TerraformStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str
+    stack: TerraformStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str, health_path: str
 ) -> aws.lb_target_group.LbTargetGroup:
     t = aws.lb_target_group
     target_group = t.LbTargetGroup(
@@ -88,9 +93,8 @@ def _add_target_group(
         protocol="HTTP",
         deregistration_delay=str(settings.drain_s),
         load_balancing_algorithm_type="least_outstanding_requests",
-        # The process alone: ECS replaces tasks that fail this, and a router is ready only once an engine is.
         health_check=t.LbTargetGroupHealthCheck(
-            path="/liveness", matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
+            path=health_path, matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
         ),
     )
     target_group.add_override("lifecycle.create_before_destroy", True)
@@ -102,12 +106,12 @@ def _add_security_group(
     fleet: Fleet,
     deployment: str,
     port: int,
-    router_group: aws.security_group.SecurityGroup,
+    entry_group: aws.security_group.SecurityGroup,
     *,
     vpc_id: str,
     vpc: VpcRanges,
 ) -> aws.security_group.SecurityGroup:
-    """Add the load balancer's security group, which the routers let in."""
+    """Add the load balancer's security group, which the entry lets in."""
     group = add_security_group(
         stack,
         "balancer-group",
@@ -116,6 +120,6 @@ def _add_security_group(
         vpc_id=vpc_id,
     )
     add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=vpc)
-    add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=router_group)
-    add_rule(stack, "router-from-balancer", router_group, "in", "Requests and health checks", port, peer=group)
+    add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=entry_group)
+    add_rule(stack, "router-from-balancer", entry_group, "in", "Requests and health checks", port, peer=group)
     return group

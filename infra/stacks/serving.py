@@ -45,8 +45,8 @@ ALARM_METRICS = {False: {"queue"}, True: {"requests", "errors"}}
 """Metrics that alarms use, by whether a service is the entry."""
 
 _ROUTER_HEALTH, _ROUTER_START_S = "/liveness", 60
-"""How ECS checks the router. Its /health will not do: before prefill and decode, vllm-router answers it with 503 until
-it knows both."""
+"""How ECS and the load balancer check the router: the process alone, for they replace tasks that fail this. Its /health
+will not do: before prefill and decode, vllm-router answers it with 503 until it knows both."""
 
 _LOG_RETENTION_DAYS = 90
 
@@ -190,7 +190,8 @@ def _add_load_balancer(
         vpc_id=place.vpc_id,
         vpc=place.vpc,
         subnet_ids=list(place.subnets.values()),
-        router_group=router_group,
+        entry_group=router_group,
+        health_path=_ROUTER_HEALTH,
     )
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")

@@ -19,7 +19,6 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
     answer_parsers,
-    load_balancer,
     measured_capacity,
     placement,
     processes,
@@ -32,10 +31,11 @@ from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalan
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
-from llm_serving.kinds.serving.stack import ServingStack, StackLoadBalancer
-from llm_serving.services import tasks
+from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.services import load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
+from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
 from llm_serving.services.service import Prefetch, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes

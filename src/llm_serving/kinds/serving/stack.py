@@ -6,24 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import AllowSingleItem, Settings
-
-
-class StackLoadBalancer(Settings):
-    """The internal load balancer with TLS before the routers."""
-
-    certificate: str
-    """ARN of the ACM certificate."""
-
-    web_acl: str = ""
-    """ARN of the AWS WAF web ACL; empty without one."""
-
-    idle_timeout_s: Annotated[int, Field(ge=1, le=4000)]
-    """Longest silence on a connection."""
-
-    drain_s: Annotated[int, Field(ge=0, le=3600)]
-    """How long requests of a stopped router may finish."""
 
 
 class ServingStack(Settings):

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
-from llm_serving.fleet.model import Fleet, parse_arn_region
+from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
-from llm_serving.kinds.serving.load_balancer import MIN_ZONES
 from llm_serving.kinds.serving.placement import (
     PlacedRole,
     Placement,
@@ -22,6 +21,7 @@ from llm_serving.kinds.serving.placement import (
     goes_through_host,
 )
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
+from llm_serving.services import load_balancer
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
@@ -97,24 +97,11 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
     row = settings.load_balancer
     if row is None:
         return
-    key = "load_balancer"
-    for field, arn in (("certificate", row.certificate), ("web_acl", row.web_acl)):
-        if arn and parse_arn_region(arn) != fleet.region:
-            reason = f"a load balancer takes those of its own region, {fleet.region}"
-            yield Conflict((key, field), reason, f"use one in {fleet.region}", arn)
-    if len(fleet.zones) < MIN_ZONES:
-        reason = (
-            f"an Application Load Balancer takes subnets in {MIN_ZONES} zones, and the fleet has {len(fleet.zones)}"
-        )
-        yield Conflict((key,), reason, "use a fleet of two zones, or remove load_balancer", row.certificate)
+    key = load_balancer.KEY
+    yield from load_balancer.check(row, fleet, on_kubernetes=environment.conventions.is_kubernetes)
     if row.public and fleet.is_closed:
         reason = "the fleet's network has no way to the internet"
         yield Conflict((key, "public"), reason, "set public: off, or network: {nat: on} in the fleet", True)
-    if row.web_acl and fleet.is_closed and environment.conventions.is_kubernetes:
-        # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
-        reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
-        fix = "remove web_acl, or set network: {nat: on} in the fleet"
-        yield Conflict((key, "web_acl"), reason, fix, row.web_acl)
     if row.gateway and not environment.conventions.is_kubernetes:
         reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
         fix = "remove gateway, and use an internal load balancer and a public gateway of your own that calls it"

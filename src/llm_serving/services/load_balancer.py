@@ -1,0 +1,95 @@
+"""`load_balancer` of a blueprint: a load balancer with TLS before what clients call, on EKS and ECS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from llm_serving.fleet.model import Fleet, NewNetwork, parse_arn_region
+from llm_serving.settings.document import Conflict, Settings
+from llm_serving.settings.units import TextFormat
+
+CertificateArn = Annotated[
+    str,
+    TextFormat(
+        "arn:aws(?:-[a-z]+)*:acm:[a-z0-9-]{1,32}:[0-9]{12}:certificate/[A-Za-z0-9-]{1,64}",
+        "an ACM certificate's ARN",
+        "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012",
+    ),
+]
+WebAclArn = Annotated[
+    str,
+    TextFormat(
+        "arn:aws(?:-[a-z]+)*:wafv2:[a-z0-9-]{1,32}:[0-9]{12}:regional/webacl/[A-Za-z0-9_-]{1,128}/[a-z0-9-]{1,64}",
+        "a regional web ACL's ARN",
+        "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012",
+    ),
+]
+
+KEY = "load_balancer"
+
+IDLE_TIMEOUT_S = 4000
+"""Longest silence on a connection: the most that an Application Load Balancer takes. Streams are not silent so long.
+
+Source: ELB documentation, "Application Load Balancers", load balancer attributes, 2026-11.
+"""
+
+MAX_DRAIN_S = 3600
+"""Longest deregistration delay. Source: ELB documentation, target group attributes, 2026-11."""
+
+MIN_ZONES = 2
+"""Zones of an Application Load Balancer. Source: ELB documentation, "Subnets for your load balancer", 2026-11."""
+
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+"""Where an existing VPC's load balancers are: its own ranges are unknown before it is asked."""
+
+
+class LoadBalancer(Settings):
+    """An Application Load Balancer with TLS, internal to the VPC."""
+
+    certificate: CertificateArn
+    """ARN of the ACM certificate; clients call the load balancer by a name of the certificate."""
+
+    web_acl: WebAclArn | None = None
+    """ARN of the AWS WAF web ACL that filters its requests."""
+
+
+class StackLoadBalancer(Settings):
+    """The internal load balancer with TLS, as a stack makes it."""
+
+    certificate: str
+    """ARN of the ACM certificate."""
+
+    web_acl: str = ""
+    """ARN of the AWS WAF web ACL; empty without one."""
+
+    idle_timeout_s: Annotated[int, Field(ge=1, le=4000)]
+    """Longest silence on a connection."""
+
+    drain_s: Annotated[int, Field(ge=0, le=3600)]
+    """How long requests of a stopped replica may finish."""
+
+
+def check(row: LoadBalancer, fleet: Fleet, *, on_kubernetes: bool) -> Iterator[Conflict]:
+    """Yield what the fleet's region and network do not allow."""
+    for field, arn in (("certificate", row.certificate), ("web_acl", row.web_acl)):
+        if arn and parse_arn_region(arn) != fleet.region:
+            reason = f"a load balancer takes those of its own region, {fleet.region}"
+            yield Conflict((KEY, field), reason, f"use one in {fleet.region}", arn)
+    if len(fleet.zones) < MIN_ZONES:
+        reason = (
+            f"an Application Load Balancer takes subnets in {MIN_ZONES} zones, and the fleet has {len(fleet.zones)}"
+        )
+        yield Conflict((KEY,), reason, "use a fleet of two zones, or remove load_balancer", row.certificate)
+    if row.web_acl and fleet.is_closed and on_kubernetes:
+        # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
+        reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
+        fix = "remove web_acl, or set network: {nat: on} in the fleet"
+        yield Conflict((KEY, "web_acl"), reason, fix, row.web_acl)
+
+
+def list_ranges(fleet: Fleet) -> tuple[str, ...]:
+    """Return the address ranges from which load balancers of the fleet's network call."""
+    return (fleet.network.cidr,) if isinstance(fleet.network, NewNetwork) else PRIVATE_RANGES
