@@ -102,12 +102,6 @@ def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) ->
         )
 
 
-def find_rendered(fleet: Fleet, root: Path) -> list[Path]:
-    """Return the rendered deployments of that fleet below `root` that have a stack of their own."""
-    files = sorted(root.glob("rendered/*/*/*.yaml"))
-    return [file for file in files if rendered.read_kind(file, fleet)]
-
-
 def run(environment: Mapping[str, str]) -> dict[str, Path]:
     """Synthesize as the environment variables above say; return the directory of each stack.
 
@@ -117,7 +111,7 @@ def run(environment: Mapping[str, str]) -> dict[str, Path]:
     document = loading.load_fleet(Path(environment.get("BLUEPRINT_FLEET", "fleet.yaml")))
     deployments = environment.get("BLUEPRINT_DEPLOYMENTS")
     files = (
-        find_rendered(document.value, Path())
+        rendered.find(document.value, Path())
         if deployments is None
         else [Path(file) for file in deployments.split(os.pathsep) if file]
     )

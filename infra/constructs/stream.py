@@ -15,12 +15,19 @@ from infra.constructs.security_group import add_security_group
 from infra.constructs.vpc import Network
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.streaming.stack import FLINK_RUNTIME, KAFKA_VERSION, PLACE_GROUP, SETTINGS_GROUP, StreamStack
+from llm_serving.kinds.streaming.stack import (
+    CACHE_NODES,
+    FLINK_RUNTIME,
+    KAFKA_VERSION,
+    PLACE_GROUP,
+    SETTINGS_GROUP,
+    StreamStack,
+)
 
 KAFKA_PORT, CACHE_PORT = 9098, 6379
 """Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
 
-CACHE_VERSION, CACHE_NODES = "8.0", 2
+CACHE_VERSION = "8.0"
 
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false

@@ -1,4 +1,4 @@
-"""Prices of the services that every fleet has: data with its source, in `services.yaml`."""
+"""Prices of the services that fleets and their deployments have: data with its source, in `services.yaml`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Both hold what stands while no instance runs: control plane, system nodes, NAT g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_serving.catalog.instances import Catalog, Price, Source
@@ -45,7 +45,10 @@ class Cost:
     """What costs the same whether instances run or not."""
 
     sources: tuple[Source, ...]
-    """Where the prices come from, without repetition."""
+    """Where the prices of instances come from, without repetition."""
+
+    unpriced: tuple[str, ...] = ()
+    """Services of deployments whose price is not known."""
 
     @property
     def standing_usd_h(self) -> float:
@@ -64,19 +67,24 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Types whose price is not known, without repetition."""
-        return tuple(dict.fromkeys(name for pool in self.pools for name in pool.unknown))
+        """Types and services whose price is not known, without repetition."""
+        return tuple(dict.fromkeys((*(name for pool in self.pools for name in pool.unknown), *self.unpriced)))
 
 
-def estimate(fleet: Fleet, catalog: Catalog) -> Cost:
-    """Return the fleet's cost in its region. A type that the catalog does not have counts as one of unknown price."""
+def estimate(fleet: Fleet, catalog: Catalog, deployed: Sequence[standing_cost.Units] = ()) -> Cost:
+    """Return the fleet's cost in its region. A type that the catalog does not have counts as one of unknown price.
+
+    Args:
+        deployed: what its deployments rent beside instances.
+    """
     prices = [
         price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalog)
     ]
     return Cost(
         tuple(_estimate_pool(fleet, name, pool, catalog) for name, pool in fleet.pools.items()),
-        standing_cost.list_items(fleet, catalog),
+        (*standing_cost.list_items(fleet, catalog), *standing_cost.price_units(fleet, deployed)),
         tuple(dict.fromkeys(price.source for price in prices)),
+        standing_cost.list_unpriced(deployed),
     )
 
 

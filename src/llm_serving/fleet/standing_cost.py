@@ -1,9 +1,12 @@
-"""What a fleet costs an hour while it does nothing: control plane, system nodes, NAT gateways, endpoints, keys."""
+"""What a fleet costs an hour while it does nothing: control plane, system nodes, NAT gateways, endpoints, keys.
+
+What its deployments rent of AWS beside instances, such as brokers, comes from their kinds.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llm_serving.catalog import account_needs, eks, services
@@ -32,6 +35,31 @@ class StandingItem:
     def usd_h(self) -> float:
         """US dollars an hour for all of them."""
         return self.count * self.unit_usd_h
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of one service that a deployment rents."""
+
+    service: str
+    """Its name in `services.yaml`, which may not have it."""
+
+    count: int
+    deployment: str
+
+
+def price_units(fleet: Fleet, units: Iterable[Units]) -> tuple[StandingItem, ...]:
+    """Return what deployments rent, as far as prices are known."""
+    return tuple(
+        _price(fleet, f"{entry.service} for {entry.deployment}", entry.count, entry.service)
+        for entry in units
+        if entry.service in services.load()
+    )
+
+
+def list_unpriced(units: Iterable[Units]) -> tuple[str, ...]:
+    """Return the services whose price is not known, each once."""
+    return tuple(dict.fromkeys(entry.service for entry in units if entry.service not in services.load()))
 
 
 def list_items(fleet: Fleet, catalog: Catalog, today: datetime.date | None = None) -> tuple[StandingItem, ...]:

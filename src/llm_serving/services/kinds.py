@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.standing_cost import Units
+from llm_serving.services import rendered
 from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
 from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Conventions, Environment
@@ -144,6 +146,14 @@ class Kind(ABC, Generic[B, D]):
         """Return what a deployment costs in USD an hour; None where that is unknown."""
         return None
 
+    def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
+        """Return what the stack of a rendered deployment rents beside instances, whether it is used or not.
+
+        Raises:
+            InputError: the rendered file is wrong.
+        """
+        return ()
+
     def estimate_load(self, deployment: D) -> float | None:
         """Return the load that a deployment might carry, to compare it with others; None where that is unknown."""
         return None
@@ -187,6 +197,16 @@ def get(kind: str) -> Kind[Any, Any]:
 def get_for(document: Document[Any]) -> Kind[Any, Any]:
     """Return the kind that a blueprint is of."""
     return get(document.value.kind)
+
+
+def list_rented(fleet: Document[Fleet], root: Path) -> list[Units]:
+    """Return what all deployments of the fleet that are rendered below `root` rent beside instances.
+
+    Raises:
+        InputError: a rendered file is wrong.
+    """
+    files = rendered.find(fleet.value, root)
+    return [units for file in files for units in get(rendered.read_kind(file, fleet.value)).list_rented(file, fleet)]
 
 
 def load_deployment(text: str) -> Deployment:

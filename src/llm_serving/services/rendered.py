@@ -82,6 +82,12 @@ def format_stack_name(kind: str, deployment: str) -> str:
     return f"{kind}-{deployment}"
 
 
+def find(fleet: Fleet, root: Path) -> list[Path]:
+    """Return the rendered deployments of that fleet below `root` that have a stack of their own."""
+    files = sorted(root.glob("rendered/*/*/*.yaml"))
+    return [file for file in files if read_kind(file, fleet)]
+
+
 def read_kind(file: Path, fleet: Fleet) -> str:
     """Return the kind of a rendered deployment of the fleet that has a stack; empty for any other file."""
     keys = read_head(file)

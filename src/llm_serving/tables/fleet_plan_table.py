@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -24,6 +25,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator_gaps
+from llm_serving.services import kinds
 from llm_serving.settings.units import format_count
 from llm_serving.tables import fleet_table
 
@@ -33,7 +35,7 @@ _MAX_SHOWN = 20
 
 def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> dict[str, Any]:
     """Return what `--json` prints; costs in USD per hour on demand, as far as prices are known."""
-    costs = cost.estimate(context.fleet, catalog)
+    costs = _estimate(context, catalog)
     return {
         "fleet": context.fleet.name,
         "region": context.fleet.region,
@@ -60,7 +62,7 @@ def render(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Cat
         _render_title(context),
         _render_table(stack_plans),
         *_render_affected(stack_plans),
-        *_render_notes(context.fleet, stack_plans, catalog),
+        *_render_notes(context, stack_plans, catalog),
     )
 
 
@@ -108,25 +110,29 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
             yield Padding(Text(f"and {len(rows) - _MAX_SHOWN} more in {plan.name}", "dim"), (0, 0, 0, 2))
 
 
-def _render_notes(fleet: Fleet, stack_plans: Sequence[StackPlan], catalog: Catalog) -> Iterator[Text]:
-    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(fleet, catalog))
+def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> Iterator[Text]:
+    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context, catalog))
     yield Text("      Excludes load balancers, storage, logs and traffic", "dim")
-    if "eks" in fleet.orchestrators:
-        yield Text.assemble(("EKS   ", "bold"), describe_support(fleet))
+    if "eks" in context.fleet.orchestrators:
+        yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
     for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
 
 
-def describe_cost(fleet: Fleet, catalog: Catalog) -> str:
+def describe_cost(context: FleetContext, catalog: Catalog) -> str:
     """Describe the cost per hour in one line."""
-    costs = cost.estimate(fleet, catalog)
+    costs = _estimate(context, catalog)
     sign = "at least " if costs.unknown else ""
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""
     message = f"{costs.min_usd_h:,.2f} to {sign}{costs.max_usd_h:,.2f} USD/h on demand"
     message += f" ({costs.standing_usd_h:,.2f} while no instance runs)"
     return f"{message}{f', prices of {dates}' if dates else ''}{unknown}"
+
+
+def _estimate(context: FleetContext, catalog: Catalog) -> cost.Cost:
+    return cost.estimate(context.fleet, catalog, kinds.list_rented(context.document, Path()))
 
 
 def describe_support(fleet: Fleet) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -16,7 +16,7 @@ from llm_serving.catalog.instances import Catalog, Instance
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool, Reservation
-from llm_serving.fleet.standing_cost import StandingItem
+from llm_serving.fleet.standing_cost import StandingItem, Units
 from llm_serving.settings.units import Bounds
 
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
@@ -25,9 +25,9 @@ _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
 """A zone's bar, and whether headings are short; the first layout that fits the terminal is used."""
 
 
-def build_payload(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
+def build_payload(fleet: Fleet, catalog: Catalog, deployed: Sequence[Units] = ()) -> dict[str, Any]:
     """Return the table as data; costs in USD per hour on demand, as far as prices are known."""
-    costs = cost.estimate(fleet, catalog)
+    costs = cost.estimate(fleet, catalog, deployed)
     return {
         "name": fleet.name,
         "region": fleet.region,
@@ -101,9 +101,9 @@ def count_accelerators(pool: Pool, catalog: Catalog) -> Bounds:
     return Bounds(pool.size.min * min(counts), pool.size.max * max(counts))
 
 
-def render(fleet: Fleet, catalog: Catalog, width: int) -> RenderableType:
+def render(fleet: Fleet, catalog: Catalog, width: int, deployed: Sequence[Units] = ()) -> RenderableType:
     """Render the table for a terminal of `width` columns; 80 are enough for six zones."""
-    costs = cost.estimate(fleet, catalog)
+    costs = cost.estimate(fleet, catalog, deployed)
     tables = [_render_table(fleet, costs, catalog, bar, short=short) for bar, short in _LAYOUTS]
     measuring_console = Console(width=10 * width)
     fitting = [table for table in tables if measuring_console.measure(table).maximum <= width] or tables[-1:]

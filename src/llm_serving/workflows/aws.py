@@ -285,7 +285,7 @@ def _confirm_plan(
     for line in _list_warnings(request, fleet_context):
         console.err.print(line, markup=False)
     count = sum(stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
-    cost = fleet_plan_table.describe_cost(fleet_context.fleet, instances.load())
+    cost = fleet_plan_table.describe_cost(fleet_context, instances.load())
     confirm(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?")
     checkpoint_file.record("agreed", key)
 

@@ -20,6 +20,7 @@ from infra.stacks import batch
 from llm_serving import paths
 from llm_serving.fleet import loading
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
+from llm_serving.services import rendered
 from llm_serving.settings.errors import InputError
 from tests.asl_validator.fixtures import FindErrors
 from tests.infra import started_tasks
@@ -193,10 +194,10 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
     serving.parent.mkdir(parents=True)
     serving.write_text("# chat on EKS: values of charts/inference.\nfleet: cotton\n")
-    rendered = main.find_rendered(document.value, tmp_path)
-    assert rendered == files, "a chart's values alone are no stack"
+    found = rendered.find(document.value, tmp_path)
+    assert found == files, "a chart's values alone are no stack"
     with pytest.raises(InputError) as refusal:
-        main.synthesize(document, tmp_path / "out", rendered)
+        main.synthesize(document, tmp_path / "out", found)
     assert str(refusal.value) == (
         f"{files[1]}: mine: both targets have the stack batch-mine. Fix: delete the folder of the target that does "
         "not run, or set another name."

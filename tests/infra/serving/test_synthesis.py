@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infra import main
 from llm_serving.fleet import loading
+from llm_serving.services import rendered
 
 
 def test_each_manifest_of_the_fleet_is_a_stack_after_ecs(
@@ -18,7 +19,7 @@ def test_each_manifest_of_the_fleet_is_a_stack_after_ecs(
         file = tmp_path / "rendered" / name / "ecs" / "ecs.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    manifest_files = main.find_rendered(document.value, tmp_path)
+    manifest_files = rendered.find(document.value, tmp_path)
     assert [file.parts[-3] for file in manifest_files] == ["single"], (
         "what is rendered for another fleet is not this one's"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import typer
 
@@ -11,14 +12,19 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, checks, image_platforms
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
+from llm_serving.services import kinds
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.tables import capacity_table, fleet_table
 
 
 def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = False) -> None:
-    """Show the pools by zone, with accelerators and cost per hour."""
+    """Show the pools by zone, with accelerators and cost per hour.
+
+    The cost includes what deployments that are rendered here rent beside instances.
+    """
     document = load(fleet, Fleet)
+    deployed = kinds.list_rented(document, Path())
     catalog = instances.load()
     mistakes = checks.find_mistakes(document, catalog)
     is_in_catalog = all(
@@ -27,14 +33,15 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     fleet_capacity = capacity.compute(document.value, catalog) if is_in_catalog else None
     if as_json:
         payload = {
-            **fleet_table.build_payload(document.value, catalog),
+            **fleet_table.build_payload(document.value, catalog, deployed),
             "image_platforms": image_platforms.list_platforms(document.value, catalog) if is_in_catalog else [],
             "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
         print(json.dumps(payload, indent=2))
         raise typer.Exit(InputError.exit_code if mistakes else 0)
-    console.out.print(fleet_table.render(document.value, catalog, console.out.width), soft_wrap=False)
+    table = fleet_table.render(document.value, catalog, console.out.width, deployed)
+    console.out.print(table, soft_wrap=False)
     if fleet_capacity:
         machines = sum(pool.size.max for pool in document.value.pools.values())
         console.out.print(capacity_table.render(fleet_capacity, machines), soft_wrap=False)

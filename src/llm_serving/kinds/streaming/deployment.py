@@ -38,6 +38,9 @@ class StreamingDeployment(Deployment):
     stack: StreamStack | None = None
     """None on this machine."""
 
+    cost: str = ""
+    """What the stack costs an hour; empty on this machine."""
+
     checkpoint_s: float
     deadline_s: float
     limits: Limits

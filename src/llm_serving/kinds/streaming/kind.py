@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.streaming import blueprint as blueprints
-from llm_serving.kinds.streaming import managed, programs, resolve
+from llm_serving.kinds.streaming import managed, price, programs, resolve
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
+from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
+from llm_serving.services import rendered
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
+from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 
 
@@ -56,6 +60,9 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
         return managed.list_rows(deployment, connect)
 
+    def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
+        return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
+
     def refresh(self, deployment: StreamingDeployment, blueprint: Blueprint) -> StreamingDeployment:
         return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
@@ -69,7 +76,8 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             stack = deployment.stack
             yield "kafka", f"{stack.brokers} x {stack.broker_type} of MSK, {stack.broker_gib} GiB each"
             yield "job", f"{stack.parallelism} KPUs of Managed Service for Apache Flink, and one to manage them"
-            yield "cache", f"2 x {stack.cache_type} of ElastiCache for Valkey"
+            yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"
+            yield "cost", deployment.cost
         else:
             yield "cache", deployment.cache_url
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from llm_serving import paths
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.streaming import cloud, programs, prompt
+from llm_serving.kinds.streaming import cloud, price, programs, prompt
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import (
     ENDPOINT,
@@ -81,7 +81,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if is_local:
         return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
     raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
-    return deployment.model_copy(update={"stack": cloud.resolve(settings, fleet.value, deployment, job)})
+    stack = cloud.resolve(settings, fleet.value, deployment, job)
+    raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
+    return deployment.model_copy(update={"stack": stack, "cost": price.describe(stack, fleet.value)})
 
 
 def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:

@@ -19,6 +19,9 @@ FLINK_RUNTIME = "FLINK-1_20"
 SETTINGS_GROUP, PLACE_GROUP = "settings", "place"
 """Groups of properties that images/stream-job reads: its settings in parts, and the addresses that the stack knows."""
 
+CACHE_NODES = 2
+"""Nodes of the cache: one, and one that takes over."""
+
 ZONES = 3
 """Zones of the brokers: with three copies of each event, one may be away."""
 
