@@ -21,7 +21,9 @@ def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
     _add_alarm(stack, context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
     failed = {"m": ("failed-checkpoints", job)}
     _add_alarm(stack, context, "checkpoints", failed, "RATE(m)", 0, "Checkpoints fail")
-    _add_alarm(stack, context, "down", {"m": ("job-outage", job)}, "m", 0, "The job does not run")
+    outage = {"m": ("job-outage", job)}
+    # A job that is stopped reports nothing. Source: AWS's agent-toolkit-for-aws, monitoring-and-metrics.md, 2026-11.
+    _add_alarm(stack, context, "down", outage, "m", 0, "The job does not run", missing="breaching")
     for name, signal, description in (
         ("dead-letters", "dead-letters", "Events have no answer"),
         ("deadlines", "missed-deadlines", "Answers are late"),
@@ -38,6 +40,7 @@ def _add_alarm(
     expression: str,
     threshold: float,
     description: str,
+    missing: str = "notBreaching",
 ) -> None:
     """Add one alarm.
 
@@ -61,5 +64,6 @@ def _add_alarm(
         name=f"{context.stream.name}-{name}",
         description=f"{description}: {context.name}",
         threshold=threshold,
+        missing=missing,
         metric_query=[*queries, alarm.build_expression_query("e", expression, description)],
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra import stack_rules
+from llm_serving.catalog import signals
 from llm_serving.fleet import loading
-from llm_serving.kinds.streaming import cloud
+from llm_serving.kinds.streaming import cloud, programs
+from tests.catalog import published
 from tests.infra.deployments import Stack
 from tests.infra.presumed_names import find_missing
 from tests.infra.streaming.conftest import SHAPES
@@ -82,6 +85,33 @@ def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks
     topic += "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
     assert statements["Read"]["Resource"] == f"{topic}events"
     assert statements["Write"]["Resource"] == [f"{topic}results", f"{topic}dead-letters"]
+
+
+def test_every_alarm_reads_metrics_by_the_dimensions_that_their_service_publishes(stacks: Stacks) -> None:
+    rows = published.read()
+    queries = [
+        query["metric"]
+        for alarm in stacks["shop"]["resource"]["aws_cloudwatch_metric_alarm"].values()
+        for query in alarm["metric_query"]
+        if "metric" in query
+    ]
+    assert {query["namespace"] for query in queries} == {"AWS/Kafka", "AWS/KinesisAnalytics"}
+    assert all(sorted(query["dimensions"]) == rows[query["namespace"]]["dimensions"] for query in queries)
+    flink = read_job(stacks["shop"])["flink_application_configuration"]
+    assert flink["monitoring_configuration"]["metrics_level"] == "APPLICATION", "another level adds dimensions"
+
+
+def test_the_job_counts_what_the_alarms_read_in_the_one_group_that_is_published() -> None:
+    sources = "".join(file.read_text() for file in (programs.JOB / "src" / "main").rglob("*.java"))
+    counters = set(re.findall(r'add\(getRuntimeContext\(\), "(\w+)"\)', sources))
+    names = {signal.name for signal in signals.load().values() if signal.program == "AWS/KinesisAnalytics"}
+    assert counters == {name for name in names if name.startswith("stream")}
+    assert re.findall(r'addGroup\("(\w+)"\)\.(\w+)', sources) == [("kinesisanalytics", "counter")]
+
+
+def test_a_job_that_is_stopped_and_reports_nothing_is_down(stacks: Stacks) -> None:
+    alarms = stacks["shop"]["resource"]["aws_cloudwatch_metric_alarm"]
+    assert {name for name, alarm in alarms.items() if alarm["treat_missing_data"] == "breaching"} == {"down-alarm"}
 
 
 def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None:

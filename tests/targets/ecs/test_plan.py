@@ -23,6 +23,19 @@ def build_context(folder: Path) -> FleetContext:
     return FleetContext(nothing, folder, {"serving-mine": folder}, nothing, nothing, "123456789012")
 
 
+def write_stack(folder: Path, variables: dict[str, Any]) -> None:
+    (folder / "cdk.tf.json").write_text(json.dumps({"variable": variables}))
+
+
+def test_a_stack_without_the_variable_gets_no_value_that_terraform_would_warn_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan("streaming-shop", 1, Plan({}))])
+    write_stack(tmp_path, {})
+    stack._plan(build_context(tmp_path))
+    assert json.loads((tmp_path / "blueprint.auto.tfvars.json").read_text()) == {}
+
+
 @pytest.mark.parametrize(
     ("address", "without_force", "forced"),
     [(SERVICE, REPLACED, True), (SERVICE, UPDATED, False), ("aws_ecs_task_definition.worker-task", REPLACED, False)],
@@ -37,6 +50,7 @@ def test_tasks_are_replaced_only_where_their_service_would_be(
         return [StackPlan("serving-mine", 1, Plan({address: ResourceChange(address, actions)}))]
 
     monkeypatch.setattr(fleet_plans, "create", create)
+    write_stack(tmp_path, {"force_new_deployment": {"type": "bool"}})
     planned = stack._plan(build_context(tmp_path))
     assert planned.plan.resources[address].actions == (UPDATED if forced else without_force)
     variables = json.loads((tmp_path / "blueprint.auto.tfvars.json").read_text())

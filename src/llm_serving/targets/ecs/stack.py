@@ -39,6 +39,7 @@ from llm_serving.targets.ecs import container_command
 from llm_serving.targets.on_aws import deployment_stack, images, metrics_pages
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.terraform import stack_folder
 from llm_serving.validation.base import MetricsPage
 
 EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
@@ -268,8 +269,10 @@ def destroy(plan: DeploymentPlan) -> bool:
 def _plan(stack_context: FleetContext) -> StackPlan:
     """Plan the stack; where services would be replaced, as for other capacity providers, move their tasks instead."""
     [folder] = stack_context.folders.values()
+    declared = stack_folder.read_stack(folder).get("variable", {})
     for force in (False, True):
-        (folder / _VARIABLES).write_text(json.dumps({"force_new_deployment": force}), encoding="utf-8")
+        values = {name: value for name, value in {"force_new_deployment": force}.items() if name in declared}
+        (folder / _VARIABLES).write_text(json.dumps(values), encoding="utf-8")
         [stack] = fleet_plans.create(stack_context)
         if not any(
             address.startswith("aws_ecs_service.") and change.verb == "replaced"
