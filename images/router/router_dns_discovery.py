@@ -1,7 +1,8 @@
-"""Run vllm-router and keep its list of engines equal to those that answer behind DNS names.
+"""Run a router and keep its list of engines equal to those that answer behind DNS names.
 
     router-dns-discovery --router URL [--worker NAME:PORT]... -- vllm-router ...
     router-dns-discovery --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
+    router-dns-discovery --router URL --bootstrap-port PORT --prefill NAME:PORT... --decode NAME:PORT... -- PROGRAM ...
 
 Replicas come and go behind a DNS name with an address for each, as of a headless Service on EKS. On ECS the names are
 those of AWS Cloud Map, whose DNS answers 8 addresses at the most: with CLOUD_MAP_REGION set, its API is asked instead.
@@ -10,8 +11,10 @@ vllm-router takes addresses when it starts, or watches Kubernetes; how to regist
 - Engines that do both halves of a request are added and removed through its HTTP API (`/workers`): with --enable-igw
   under every model that they list, so that LoRA adapters loaded at run time are routed too; without it once each, and
   the router then asks a new engine where to subscribe to the events of its cache.
-- Prefill and decode register by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). This program
-  sends them from the same container: that socket is reachable from nowhere else.
+- Prefill and decode of vllm-router register by ZeroMQ messages that hold for five seconds (--vllm-discovery-address).
+  This program sends them from the same container: that socket is reachable from nowhere else.
+- Those of sglang-router are added through its HTTP API, each as what it does; a prefill engine with the port at which
+  decode asks for its cache.
 
 An engine is registered only while it answers `/health` and `/v1/models`, whatever DNS returns. With ENGINE_PROBE set,
 {"path": PATH, "body": BODY}, it must first have answered that request once: whoever only listens gets no traffic.
@@ -194,24 +197,33 @@ def fetch_models(url: str) -> tuple[str, ...] | None:
 
 
 class WorkerList:
-    """The router's list of workers, managed through its HTTP API.
+    """The router's list of workers of one kind, managed through its HTTP API.
 
     Args:
         each_model: register an engine once for each model that it lists, for a router with --enable-igw.
+        fields: further fields of a registration; `worker_type` among them, where the router has several kinds.
     """
 
-    def __init__(self, router: str, *, each_model: bool) -> None:
+    def __init__(self, router: str, *, each_model: bool = False, fields: Mapping[str, Any] | None = None) -> None:
         self.router = router
         self.each_model = each_model
+        self.fields = fields or {}
         self.registered: dict[str, set[str]] = {}
         """Registered models by URL."""
+
+        self.names: dict[str, str] = {}
+        """What the router calls a worker when it is removed, by URL."""
 
     def sync(self, engines: Engines) -> None:
         """Make the router's list equal to `engines`; retry what it refuses in the next round."""
         try:
             workers = json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]
+            kind = self.fields.get("worker_type")
             # With --intra-node-data-parallel-size the router lists URL@RANK for each rank of an engine.
-            known_urls = {re.sub(r"@\d+$", "", item["url"]) for item in workers}
+            urls = {re.sub(r"@\d+$", "", item["url"]): item for item in workers if kind in (None, item["worker_type"])}
+            known_urls = set(urls)
+            # sglang-router removes by its own number alone, and vllm-router all ranks of a URL.
+            self.names = {url: item["id"] if kind else url for url, item in urls.items()}
         except (OSError, ValueError, KeyError):
             return  # not up yet
         self.registered = {url: sent_models for url, sent_models in self.registered.items() if url in known_urls}
@@ -228,7 +240,7 @@ class WorkerList:
 
     def _add(self, url: str, model: str) -> None:
         try:
-            _send_request("POST", f"{self.router}/workers", {"url": url, "model_id": model})
+            _send_request("POST", f"{self.router}/workers", {"url": url, "model_id": model, **self.fields})
         except OSError as error:
             log(f"failed to add {url} for {model}: {error}")
         else:
@@ -238,7 +250,7 @@ class WorkerList:
     def _remove(self, url: str) -> None:
         self.registered.pop(url, None)
         try:
-            _send_request("DELETE", f"{self.router}/workers/{urllib.parse.quote(url, safe='')}")
+            _send_request("DELETE", f"{self.router}/workers/{urllib.parse.quote(self.names[url], safe='')}")
         except OSError as error:
             log(f"failed to remove {url}: {error}")
         else:
@@ -308,20 +320,31 @@ def main(arguments: Sequence[str]) -> int:
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, stop)
-    workers = WorkerList(options.router, each_model="--enable-igw" in command) if options.router else None
+    workers = build_worker_lists(options, each_model="--enable-igw" in command) if options.router else {}
     discovery = DiscoveryClient(options.discovery) if options.discovery else None
     while router.poll() is None and not stopped.is_set():
         engines = {
             kind: {url: ids for name in names[kind] for url, ids in name.refresh(resolve_host, fetch).items()}
             for kind in names
         }
-        if workers:
-            workers.sync(engines["worker"])
+        for kind, worker_list in workers.items():
+            worker_list.sync(engines[kind])
         if discovery:
             for kind in ROLE_CODES:
                 discovery.register(kind, engines[kind])
         stopped.wait(INTERVAL_S)
     return router.wait()
+
+
+def build_worker_lists(options: argparse.Namespace, *, each_model: bool) -> dict[str, WorkerList]:
+    """Return the lists of workers that the router's HTTP API takes, by the kind of engine."""
+    if not options.bootstrap_port:
+        return {"worker": WorkerList(options.router, each_model=each_model)}
+    prefill = {"worker_type": "prefill", "bootstrap_port": options.bootstrap_port}
+    return {
+        "prefill": WorkerList(options.router, fields=prefill),
+        "decode": WorkerList(options.router, fields={"worker_type": "decode"}),
+    }
 
 
 def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -330,6 +353,9 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list
     )
     parser.add_argument("--router", metavar="URL", help="the router's HTTP API")
     parser.add_argument("--discovery", metavar="HOST:PORT", help="the router's --vllm-discovery-address")
+    parser.add_argument(
+        "--bootstrap-port", metavar="PORT", type=int, help="where prefill hands its cache over, for sglang-router"
+    )
     for kind in ("worker", *ROLE_CODES):
         parser.add_argument(f"--{kind}", metavar="NAME:PORT", action="append", default=[])
     own_arguments, has_separator, command = list(arguments), "--" in arguments, []
@@ -341,8 +367,10 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list
         parser.error("the router's command is missing: -- vllm-router ...")
     if options.worker and not options.router:
         parser.error("--worker needs --router")
-    if (options.prefill or options.decode) and not options.discovery:
-        parser.error("--prefill and --decode need --discovery")
+    if (options.prefill or options.decode) and not (options.discovery or options.bootstrap_port):
+        parser.error("--prefill and --decode need --discovery, or --bootstrap-port")
+    if options.bootstrap_port and not options.router:
+        parser.error("--bootstrap-port needs --router")
     return options, command
 
 

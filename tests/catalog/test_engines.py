@@ -62,8 +62,11 @@ def test_a_later_part_of_an_environment_wins() -> None:
 
 
 def test_every_router_knows_every_policy_of_a_blueprint() -> None:
-    policies = set(get_args(RouterPolicy))
-    assert all(set(row.policies) == policies for row in engines.load_routers().values())
+    """Of aggregated engines; before prefill and decode, `checks` refuses what the engine's other router lacks."""
+    policies, rows = set(get_args(RouterPolicy)), engines.load_engines().values()
+    assert all(set(engines.load_routers()[row.router].policies) == policies for row in rows)
+    defaults = {"cache-aware", "load-aware"}
+    assert all(defaults <= set(row.policies) <= policies for row in engines.load_routers().values())
 
 
 FLEET = """\
@@ -261,7 +264,7 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
     for deployment in deployments:
         [process] = deployment.entries
         front, listen, router, *rest = process.command
-        [arguments] = _list_router_arguments([deployment])
+        [arguments] = _list_router_arguments([deployment], ("vllm-router", "sglang_router.launch_router"))
         assert front == "router-front"
         limits = ["--max-requests=64"] if deployment.pattern == "real-time" else []
         assert rest[: rest.index("--")] == limits
@@ -274,13 +277,12 @@ def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -
         assert arguments[arguments.index("--cors-allowed-origins") + 1] == "http://none.invalid"
 
 
-def _list_router_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
-    """What the router's own parser is given, whatever finds the engines for it."""
+def _list_router_arguments(
+    deployments: Iterable[ServingDeployment], programs: tuple[str, ...] = ("vllm-router",)
+) -> list[list[str]]:
+    """What the parser of a router is given, whatever finds the engines for it; of other routers nothing."""
     commands = [process.command for deployment in deployments for process in deployment.entries]
-    program_indexes = [
-        next(number for number, word in enumerate(line) if word.endswith("vllm-router")) for line in commands
-    ]
-    lines = {line[number + 1 :] for line, number in zip(commands, program_indexes, strict=True)}
+    lines = {line[number + 1 :] for line in commands for number, word in enumerate(line) if word.endswith(programs)}
     return [list(line) for line in sorted(lines)]
 
 

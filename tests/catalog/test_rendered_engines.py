@@ -208,23 +208,88 @@ def test_what_needs_a_file_of_settings_is_refused_for_tensorrt_llm(
     assert message in str(error.value)
 
 
+def _format_disaggregated(engine: str, pool: str, extra: str = "", router: str = "{}") -> str:
+    roles = f"  prefill: {{pool: {pool}}}\n  decode: {{pool: {pool}, accelerators: 2}}\n  router: {router}"
+    text = _format_blueprint(engine, f"pool: {pool}", extra, pattern="disaggregated")
+    return text.replace(f"  worker: {{pool: {pool}}}", roles)
+
+
+def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        _resolve(tmp_path, _format_disaggregated("tensorrt-llm", "eks"), "eks")
+    reason = (
+        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, and a file of "
+        "settings on both ends, which this deployment does not write"
+    )
+    message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(
-    ("engine", "reason"),
+    ("target", "names"),
+    [("eks", "$(RELEASE)-{role}.$(NAMESPACE)"), ("ecs", "mine-{role}.demo.internal")],
+)
+def test_sglangs_own_router_tells_decode_where_prefill_hands_its_cache_over(
+    tmp_path: Path, target: str, names: str
+) -> None:
+    recorded = engine_options.load("sglang")
+    assert recorded
+    deployment = _resolve(tmp_path, _format_disaggregated("sglang", target), target)
+    for process in deployment.workers:
+        words = process.command[3:]
+        assert list(_find_faults(words, recorded)) == [], words
+        assert words[words.index("--disaggregation-mode") + 1] == process.role
+        assert words[words.index("--disaggregation-bootstrap-port") + 1] == "5600"
+        assert process.address_variables == ("SGLANG_HOST_IP",), "peers call this address"
+        assert process.probe and process.probe.body["bootstrap_host"] == "2.2.2.2", "each end answers it alone"
+    assert {role.ports["side"] for role in deployment.engine_roles} == {5600}
+    [router] = deployment.entries
+    prefill, decode = (f"--{role}={names.format(role=role)}:8000" for role in ("prefill", "decode"))
+    assert router.command[router.command.index("router-dns-discovery") :][:6] == (
+        *("router-dns-discovery", "--router=http://127.0.0.1:8081", prefill, decode, "--bootstrap-port=5600", "--"),
+    )
+    assert router.command[-3:] == ("--pd-disaggregation", "--decode-policy", "cache_aware")
+    assert deployment.router.metrics["requests"] == "smg_router_requests_total"
+
+
+def test_without_disaggregation_sglang_keeps_the_router_of_every_engine(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, _format_blueprint("sglang", "pool: eks"), "eks")
+    assert "vllm-router" in deployment.entries[0].command
+
+
+def test_sglang_keeps_no_copy_of_its_cache_in_the_nodes_memory(tmp_path: Path) -> None:
+    limits = {
+        engine: [
+            role.resources.memory_bytes
+            for role in _resolve(tmp_path, _format_disaggregated(engine, "eks"), "eks").engine_roles
+        ]
+        for engine in ("sglang", "vllm")
+    }
+    assert limits["sglang"] == limits["vllm"]
+    words = _resolve(tmp_path, _format_disaggregated("vllm", "eks"), "eks").workers[0].command
+    assert "--kv-cache-memory-bytes" in words, "vLLM's cache is limited to what has room there"
+
+
+@pytest.mark.parametrize(
+    ("extra", "router", "message"),
     [
-        ("sglang", "prefill and decode of SGLang need its own router, which this repository has no image of"),
         (
-            "tensorrt-llm",
-            "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, and a file of "
-            "settings on both ends, which this deployment does not write",
+            "tuning: {kv_transfer: rdma}\n",
+            "{}",
+            'tuning.kv_transfer: "rdma": the engine sglang has no transfer by EFA in the catalog. '
+            "Fix: set kv_transfer: host.",
+        ),
+        (
+            "",
+            "{policy: consistent-hash}",
+            'roles.router.policy: "consistent-hash": the router of sglang in the pattern disaggregated has no such '
+            "policy. Fix: use one of cache-aware, load-aware, round-robin, random.",
         ),
     ],
 )
-def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path, engine: str, reason: str) -> None:
-    text = _format_blueprint(engine, "pool: eks", pattern="disaggregated")
-    text = text.replace("  worker: {pool: eks}", "  prefill: {pool: eks}\n  decode: {pool: eks}")
+def test_what_sglangs_prefill_and_decode_lack_is_refused(tmp_path: Path, extra: str, router: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        _resolve(tmp_path, text, "eks")
-    message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
+        _resolve(tmp_path, _format_disaggregated("sglang", "eks", extra, router), "eks")
     assert message in str(error.value)
 
 

@@ -7,10 +7,13 @@ import http.client
 import json
 import re
 import signal
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +25,9 @@ from llm_serving.rehearsal import emulator
 from llm_serving.services.service import Service
 from llm_serving.targets import planning
 from tests import batch_kills, serving
+from tests.http_handler import QuietHandler
 from tests.images.built import NODE_USER, Container, ImageRunner
+from tests.kinds.serving.resolving import resolve_files
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -124,6 +129,74 @@ def _read_models(url: str) -> str:
             return str(response.read())
     except (OSError, http.client.HTTPException):
         return ""
+
+
+class SplitEngine(ThreadingHTTPServer):
+    """An engine of prefill or decode that keeps what it is asked, and answers with its own name."""
+
+    daemon_threads = True
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(("127.0.0.1", 0), SplitEngineHandler)
+        self.kind = kind
+        self.bodies: list[dict[str, Any]] = []
+
+
+class SplitEngineHandler(QuietHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.respond_json({"object": "list", "data": [{"id": "tiny", "object": "model"}], "served_model_name": "tiny"})
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, SplitEngine)
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        choice = {"index": 0, "text": self.server.kind, "finish_reason": "stop"}
+        self.respond_json({"id": "x", "object": "text_completion", "model": "tiny", "choices": [choice]})
+
+
+def test_the_router_of_sglang_names_the_hand_over_to_both_halves_in_its_image(
+    image_runner: ImageRunner, tmp_path: Path
+) -> None:
+    blueprint = (
+        "name: chat\npattern: disaggregated\nengine: sglang\nmodel: Qwen/Qwen3-0.6B\n"
+        "roles: {prefill: {pool: general}, decode: {pool: general}}\n"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    fleet = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: ecs\n"
+    fleet += "pools:\n  general: {types: g6e.4xlarge, size: 0..4}\n"
+    deployment = resolve_files(tmp_path, blueprint, fleet, "ecs")
+    [router] = deployment.entries
+    port, router_port, metrics_port = processes.claim_free_ports(3)
+    with SplitEngine("prefill") as prefill, SplitEngine("decode") as decode:
+        moves = {
+            rf"^--{engine.kind}=.*": f"--{engine.kind}=localhost:{engine.server_port}" for engine in (prefill, decode)
+        }
+        moves |= {r"0\.0\.0\.0": "127.0.0.1", r"\b8080$": str(port), r"\b8081$": str(router_port)}
+        for engine in (prefill, decode):
+            threading.Thread(target=engine.serve_forever, daemon=True).start()
+        command = _move(router.command, moves | {r"^9090$": str(metrics_port)})
+        with image_runner.run("router", command, {"HOME": "/tmp"}) as front:
+            url = f"http://127.0.0.1:{port}"
+            processes.wait_until(lambda: _count_workers(router_port) == 2, "both engines at the router", START_S)
+            processes.wait_until(lambda: _answers(f"{url}/readiness"), "the router's probe", START_S)
+            assert json.loads(serving.request_completion(url))["choices"][0]["text"] == "decode"
+            halves = [engine.bodies[-1] for engine in (prefill, decode)]
+            assert halves[0]["bootstrap_room"] == halves[1]["bootstrap_room"]
+            assert [(half["bootstrap_host"], half["bootstrap_port"]) for half in halves] == [("127.0.0.1", 5600)] * 2
+            metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10).read().decode()
+            assert re.search(rf"(?m)^{deployment.router.metrics['requests']}\{{.* 1$", metrics)
+            _check_confinement(front)
+        for engine in (prefill, decode):
+            engine.shutdown()
+
+
+def _count_workers(router_port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{router_port}/workers", timeout=10) as response:
+            return sum(row["is_healthy"] for row in json.loads(response.read())["workers"])
+    except (OSError, http.client.HTTPException):
+        return 0
 
 
 def test_the_batch_worker_and_its_api_run_a_job_in_their_image(image_runner: ImageRunner, tmp_path: Path) -> None:

@@ -122,6 +122,13 @@ class CommandPart(_Row):
     """Variables that must hold the address by which other nodes reach the process."""
 
 
+class Transfer(CommandPart):
+    """How prefill hands its KV cache to decode, by one kind of connection."""
+
+    copies_cache: bool = False
+    """Whether each rank keeps a copy of its whole cache in the node's memory."""
+
+
 class WeightStreaming(CommandPart):
     """Loading weights straight from S3 into memory."""
 
@@ -329,6 +336,9 @@ class Engine(_NamedChoice):
     router: str
     """Row of the router beside it, under frameworks that bring none."""
 
+    disaggregated_router: str = ""
+    """Row of the router before prefill and decode, where that is another."""
+
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
     weights_format: WeightsFormat = "safetensors"
@@ -349,8 +359,11 @@ class Engine(_NamedChoice):
     options: Mapping[str, CommandPart] = {}
     """What a setting of the blueprint adds, by the option's name (`kinds.serving.options`)."""
 
-    transfers: Mapping[str, CommandPart] = {}
+    transfers: Mapping[str, Transfer] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
+
+    transfer_probe: Mapping[str, str | int] = {}
+    """Fields of a request that one end of a transfer answers by itself; empty where it answers any."""
 
     transfer_roles: Mapping[str, str] = {}
     """The engine's words for the ends of a transfer, by role: `prefill` and `decode`."""
@@ -455,7 +468,7 @@ class Router(_Row):
 
     discovery: Mapping[Literal["addresses", "labels", "names"], Discovery]
     policies: Mapping[str, str]
-    """The router's own name for each of a blueprint's policies."""
+    """The router's own name for each of a blueprint's policies; those that are missing are refused."""
 
     base_bytes: int
     """Memory that it takes."""
@@ -502,9 +515,11 @@ def load_frameworks() -> Mapping[str, Framework]:
     return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
 
 
-def get_router(engine: str, framework: str) -> Router:
+def get_router(engine: str, framework: str, *, is_disaggregated: bool = False) -> Router:
     """Return the router of an engine under a framework: the one that the framework brings, else the engine's own."""
-    return load_routers()[load_frameworks()[framework].router or load_engines()[engine].router]
+    row = load_engines()[engine]
+    own = (row.disaggregated_router if is_disaggregated else "") or row.router
+    return load_routers()[load_frameworks()[framework].router or own]
 
 
 def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:

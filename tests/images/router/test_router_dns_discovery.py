@@ -340,7 +340,8 @@ def test_the_program_exits_with_the_router(testbed: RouterTestbed) -> None:
     [
         (["--worker=a:1"], "the router's command is missing"),
         (["--worker=a:1", "--", "true"], "--worker needs --router"),
-        (["--decode=a:1", "--", "true"], "--prefill and --decode need --discovery"),
+        (["--decode=a:1", "--", "true"], "--prefill and --decode need --discovery, or --bootstrap-port"),
+        (["--decode=a:1", "--bootstrap-port=1", "--", "true"], "--bootstrap-port needs --router"),
     ],
 )
 def test_invalid_arguments_are_reported(arguments: list[str], message: str) -> None:
@@ -348,6 +349,58 @@ def test_invalid_arguments_are_reported(arguments: list[str], message: str) -> N
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+class SplitRouter(ThreadingHTTPServer):
+    """Lists workers as sglang-router 0.3.2 does, and removes them by its own numbers alone."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SplitRouterHandler)
+        self.workers: dict[str, dict[str, Any]] = {}
+
+
+class SplitRouterHandler(QuietHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, SplitRouter)
+        self.respond_json({"workers": [{"id": name, **row} for name, row in self.server.workers.items()]})
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, SplitRouter)
+        row = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.workers[f"number-{len(self.server.workers)}"] = row
+        self.respond_json({"status": "accepted"})
+
+    def do_DELETE(self) -> None:
+        assert isinstance(self.server, SplitRouter)
+        del self.server.workers[self.path.rpartition("/")[2]]
+        self.respond_json({"status": "accepted"})
+
+
+def test_prefill_and_decode_are_listed_as_such_and_removed_by_the_routers_own_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(dns_discovery.FOLDER)
+    import router_dns_discovery
+
+    with SplitRouter() as router:
+        threading.Thread(target=router.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{router.server_port}"
+        arguments = [f"--router={url}", "--bootstrap-port=8998", "--prefill=p:1", "--decode=d:1", "--", "true"]
+        options, _ = router_dns_discovery._parse_arguments(arguments)
+        lists = router_dns_discovery.build_worker_lists(options, each_model=False)
+        for _ in range(2):
+            lists["prefill"].sync({"http://p:1": ("tiny",)})
+            lists["decode"].sync({"http://d:1": ("tiny",), "http://d:2": ("tiny",)})
+        prefill = {"url": "http://p:1", "model_id": "tiny", "worker_type": "prefill", "bootstrap_port": 8998}
+        decodes = [{"url": f"http://d:{number}", "model_id": "tiny", "worker_type": "decode"} for number in (1, 2)]
+        assert list(router.workers.values()) == [prefill, *decodes], "each once"
+        lists["decode"].sync({"http://d:2": ("tiny",)})
+        assert list(router.workers.values()) == [prefill, decodes[1]]
+        router.shutdown()
 
 
 def test_replicas_beyond_one_dns_answer_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,8 +113,19 @@ PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
 
 def goes_through_host(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
     """Return whether KV caches go from prefill to decode through the nodes' memory, where no machine is shared."""
-    has_rdma = all(placement.rdma for _, _, placement in placed)
+    has_rdma = all(placement.rdma for _, _, placement in placed) and transfers_by_rdma(settings)
     return settings.is_disaggregated and not (has_rdma and settings.tuning.kv_transfer != "host")
+
+
+def transfers_by_rdma(settings: Blueprint) -> bool:
+    """Return whether the engine has a transfer of KV caches by EFA."""
+    return "rdma" in engines.load_engines()[settings.engine].transfers
+
+
+def copies_cache(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
+    """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
+    transfer = engines.load_engines()[settings.engine].transfers.get("host")
+    return transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)
 
 
 class PlacementError(Exception):

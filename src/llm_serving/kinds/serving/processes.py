@@ -121,7 +121,7 @@ class Context:
 
 def get_router(blueprint: Blueprint) -> engines.Router:
     """Return the row of the blueprint's router, which its engine and its framework decide together."""
-    return engines.get_router(blueprint.engine, blueprint.framework)
+    return engines.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
 
 
 def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
@@ -500,6 +500,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,
         "discovery_port": DISCOVERY_PORT,
+        "nixl_side_channel_port": PORTS["side"],
         "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
         **split_roles,
     }
@@ -541,6 +542,11 @@ def needs_engine_details(context: Context) -> bool:
 
 def select_discovery(context: Context) -> Discovery:
     """Return how the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
+    discovery = _select_conventional_discovery(context)
+    return discovery if discovery in context.router.discovery else "names"
+
+
+def _select_conventional_discovery(context: Context) -> Discovery:
     # A router takes no option for the model of an engine; only its API sets it.
     has_many_models = bool(context.blueprint.roles.models)
     # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
@@ -607,6 +613,7 @@ def _build_probe(
 ) -> Probe:
     """Return a request of the API that the traffic uses: chat may fail where completions succeed."""
     question, pooled = "ready?", tasks.POOLED.get(context.blueprint.task)
+    own_fields = context.engine.transfer_probe if context.transfer else {}
     if pooled:
         body = {"model": served_model.name, **pooled.build([question])}
         return Probe(path=pooled.path, body=body, health=health, deadline_s=deadline_s)
@@ -615,6 +622,5 @@ def _build_probe(
     messages = [*system, {"role": "user", "content": question}]
     body = {"messages": messages} if is_chat else {"prompt": f"{warm_prompt}{question}"}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
-    return Probe(
-        path=path, body={"model": served_model.name, **body, "max_tokens": 1}, health=health, deadline_s=deadline_s
-    )
+    body |= {"model": served_model.name, "max_tokens": 1, **own_fields}
+    return Probe(path=path, body=body, health=health, deadline_s=deadline_s)

@@ -60,7 +60,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings = blueprint.value
     placed_roles = _place_checked_roles(blueprint, fleet, environment)
     transfer = resolve_transfer(settings, placed_roles, environment)
-    if transfer == "host":
+    if transfer == "host" and placement.copies_cache(settings, placed_roles):
         placed_roles = [(key_path, role, placed.limit_cache()) for key_path, role, placed in placed_roles]
     context = Context(
         settings,
@@ -447,6 +447,8 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     if context.transfer == "host":
         has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
         reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
+        if not placement.transfers_by_rdma(settings):
+            reason = f"the one way of {settings.engine} here"
         yield (
             f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
             "`blueprint baseline` before you pay for it."

@@ -9,16 +9,17 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving import patterns, processes
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.placement import (
     PlacedRole,
     Placement,
     check_surge,
+    copies_cache,
     count_accelerators,
     format_bounds,
-    goes_through_host,
+    transfers_by_rdma,
 )
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services import load_balancer
@@ -46,6 +47,7 @@ def check(
         yield from _check_host_memory(settings, placed_roles)
         yield from _check_surge(settings, fleet, conventions, placed_roles)
     yield from _check_transfer(settings, placed_roles)
+    yield from _check_policy(settings)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
@@ -132,11 +134,24 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
         return
     key_path = ("tuning", "kv_transfer")
     without_rdma = [role_placement for _, _, role_placement in placed_roles if not role_placement.rdma]
+    if not transfers_by_rdma(settings):
+        if settings.tuning.kv_transfer == "rdma":
+            reason = f"the engine {settings.engine} has no transfer by EFA in the catalog"
+            yield Conflict(key_path, reason, "set kv_transfer: host", "rdma")
+        return
     if settings.tuning.kv_transfer == "rdma":
         for role_placement in without_rdma:
             yield Conflict(key_path, *_describe_missing_rdma(role_placement), "rdma")
     if not without_rdma and settings.tuning.kv_transfer != "host":
         yield from _check_one_zone(placed_roles)
+
+
+def _check_policy(settings: Blueprint) -> Iterator[Conflict]:
+    """Yield a policy that the router of this engine and pattern does not have."""
+    policy, policies = settings.roles.router.policy, processes.get_router(settings).policies
+    if policy and policy not in policies:
+        reason = f"the router of {settings.engine} in the pattern {settings.pattern} has no such policy"
+        yield Conflict(("roles", "router", "policy"), reason, f"use one of {', '.join(policies)}", policy)
 
 
 def _check_surge(
@@ -152,7 +167,7 @@ def _check_surge(
 
 def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
-    if not goes_through_host(settings, placed_roles):
+    if not copies_cache(settings, placed_roles):
         return
     for key_path, role, role_placement in placed_roles:
         fit = role_placement.limit_cache().fit
