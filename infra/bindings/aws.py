@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.appautoscaling_target as appautoscaling_target
     import cdktf_cdktf_provider_aws.autoscaling_group as autoscaling_group
     import cdktf_cdktf_provider_aws.budgets_budget as budgets_budget
+    import cdktf_cdktf_provider_aws.cloudwatch_dashboard as cloudwatch_dashboard
     import cdktf_cdktf_provider_aws.cloudwatch_event_rule as cloudwatch_event_rule
     import cdktf_cdktf_provider_aws.cloudwatch_event_target as cloudwatch_event_target
     import cdktf_cdktf_provider_aws.cloudwatch_log_group as cloudwatch_log_group

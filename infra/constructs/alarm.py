@@ -47,6 +47,11 @@ def add_alarm(
     )
 
 
+def build_cluster_dimensions(fleet: Fleet) -> dict[str, str]:
+    """Return the dimensions of what the fleet's functions send of its ECS cluster."""
+    return {"cluster": names.format_cluster_name(fleet)}
+
+
 def add_cluster_alarm(
     stack: TerraformStack,
     construct_id: str,
@@ -63,7 +68,7 @@ def add_cluster_alarm(
         "greatest",
         namespace=signal.program,
         name=signal.name,
-        dimensions={"cluster": names.format_cluster_name(fleet)},
+        dimensions=build_cluster_dimensions(fleet),
         stat="Maximum",
         returned=True,
     )

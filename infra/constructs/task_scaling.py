@@ -86,7 +86,7 @@ def build_task_metric(
         query_id,
         namespace=stream.namespace,
         name=collector.select_metrics(service, stream)[name],
-        dimensions=_build_dimensions(stream, service),
+        dimensions=build_dimensions(stream, service),
         stat=stat,
         period_s=period_s,
         returned=returned,
@@ -107,7 +107,7 @@ def _add_target_tracking(
         namespace=stream.namespace,
         metric_name=collector.select_metrics(service, stream)[scale.signal],
         statistic="Average",
-        dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
+        dimensions=[dimension(name=key, value=value) for key, value in build_dimensions(stream, service).items()],
     )
     p.AppautoscalingPolicy(
         stack,
@@ -169,7 +169,7 @@ def _build_metric_query(
     metric = metric_type(
         namespace=stream.namespace,
         metric_name=collector.select_metrics(service, stream)[name],
-        dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
+        dimensions=[dimension(name=key, value=value) for key, value in build_dimensions(stream, service).items()],
     )
     return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
 
@@ -314,5 +314,6 @@ def _add_step_policy(
     return f"${{{step_policy.terraform_resource_type}.{step_policy.friendly_unique_id}[*].arn}}"
 
 
-def _build_dimensions(stream: MetricStream, service: Service) -> dict[str, str]:
+def build_dimensions(stream: MetricStream, service: Service) -> dict[str, str]:
+    """Return the dimensions of what a service's tasks send."""
     return {"deployment": stream.deployment, "role": service.role}

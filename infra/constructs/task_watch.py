@@ -1,4 +1,4 @@
-"""Alarms of a deployment, which read the engine's and the router's own metrics in CloudWatch."""
+"""Alarms and graphs of a deployment, which read the engine's and the router's own metrics in CloudWatch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import alarm
+from infra.constructs import alarm, collector, dashboard, task_service
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
-from infra.constructs.task_scaling import build_task_metric
+from infra.constructs.dashboard import Curve, Graph
+from infra.constructs.task_scaling import build_dimensions, build_task_metric
 from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -94,7 +95,7 @@ def add_running_alarm(
             f"choice{number}",
             namespace=signal.program,
             name=signal.name,
-            dimensions={"ClusterName": names.format_cluster_name(fleet), "ServiceName": name},
+            dimensions=_build_service_dimensions(fleet, name),
             stat="Minimum",
         )
         for number, name in enumerate(ecs_names)
@@ -112,3 +113,25 @@ def add_running_alarm(
         missing="breaching",
         metric_query=[*queries, build_expression_query("all", total, "Tasks that run")],
     )
+
+
+def _build_service_dimensions(fleet: Fleet, ecs_name: str) -> dict[str, str]:
+    return {"ClusterName": names.format_cluster_name(fleet), "ServiceName": ecs_name}
+
+
+def list_graphs(fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream) -> list[Graph]:
+    """List the graphs of a deployment: what its collectors send, by role, and the tasks that run, by ECS service."""
+    services = {service.role: service for service in reversed(serving.services)}  # nodes of a role send the same
+    sent = {role: collector.select_metrics(service, stream) for role, service in services.items()}
+    graphs = []
+    for signal in [*collector.METRICS["router"], *collector.METRICS["engine"]]:
+        curves = [
+            Curve(role, metrics[signal], build_dimensions(stream, services[role]))
+            for role, metrics in sent.items()
+            if signal in metrics
+        ]
+        stat = "Sum" if signal in collector.METRICS["router"] else "Average"
+        graphs += [Graph(signal, stream.namespace, stat, curves)] if curves else []
+    ecs_names = [name for service in serving.services for name in task_service.list_names(fleet, serving.name, service)]
+    running = {name: _build_service_dimensions(fleet, name) for name in ecs_names}
+    return [*graphs, dashboard.build_graph("running-tasks", "Minimum", running)]

@@ -5,9 +5,18 @@ from __future__ import annotations
 from itertools import groupby
 
 from infra.bindings.cdktf import App
-from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, gpu_repair, network
+from infra.constructs import (
+    capacity_providers,
+    container_instances,
+    dashboard,
+    ecs_cluster,
+    ecs_fallback,
+    gpu_repair,
+    network,
+)
 from infra.constructs import network_test as network_tests
 from infra.constructs.account import read_account
+from infra.constructs.alarm import build_cluster_dimensions
 from infra.constructs.efa_group import add_efa_group
 from infra.stacks import base
 from llm_serving.catalog import instances
@@ -58,10 +67,17 @@ def add(app: App, document: Document[Fleet]) -> None:
     )
     providers = [capacity_providers.add_capacity_provider(stack, context, group) for group in machine_groups]
     capacity_providers.add_association(stack, context, list(pools.values()), providers)
+    watched = []
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
         ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
+        watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):
         gpu_repair.add_gpu_repair(stack, fleet, provider=base.get_provider(stack), key=cluster.key, account=account)
+        watched.append("waiting-repairs")
+    if watched and fleet.add_ons.observability:
+        curves = {"cluster": build_cluster_dimensions(fleet)}
+        graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]
+        dashboard.add_dashboard(stack, fleet, graphs)
     if tested_groups:
         network_tests.add_network_tests(stack, fleet, tested_groups, account=account, key=cluster.key)
     base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")

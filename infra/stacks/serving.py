@@ -12,6 +12,7 @@ from infra.bindings import aws, cdktf
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import (
     collector,
+    dashboard,
     image_cache,
     replica_watch,
     role,
@@ -132,6 +133,8 @@ class _Parts:
 def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
     parts = _add_parts(stack, fleet, serving, read_account(stack, fleet))
     services = {service.name: _add_service(stack, parts, service) for service in serving.services}
+    if fleet.add_ons.observability:
+        dashboard.add_dashboard(stack, fleet, task_watch.list_graphs(fleet, serving, parts.stream))
     task_place.add_outputs(
         stack,
         fleet,

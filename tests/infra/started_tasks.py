@@ -15,7 +15,8 @@ FARGATE = {"FARGATE": "L-3032A538", "FARGATE_SPOT": "L-36FBB829"}
 STARTED = {"aws_lb": "L-53DA6B97"}
 
 STARTS_NOTHING = {
-    *("aws_appautoscaling_policy", "aws_appautoscaling_target", "aws_cloudwatch_event_rule"),
+    *("aws_appautoscaling_policy", "aws_appautoscaling_target", "aws_cloudwatch_dashboard"),
+    "aws_cloudwatch_event_rule",
     *("aws_cloudwatch_event_target", "aws_cloudwatch_log_group", "aws_cloudwatch_metric_alarm"),
     *("aws_ecs_task_definition", "aws_eks_pod_identity_association", "aws_glue_catalog_database"),
     *("aws_glue_catalog_table", "aws_iam_role", "aws_iam_role_policy", "aws_kms_alias", "aws_kms_key"),

@@ -25,6 +25,7 @@ PARTS = {
 ACTIONS = {
     "aws_autoscaling_group": ("autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags"),
     "aws_budgets_budget": ("budgets:ModifyBudget",),
+    "aws_cloudwatch_dashboard": ("cloudwatch:PutDashboard",),
     "aws_cloudwatch_event_rule": ("events:PutRule", "events:TagResource"),
     "aws_cloudwatch_event_target": ("events:PutTargets",),
     "aws_cloudwatch_log_group": ("logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:TagResource"),

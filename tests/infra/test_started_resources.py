@@ -36,8 +36,9 @@ STARTED = {
 """The quota of each type that runs or holds something in a zone, and the check of its zones."""
 
 STARTS_NOTHING = {
-    *("aws_cloudwatch_event_rule", "aws_cloudwatch_event_target", "aws_cloudwatch_log_group"),
-    *("aws_cloudwatch_metric_alarm", "aws_default_security_group", "aws_ecr_lifecycle_policy"),
+    *("aws_cloudwatch_dashboard", "aws_cloudwatch_event_rule", "aws_cloudwatch_event_target"),
+    *("aws_cloudwatch_log_group", "aws_cloudwatch_metric_alarm"),
+    *("aws_default_security_group", "aws_ecr_lifecycle_policy"),
     *("aws_ecr_pull_through_cache_rule", "aws_ecr_repository", "aws_ecr_repository_creation_template"),
     *("aws_ecs_capacity_provider", "aws_ecs_cluster", "aws_ecs_cluster_capacity_providers"),
     *("aws_ecs_task_definition", "aws_eks_access_entry", "aws_eks_access_policy_association", "aws_eks_addon"),

@@ -355,7 +355,8 @@ class AddOns(Settings):
     """Optional parts, each off or on by one line."""
 
     observability: Annotated[bool, Switch()] = False
-    """Metrics of accelerators, engines and nodes, with dashboards and alarms."""
+    """Metrics of accelerators, engines and nodes, with dashboards and alarms; on ECS a dashboard of CloudWatch for the
+    cluster and for each deployment, 3 USD a month each beyond an account's first three."""
 
     gateway: Annotated[bool, Switch()] = False
     """Gateway API and inference gateway in front of the replicas, with the GatewayClasses alb and nlb; EKS."""

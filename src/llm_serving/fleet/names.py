@@ -53,6 +53,11 @@ def format_role_name(fleet: str, region: str, purpose: str) -> str:
     return f"{fleet}-{region}-{purpose}"
 
 
+def format_dashboard_name(fleet: Fleet, stack: str) -> str:
+    """Return the name of a stack's dashboard in CloudWatch, with the region: dashboards belong to the account."""
+    return f"{fleet.name}-{fleet.region}-{stack}"
+
+
 SERVING_NAMESPACE = "serving"
 """Namespace of deployments on EKS."""
 

@@ -20,6 +20,7 @@ region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: ecs
 alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
+add_ons: {observability: on}
 image_cache: {}
 storage:
   model_buckets:

@@ -18,7 +18,7 @@ from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
 from llm_serving.targets import probe
-from tests.infra import aws_calls, started_tasks
+from tests.infra import aws_calls, dashboards, started_tasks
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL
 
 Stack = dict[str, Any]
@@ -499,3 +499,56 @@ def test_an_alarm_uses_no_more_metrics_than_cloudwatch_allows(stacks: Stacks) ->
 
 def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:
     started_tasks.assert_counted(stacks, "serving")
+
+
+@each_shape
+def test_the_dashboard_draws_what_the_collectors_send_and_nothing_else(stacks: Stacks, shape: str) -> None:
+    stack = stacks[shape]
+    body = dashboards.read(stack)
+    assert dashboards.list_errors(body) == []
+    sent = set()
+    for task in filter_by_type(stack, "aws_ecs_task_definition"):
+        collector = parse_containers(stack, task.removesuffix("-task")).get("collector")
+        if collector:
+            config = json.loads(collector["environment"][0]["value"])
+            exporter = config["exporters"]["awsemf"]
+            [scrape, *_] = config["receivers"]["prometheus"]["config"]["scrape_configs"]
+            for selector in exporter["metric_declarations"][0]["metric_name_selectors"]:
+                role = scrape["static_configs"][0]["labels"]["role"]
+                sent.add((exporter["namespace"], selector.strip("^$"), role))
+    drawn = dashboards.list_metrics(body)
+    own = {(space, name, pairs["role"]) for _, space, name, pairs in drawn if space.startswith("Serving/")}
+    assert own
+    assert own <= sent
+    services = {row["name"] for row in filter_by_type(stack, "aws_ecs_service").values()}
+    assert {pairs["ServiceName"] for _, space, _, pairs in drawn if space == "ECS/ContainerInsights"} == services
+
+
+def test_each_graph_has_its_signals_words(stacks: Stacks) -> None:
+    body = dashboards.read(stacks["aggregated"])
+    [queue] = [row for row in body["widgets"] if row["properties"].get("title", "").startswith("queue: ")]
+    dimensions = ["deployment", "aggregated", "role", "worker"]
+    assert queue["properties"] == {
+        "title": "queue: requests that wait",
+        "view": "timeSeries",
+        "region": "us-west-2",
+        "stat": "Average",
+        "period": 60,
+        "metrics": [["Serving/aggregated", "vllm:num_requests_waiting", *dimensions, {"label": "worker"}]],
+        "yAxis": {"left": {"label": "requests", "min": 0, "showUnits": False}},
+    }
+    assert "| queue | add replicas, or raise their maximum;" in body["widgets"][-1]["properties"]["markdown"]
+
+
+def test_a_body_that_cloudwatch_would_refuse_is_noticed(stacks: Stacks) -> None:
+    body = dashboards.read(stacks["aggregated"])
+    broken = copy.deepcopy(body)
+    broken["widgets"][0]["properties"] |= {"colour": "red", "view": "lines"}
+    del broken["widgets"][1]["properties"]["region"]
+    broken["widgets"][2] |= {"x": 24}
+    assert sorted(error.split(":")[0] for error in dashboards.list_errors(broken)) == [
+        "$.widgets[0].properties",
+        "$.widgets[0].properties.view",
+        "$.widgets[1].properties",
+        "$.widgets[2].x",
+    ]

@@ -19,6 +19,7 @@ from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
+from tests.infra import dashboards
 
 Stack = dict[str, Any]
 Stacks = dict[tuple[str, str], Stack]
@@ -310,3 +311,20 @@ def test_pools_with_efa_have_a_task_definition_that_tests_their_network(stacks: 
     assert "network-test" not in json.dumps(stacks["ecs-multi-az", "ecs"]["resource"])
     keys = json.dumps(filter_by_type(stack, "aws_kms_key")) + json.dumps(stack["data"])
     assert "log-group:/aws/ecs/ads-scale/network-test" in keys
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [("ecs-multi-az", ["provisioning", "unrepaired"]), ("ads-scale", ["provisioning", "unrepaired"]), ("ecs", None)],
+)
+def test_with_observability_a_dashboard_draws_what_the_functions_send(
+    stacks: Stacks, shape: str, names: list[str] | None
+) -> None:
+    stack = stacks[shape, "ecs"]
+    if names is None:
+        assert filter_by_type(stack, "aws_cloudwatch_dashboard") == {}
+        return
+    body = dashboards.read(stack)
+    assert dashboards.list_errors(body) == []
+    drawn = dashboards.list_metrics(body)
+    assert [name for _, _, name, _ in drawn] == names

@@ -77,7 +77,7 @@ _ECS = (
     *("lambda:CreateEventSourceMapping", "lambda:DeleteEventSourceMapping", "lambda:TagResource"),
     *(*_FUNCTION, *_KEY),
 )
-
+_DASHBOARDS = ("cloudwatch:PutDashboard", "cloudwatch:DeleteDashboards")
 
 _RESERVATIONS = (
     *("resource-groups:CreateGroup", "resource-groups:DeleteGroup", "resource-groups:GroupResources"),
@@ -100,7 +100,7 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     if fleet.state != "local":
         parts["state"] = _STATE
     parts["instances"] = _MACHINES + tuple(_list_reservation_actions(fleet))
-    for name, actions in (("eks", _EKS), ("ecs", _ECS)):
+    for name, actions in (("eks", _EKS), ("ecs", _ECS + (_DASHBOARDS if fleet.add_ons.observability else ()))):
         if name in fleet.orchestrators:
             parts[name.upper()] = actions
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}
