@@ -22,6 +22,7 @@ from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.validation import validate as validation
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.local import supervisor
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -65,14 +66,12 @@ def validate(folder: Path) -> dict[str, Any]:
     return report
 
 
-def find_java(name: str) -> psutil.Process:
-    """Find the Java process of a service."""
-    from llm_serving.targets.local import supervisor
-
+def find_program(name: str, program: str = "java") -> psutil.Process:
+    """Find the process of a service that runs a program."""
     running = supervisor.find_running(DeploymentDir("shop", Path.cwd()))
     assert running
     process = psutil.Process(running.read_state(name).pid)
-    return next(child for child in [process, *process.children(recursive=True)] if child.name() == "java")
+    return next(child for child in [process, *process.children(recursive=True)] if child.name() == program)
 
 
 def test_each_event_is_answered_once_and_each_that_is_not_valid_is_a_dead_letter_with_its_reason(folder: Path) -> None:
@@ -98,7 +97,7 @@ def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folde
                 return
             time.sleep(0.1)
         for name in ("taskmanager", "kafka"):
-            process = find_java(name)
+            process = find_program(name)
             os.kill(process.pid, signal.SIGKILL)
             killed.append(name)
 
@@ -120,7 +119,7 @@ def send(folder: Path) -> dict[str, Any]:
 
 
 def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_else(folder: Path) -> None:
-    endpoint = find_java("endpoint")
+    endpoint = find_program("endpoint")
     endpoint.suspend()
     try:
         report = send(folder)
@@ -129,6 +128,18 @@ def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_e
     assert report["dead_reasons"].pop("deadline") == report["events"]["misjudged"] == 200
     assert sum(report["dead_reasons"].values()) == 10
     assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
+
+
+def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
+    """The next test fails if the cache has no answers once it is back."""
+    cache = find_program("cache", "redis-server")
+    cache.suspend()
+    try:
+        report = send(folder)
+    finally:
+        cache.resume()
+    assert report["metrics"]["answer_ms"]["count"] == 0, "an answer is in the cache"
+    assert (report["events"]["answered"], report["events"]["lost"], report["events"]["misjudged"]) == (200, 0, 0)
 
 
 def read_checkpoints(folder: Path) -> dict[str, int]:
@@ -145,7 +156,7 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
     deployment = DeploymentDir("shop", folder.parent).load_deployment()
     store = Path(deployment.environment.data_folder, "checkpoints")
     away = store.with_name("away")
-    validation._wait_running(deployment.url)
+    validation.wait_running(deployment.url)
     failed = read_checkpoints(folder)["failed"]
     store.rename(away)
     store.write_text("no folder")

@@ -84,9 +84,8 @@ def test_a_killed_embedded_aws_ends_a_validation_before_it_starts(plan: Deployme
     _get_process(plan, "aws").children()[0].kill()
     port = plan.deployment.environment.ports["aws"]
     processes.wait_until(lambda: processes.is_free(port), "its end", 90)
-    with pytest.raises(
-        Unavailable, match=r"^mine: aws does not run: .* Fix: `blueprint deploy` starts it again"
-    ) as error:
+    message = "mine: aws does not run: the deployment's processes need it. Fix: `blueprint deploy` starts it again"
+    with pytest.raises(Unavailable, match=f"^{message} with its data.$") as error:
         status.require_services(plan.directory, plan.deployment)
     assert error.value.exit_code == 3
 

@@ -84,16 +84,16 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
 
 
 def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
-    """Check that emulated AWS runs.
+    """Check that what the services need beside them runs: the embedded AWS, and servers such as Kafka.
 
     Raises:
-        Unavailable: it does not, so a replica that restarts finds no weights.
+        Unavailable: names what does not.
     """
     ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process)]
     if ended:
         raise Unavailable(
-            f"{directory.name}: {', '.join(ended)} does not run: the embedded AWS has the weights that a replica "
-            "reads when it restarts. Fix: `blueprint deploy` starts it again with its data."
+            f"{directory.name}: {', '.join(ended)} does not run: the deployment's processes need it. "
+            "Fix: `blueprint deploy` starts it again with its data."
         )
 
 

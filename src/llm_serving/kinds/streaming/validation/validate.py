@@ -56,14 +56,14 @@ def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tup
     run_folder.require_writable(runs)
     with run_folder.lock_work(options.logs, deployment.name) as work:
         started = datetime.datetime.now(datetime.UTC)
-        _wait_running(deployment.url)
-        _send(deployment, options.requests or deployment.sample.events, work)
+        wait_running(deployment.url)
+        send(deployment, options.requests or deployment.sample.events, work)
         measured = stream_outcomes.read(work)
         report = build_report(deployment, measured, started)
         return report, run_folder.publish(report, page.render(report, measured), work, runs)
 
 
-def _wait_running(url: str) -> None:
+def wait_running(url: str) -> None:
     """Wait until every task of the job runs: after a deploy or a failure that takes seconds.
 
     Raises:
@@ -86,7 +86,12 @@ def _is_running(url: str) -> bool:
     return any(job["tasks"]["running"] == job["tasks"]["total"] > 0 for job in jobs)
 
 
-def _send(deployment: StreamingDeployment, event_count: int, work: Path) -> None:
+def send(deployment: StreamingDeployment, event_count: int, work: Path, drain_s: int = _DRAIN_S) -> None:
+    """Send events, and write what was sent and what became of it to `work`.
+
+    Raises:
+        Unavailable: they could not be sent.
+    """
     sample, topics, limits = deployment.sample, deployment.topics, deployment.limits
     plan = {
         "brokers": deployment.brokers,
@@ -100,7 +105,7 @@ def _send(deployment: StreamingDeployment, event_count: int, work: Path) -> None
         "event_bytes": limits.event,
         "late_ms": to_ms(limits.late),
         "future_ms": to_ms(limits.future),
-        "drain_s": _DRAIN_S,
+        "drain_s": drain_s,
         "tail_s": math.ceil(3 * deployment.checkpoint_s),
         "folder": str(work),
     }
@@ -108,7 +113,7 @@ def _send(deployment: StreamingDeployment, event_count: int, work: Path) -> None
     seconds = (event_count + sample.bad_events) / sample.rate
     with console.step(f"Send {event_count + sample.bad_events} events in {seconds:.0f} s"):
         try:
-            console.run(command, log=work / "driver.log", timeout_s=3 * seconds + 2 * _DRAIN_S)
+            console.run(command, log=work / "driver.log", timeout_s=3 * seconds + 2 * drain_s)
         except console.CommandFailed as error:
             raise Unavailable(f"the events could not be sent: {error}") from None
 

@@ -1,17 +1,23 @@
 package stream;
 
+import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.ScriptOutputType;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.Delay;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeUnit;
 
 /** Valkey or Redis, with each shopper's latest answer. A write that comes twice, or after a newer one, changes nothing. */
 final class AnswerCache implements AutoCloseable {
-    private static final Duration TIMEOUT = Duration.ofSeconds(2);
+    /** Longest that a write takes, where the cache is away or hangs. */
+    static final Duration TIMEOUT = Duration.ofSeconds(2);
+
+    private static final Duration RECONNECT_AFTER = Duration.ofSeconds(1);
     private static final String SET_UNLESS_OLDER = """
             local earlier = redis.call('GET', KEYS[1])
             if earlier and cjson.decode(earlier).at > tonumber(ARGV[2]) then return 0 end
@@ -20,33 +26,36 @@ final class AnswerCache implements AutoCloseable {
             """;
 
     private final Settings.Cache settings;
-    private final RedisClient client;
     private final RedisURI uri;
+    private final ClientResources resources;
+    private final RedisClient client;
     private CompletableFuture<StatefulRedisConnection<String, String>> connection;
 
     AnswerCache(Settings.Cache settings) {
         this.settings = settings;
         uri = RedisURI.create(settings.url());
         uri.setTimeout(TIMEOUT);
-        this.client = RedisClient.create(uri);
+        resources = ClientResources.builder()
+                .reconnectDelay(Delay.constant(RECONNECT_AFTER)) // the default grows to 30 s
+                .build();
+        client = RedisClient.create(resources);
+        client.setOptions(ClientOptions.builder()
+                .disconnectedBehavior(ClientOptions.DisconnectedBehavior.REJECT_COMMANDS) // the default collects them
+                .build());
     }
 
-    /** Writes an answer of an event at {@code at}, seconds since 1970; the stage ends once the cache has it. */
-    CompletionStage<Long> write(String key, String value, double at) {
+    /** Writes an answer of an event at {@code at}, seconds since 1970; the future ends once the cache has it. */
+    CompletableFuture<Long> write(String key, String value, double at) {
         String[] keys = {key};
-        return connect().thenCompose(connected -> connected
-                .async()
-                .eval(
-                        SET_UNLESS_OLDER,
-                        ScriptOutputType.INTEGER,
-                        keys,
-                        value,
-                        Double.toString(at),
-                        Long.toString(settings.ttlS())));
+        String[] values = {value, Double.toString(at), Long.toString(settings.ttlS())};
+        return connect()
+                .thenCompose(open -> open.async().eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, values))
+                .thenApply(Long.class::cast)
+                .orTimeout(TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
     }
 
-    /** Returns the connection, which is made once, and tried again where that failed. */
-    synchronized CompletionStage<StatefulRedisConnection<String, String>> connect() {
+    /** Returns the connection, which is made once; one that failed is tried again. Holds no thread. */
+    synchronized CompletableFuture<StatefulRedisConnection<String, String>> connect() {
         if (connection == null || connection.isCompletedExceptionally()) {
             connection = client.connectAsync(StringCodec.UTF8, uri).toCompletableFuture();
         }
@@ -56,5 +65,6 @@ final class AnswerCache implements AutoCloseable {
     @Override
     public void close() {
         client.shutdown(Duration.ZERO, TIMEOUT);
+        resources.shutdown(0, TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
     }
 }

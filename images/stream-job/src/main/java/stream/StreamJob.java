@@ -57,7 +57,7 @@ public final class StreamJob {
         SingleOutputStreamOperator<Outcome> outcomes = AsyncDataStream.unorderedWait(
                         requests,
                         new CallEndpoint(settings),
-                        endpoint.deadlineMs() + settings.checkpointMs(),
+                        endpoint.deadlineMs() + AnswerCache.TIMEOUT.toMillis() + settings.checkpointMs(),
                         TimeUnit.MILLISECONDS,
                         endpoint.inFlight())
                 .uid("endpoint")

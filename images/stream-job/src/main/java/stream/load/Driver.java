@@ -143,7 +143,7 @@ public final class Driver {
         String kind = isAnswer ? "answer" : outcome.path("reason").asText();
         ObjectNode line = MAPPER.createObjectNode().put("id", id).put("kind", kind);
         line.put("committed_at", System.currentTimeMillis());
-        for (String field : List.of("received_at", "asked_at", "answered_at", "cached_at")) {
+        for (String field : List.of("shopper", "at", "received_at", "asked_at", "answered_at", "cached_at")) {
             line.set(field, outcome.get(field));
         }
         out.write(line.toString());
