@@ -18,9 +18,11 @@ from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval
 from llm_serving.engines import vllm
 from llm_serving.engines.memory import Batch, Fit, count_ranks, list_tensor_sizes
+from llm_serving.prediction import disaggregation
 from llm_serving.prediction.simulation import (
     Limits,
     Outcome,
+    Request,
     Simulation,
     compute_percentile,
     compute_weighted_percentile,
@@ -83,6 +85,8 @@ class Configuration:
     kv_type: str
     batch_tokens: int | None
     """Of a step; None for the engine's own."""
+    is_disaggregated: bool = False
+    """Whether some replicas read prompts, and others write the answers."""
 
     @property
     def replicas_per_node(self) -> int:
@@ -112,6 +116,7 @@ class Candidate(NamedTuple):
 
     configuration: Configuration
     replicas: int
+    """Those of prefill beside them are `prefill_replicas`."""
     usd_h: float
     usd_per_million_tokens: float
     predicted: Mapping[str, Latency]
@@ -119,6 +124,12 @@ class Candidate(NamedTuple):
     limited_by: str
     gap: float
     """The pessimistic end of the metric nearest to its limit, as a multiple of it; at most 1 where it is met."""
+    prefill_replicas: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all replicas."""
+        return self.configuration.count_nodes(self.prefill_replicas + self.replicas)
 
 
 class Rejection(NamedTuple):
@@ -186,7 +197,19 @@ class _Prepared(NamedTuple):
     interval: Interval
     limits: Limits
     least_replicas: int
-    least_usd_h: float
+    prefill: int = 0
+    """Replicas that read prompts: the least, then those that are tried."""
+    token_s: float = 0.0
+    """Of the transfer of a prompt's token from these."""
+
+    def compute_usd_h(self, replicas: int) -> float:
+        """Return what so many replicas cost, with those of prefill."""
+        return self.configuration.count_nodes(self.prefill + replicas) * self.configuration.usd_h
+
+    @property
+    def least_usd_h(self) -> float:
+        """What cannot be stayed below."""
+        return self.compute_usd_h(self.least_replicas)
 
 
 def search(problem: Problem, *, prune: bool = True) -> Result:
@@ -198,15 +221,14 @@ def measure_gap(problem: Problem, candidate: Candidate, seed: int) -> float:
     """Return how near a candidate comes to a limit under other arrivals, as a multiple of it; over 1 misses it."""
     own, device = candidate.configuration, candidate.configuration.instance.accelerators
     assert device
+    searching = _Search(replace(problem, seed=seed), prune=False)
     model = apply_precision(problem.model, own.precision)
     context = problem.context or problem.workload.longest
-    fit = vllm.compute_fit(model, own.instance, own.split.tensor, context=context, dtype=own.kv_type)
-    batch = vllm.select_batch(device)
-    step = StepTime(model, device, own.split, own.kv_type)
-    limits = Limits(batch.sequences, own.batch_tokens or batch.tokens, fit.cache_tokens)
-    requests = problem.workload.draw(REQUESTS, candidate.replicas, seed)
-    outcome = Simulation(step, limits).run(requests)
-    return max(compute_statistic(outcome, limit) / limit.ms for limit in problem.limits)
+    fit = vllm.compute_fit(
+        model, own.instance, own.split.tensor, pipeline=own.split.pipeline, context=context, dtype=own.kv_type
+    )
+    entry = searching.prepare(own, model, device, fit)._replace(prefill=candidate.prefill_replicas)
+    return searching.compute_gap(searching.play(entry, candidate.replicas, REQUESTS, 1.0))
 
 
 class _Search:
@@ -217,6 +239,7 @@ class _Search:
         self._reasons: dict[str, list[tuple[float, Rejection]]] = {}
         self._met: list[Candidate] = []
         self._missed: list[tuple[float, _Prepared, int, Outcome]] = []
+        self._read: dict[tuple[StepTime, int, int, float], Outcome] = {}
 
     def run(self) -> Result:
         for entry in sorted(self._prepare_all(), key=_rank):
@@ -272,8 +295,12 @@ class _Search:
                     lacking.append((fit.why.removesuffix("."), 1e9 / tensor))
                     continue
                 is_any = True
-                configuration = Configuration(instance, usd_h, Split(tensor), precision, kv_type, None)
-                yield from self._prepare_steps(configuration, model, device, fit)
+                split = Split(tensor)
+                configuration = Configuration(instance, usd_h, split, precision, kv_type, None)
+                yield from self._prepare_possible(configuration, model, device, fit)
+                if disaggregation.can_transfer(instance, split):
+                    configuration = replace(configuration, is_disaggregated=True)
+                    yield from self._prepare_possible(configuration, model, device, fit)
         if not is_any and instance.efa_interfaces:
             is_any = yield from self._prepare_pipelines(instance, usd_h, device, context)
         for reason, rank in [] if is_any else lacking:
@@ -288,33 +315,45 @@ class _Search:
             fit = vllm.compute_fit(self._problem.model, instance, tensor, pipeline=pipeline, context=context)
             if fit.fits:
                 configuration = Configuration(instance, usd_h, Split(tensor, pipeline), "bf16", "auto", None)
-                yield from self._prepare_steps(configuration, self._problem.model, device, fit)
+                yield from self._prepare_possible(configuration, self._problem.model, device, fit)
                 return True
         return False
 
-    def _prepare_steps(
+    def _prepare_possible(
         self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit
     ) -> Iterator[_Prepared]:
-        step = StepTime(model, device, configuration.split, configuration.kv_type)
-        interval = step_times.load().get_interval(step.basis)
-        batch = vllm.select_batch(device)
-        least_replicas = self._bound_replicas(step, interval, batch, fit)
-        missed = self._find_impossible(step, interval)
+        entry = self.prepare(configuration, model, device, fit)
+        missed = self._find_impossible(entry.step, entry.interval)
         if missed:
             self._reject(configuration.instance, *missed, 1e6 / configuration.split.ranks)
-            return
-        lanes = configuration.split.pipeline
-        limits = Limits(max(1, batch.sequences // lanes), batch.tokens, fit.cache_tokens // lanes)
-        price = configuration.count_nodes(least_replicas) * configuration.usd_h
-        yield _Prepared(configuration, step, interval, limits, least_replicas, price)
+        else:
+            yield entry
+
+    def prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
+        """Return a configuration with its bound."""
+        split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
+        step, batch = StepTime(model, device, split, kv_type), vllm.select_batch(device)
+        interval = step_times.load().get_interval(step.basis)
+        batch_tokens, lanes = configuration.batch_tokens or batch.tokens, split.pipeline
+        limits = Limits(max(1, batch.sequences // lanes), batch_tokens, fit.cache_tokens // lanes)
+        tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
+        if configuration.is_disaggregated:
+            prefill = self._bound_lanes(step.compute_base_s(batch_tokens, 1) * tokens / batch_tokens, interval)
+            token_s = disaggregation.compute_transfer_s(model, configuration.instance, split, kv_type)
+            tokens = 1.0  # that decode computes again
+        least = self._bound_replicas(step, interval, batch, fit, tokens)
+        return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
 
     def _limits_gaps(self) -> bool:
         return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
 
-    def _bound_replicas(self, step: StepTime, interval: Interval, batch: Batch, fit: Fit) -> int:
-        """Return the fewest replicas that may carry the load, at the batch that takes least of a step."""
+    def _bound_replicas(self, step: StepTime, interval: Interval, batch: Batch, fit: Fit, tokens: float) -> int:
+        """Return the fewest replicas that may carry the load, at the batch that takes least of a step.
+
+        Args:
+            tokens: of each prompt that they read.
+        """
         workload = self._problem.workload
-        tokens = max(1.0, workload.mean_input - workload.mean_shared)
         context = workload.mean_input + workload.mean_output / 2
         own_context = context - workload.mean_shared
         busy_s = math.inf
@@ -325,8 +364,10 @@ class _Search:
             step_s = step.compute_base_s(round(sequences + prompts), sequences)
             step_s += step.compute_cache_s(sequences, sequences * context)
             busy_s = min(busy_s, workload.mean_output * step_s / sequences)
-        lanes = workload.rate * busy_s * interval.high * _BOUND_MARGIN
-        return max(1, math.ceil(lanes / step.split.pipeline))
+        return math.ceil(self._bound_lanes(busy_s, interval) / step.split.pipeline)
+
+    def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
+        return max(1, math.ceil(self._problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))
 
     def _find_impossible(self, step: StepTime, interval: Interval) -> tuple[str, str] | None:
         """Return why a limit is missed even by one request alone, and the metric; None where none is."""
@@ -345,6 +386,9 @@ class _Search:
 
     def _try(self, entry: _Prepared) -> None:
         """Try a configuration with the engine's own steps, and with smaller ones where these need more replicas."""
+        if entry.prefill:
+            self._try_prefill(entry)
+            return
         sizes = [size for size in _SMALLER_STEPS if size < entry.limits.batch_tokens] if self._limits_gaps() else []
         for size in (None, *sizes):
             if size:
@@ -354,13 +398,23 @@ class _Search:
             if self._find_replicas(entry) == entry.least_replicas:
                 return
 
+    def _try_prefill(self, entry: _Prepared) -> None:
+        """Try more prefill replicas, until prompts hardly wait for them."""
+        for prefill in range(entry.prefill, 2 * entry.prefill + 2):
+            entry = entry._replace(prefill=prefill)
+            if entry.least_usd_h > self._get_ceiling(entry):
+                self._reject_dearer(entry)
+                return
+            if self._meets(self._read_prompts(entry, REQUESTS, entry.interval.high)):
+                self._find_replicas(entry)
+
     def _find_replicas(self, entry: _Prepared) -> int | None:
         """Return the fewest replicas that meet the SLO at a price that can win; None where there are none."""
         ceiling = self._get_ceiling(entry)
         low, replicas = entry.least_replicas - 1, entry.least_replicas
         last: Outcome | None = None
         while True:
-            if entry.configuration.count_nodes(replicas) * entry.configuration.usd_h > ceiling:
+            if entry.compute_usd_h(replicas) > ceiling:
                 self._record_missed(entry, low, last)
                 return None
             last = self._simulate(entry, replicas)
@@ -386,22 +440,42 @@ class _Search:
 
     def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
         """Return what becomes of the load at the pessimistic end; of a few requests, where these show a miss."""
-        scout = self._play(entry, replicas, SCOUTS, entry.interval.high)
-        if not scout.is_complete or self._compute_gap(scout) > _CLEARLY:
+        scout = self.play(entry, replicas, SCOUTS, entry.interval.high)
+        if not scout.is_complete or self.compute_gap(scout) > _CLEARLY:
             return scout
-        return self._play(entry, replicas, REQUESTS, entry.interval.high)
+        return self.play(entry, replicas, REQUESTS, entry.interval.high)
 
-    def _play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
+    def play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
+        """Return what becomes of requests to one of the replicas whose steps take `share` of what is predicted."""
+        requests = self._draw(replicas * entry.configuration.split.pipeline, count)
+        if entry.prefill:
+            read = self._read_prompts(entry, count, share)
+            if not read.is_complete:
+                return read
+            requests = list(disaggregation.hand_over(requests, read.ttft_s, share * entry.token_s))
+        return self._run(entry, requests, share)
+
+    def _read_prompts(self, entry: _Prepared, count: int, share: float) -> Outcome:
+        """Return what becomes of requests in one of the prefill replicas, which write one token each."""
+        key = (entry.step, entry.prefill, count, share)
+        if key not in self._read:
+            requests = [request._replace(output_tokens=1) for request in self._draw(entry.prefill, count)]
+            self._read[key] = self._run(entry, requests, share)
+        return self._read[key]
+
+    def _draw(self, replicas: int, count: int) -> list[Request]:
+        return self._problem.workload.draw(count, replicas, self._problem.seed)
+
+    def _run(self, entry: _Prepared, requests: Sequence[Request], share: float) -> Outcome:
         self._result.simulations += 1
-        lanes = replicas * entry.configuration.split.pipeline
-        requests = self._problem.workload.draw(count, lanes, self._problem.seed)
         limit_s = _CUT_OFF * (requests[-1].at_s + 1)
         return Simulation(_SlowerStep(entry.step, share), entry.limits).run(requests, limit_s=limit_s)
 
     def _meets(self, outcome: Outcome) -> bool:
-        return outcome.is_complete and self._compute_gap(outcome) <= 1
+        return outcome.is_complete and self.compute_gap(outcome) <= 1
 
-    def _compute_gap(self, outcome: Outcome) -> float:
+    def compute_gap(self, outcome: Outcome) -> float:
+        """Return how near an outcome comes to a limit, as a multiple of it."""
         if not outcome.e2e_s:
             return math.inf
         return max((compute_statistic(outcome, limit) / limit.ms for limit in self._problem.limits), default=0.0)
@@ -409,8 +483,8 @@ class _Search:
     def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
         """Return a configuration with what it is predicted to do in the middle and at both ends."""
         workload, configuration = self._problem.workload, entry.configuration
-        middle = self._play(entry, replicas, REQUESTS, 1.0)
-        optimistic = self._play(entry, replicas, REQUESTS, entry.interval.low)
+        middle = self.play(entry, replicas, REQUESTS, 1.0)
+        optimistic = self.play(entry, replicas, REQUESTS, entry.interval.low)
         predicted = {
             metric: Latency(
                 p50=1000 * _compute(middle, metric, 50),
@@ -421,7 +495,7 @@ class _Search:
             )
             for metric in METRICS
         }
-        usd_h = configuration.count_nodes(replicas) * configuration.usd_h
+        usd_h = entry.compute_usd_h(replicas)
         return Candidate(
             configuration,
             replicas,
@@ -430,7 +504,8 @@ class _Search:
             predicted,
             entry.step.basis,
             self._find_limit(pessimistic),
-            self._compute_gap(pessimistic),
+            self.compute_gap(pessimistic),
+            entry.prefill,
         )
 
     def _find_limit(self, outcome: Outcome) -> str:
@@ -448,19 +523,20 @@ class _Search:
         if outcome is None:
             self._reject_dearer(entry)
             return
+        count = _count(entry.prefill + replicas)
         if not outcome.is_complete or not outcome.e2e_s:
-            reason, name = f"{_count(replicas)} cannot carry the load", "memory" if outcome.preemptions else "ttft"
+            reason, name = f"{count} cannot carry the load", "memory" if outcome.preemptions else "ttft"
         else:
             missed = max(self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms)
             ms, name = compute_statistic(outcome, missed), missed.metric.removesuffix("_ms")
-            reason = f"{_count(replicas)} may have {ms:,.3g} ms, more than {missed}"
-            self._missed.append((self._compute_gap(outcome), entry, replicas, outcome))
+            reason = f"{count} may have {ms:,.3g} ms, more than {missed}"
+            self._missed.append((self.compute_gap(outcome), entry, replicas, outcome))
         self._reject(entry.configuration.instance, reason, name, entry.least_usd_h)
 
     def _reject_dearer(self, entry: _Prepared) -> None:
-        replicas, price = entry.least_replicas, entry.least_usd_h
-        best = min([*self._best_by_type.values(), self._problem.max_usd_h])
-        reason = f"at least {_count(replicas)} for {price:,.2f} USD/h, more than {best:,.2f}"
+        price, best = entry.least_usd_h, min([*self._best_by_type.values(), self._problem.max_usd_h])
+        count = _count(entry.prefill + entry.least_replicas)
+        reason = f"at least {count} for {price:,.2f} USD/h, more than {best:,.2f}"
         self._reject(entry.configuration.instance, reason, "price", price)
 
     def _reject(self, instance: Instance, reason: str, limited_by: str, rank: float) -> None:
@@ -483,10 +559,10 @@ def _count(replicas: int) -> str:
     return f"{replicas} replica{'s' if replicas > 1 else ''}"
 
 
-def _rank(entry: _Prepared) -> tuple[float, bool, bool, bool, int]:
+def _rank(entry: _Prepared) -> tuple[float, bool, bool, bool, bool, int]:
     """Return the order in which configurations are tried: the cheapest first, then what changes least."""
     own = entry.configuration
-    is_changed = (own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
+    is_changed = (own.is_disaggregated, own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
     return (entry.least_usd_h, *is_changed, own.split.ranks)
 
 

@@ -33,6 +33,8 @@ class Request(NamedTuple):
     """Prompts of a group begin with the same tokens."""
     shared_tokens: int = 0
     """Tokens of that beginning."""
+    read_s: float = 0.0
+    """How long before `at_s` the client sent it to a prefill replica that read its prompt; 0 where this one does."""
 
 
 class Limits(NamedTuple):
@@ -291,7 +293,8 @@ class Simulation:
                 return
             self._waiting.popleft()
             self._adopt(job, prefix, shared, own)
-            job.computed = hits * BLOCK_TOKENS
+            is_read = job.request.read_s and not job.generated
+            job.computed = total - 1 if is_read else hits * BLOCK_TOKENS
             tokens = min(total - job.computed, budget)
             self._running[job] = None
             self._prefilling.append(job)
@@ -370,7 +373,7 @@ class Simulation:
         if job.generated:
             self.gaps.append((self.now_s - job.last_s, 1))
         else:
-            self.ttft_s.append(self.now_s - job.at_s + self._step.first_token_s)
+            self.ttft_s.append(self.now_s - job.at_s + job.request.read_s + self._step.first_token_s)
         job.generated += 1
         self.output_tokens += 1
         remaining = job.request.output_tokens - job.generated
@@ -401,7 +404,7 @@ class Simulation:
     def _end(self, job: _Job) -> None:
         del self._running[job]
         self._release(job, is_preempted=False)
-        self.e2e_s.append(self.now_s - job.at_s + self._step.first_token_s)
+        self.e2e_s.append(self.now_s - job.at_s + job.request.read_s + self._step.first_token_s)
         self.ended += 1
 
     def _count_decodes(self, steps: int) -> None:

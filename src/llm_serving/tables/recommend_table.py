@@ -48,8 +48,8 @@ def _render_table(candidates: list[Candidate], *, is_met: bool) -> Table:
         word = Text("chosen", "bold green") if is_met and not number else Text("" if is_met else "closest", "red")
         table.add_row(
             own.instance.name,
-            str(own.count_nodes(candidate.replicas)),
-            f"{candidate.replicas} x {own.split.ranks}",
+            str(candidate.nodes),
+            f"{' + '.join(map(str, recommend.count_replicas(candidate).values()))} x {own.split.ranks}",
             f"{candidate.usd_h:,.2f}",
             f"{candidate.usd_per_million_tokens:,.2f}",
             *(f"{row.p95:,.0f} ≤{row.high:,.0f}" for row in candidate.predicted.values()),

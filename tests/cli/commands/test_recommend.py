@@ -68,9 +68,36 @@ def test_what_is_written_is_accepted_by_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(*ASKED, *FEW, "--shared-prefix", "400", "--write", "mine", "--chart", "chart.svg") == 0
-    assert "Next: blueprint check mine --fleet mine/fleet.yaml\n" in capsys.readouterr().out
-    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml"]) == 0
+    assert "Next: blueprint check mine --fleet mine/fleet.yaml --target eks\n" in capsys.readouterr().out
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
     assert "<svg" in Path("chart.svg").read_text("utf-8")
+
+
+def test_a_replica_of_several_nodes_is_written_with_a_pool_that_joins_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "deepseek-ai/DeepSeek-V3", "--arrivals", "0.2/s", "--input-tokens", "500..1000",
+             "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p5.48xlarge")  # fmt: skip
+    assert run_json(capsys, *words, "--write", "mine")["chosen"]["pattern"] == "distributed"
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
+
+
+def test_prefill_and_decode_are_written_as_roles_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slo").mkdir()
+    text = (paths.PATTERNS / "aggregated/blueprint.yaml").read_text("utf-8")
+    limits = "slo:\n  ttft_ms: {p95: 3000}\n  itl_ms: {p99: 16}\n"
+    (tmp_path / "slo/blueprint.yaml").write_text(text.partition("slo:")[0] + limits, encoding="utf-8")
+    words = ("slo", "--model", "Qwen/Qwen3-8B", "--arrivals", "8/s", "--input-tokens", "4000..6000",
+             "--output-tokens", "50..100", "--shared-prefix", "0", "--type", "p4de.24xlarge")  # fmt: skip
+    chosen = run_json(capsys, *words, "--write", "mine")["chosen"]
+    assert chosen["pattern"] == "disaggregated"
+    assert [(role["name"], role["tensor"]) for role in chosen["roles"]] == [("prefill", 2), ("decode", 2)]
+    assert chosen["why"].startswith("3 prefill and 2 decode replicas of 2 accelerators, ")
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
 
 
 def test_a_blueprints_traffic_and_slo_count(

@@ -135,4 +135,4 @@ def _write(answer: Answer, folder: Path, *, is_quiet: bool) -> None:
     patterns.copy_pattern(patterns.PATTERNS / recommendation.choose_pattern(answer.result.candidates[0]), folder)
     recommendation.write(answer, folder)
     if not is_quiet:
-        console.out.print(f"Next: blueprint check {folder} --fleet {folder / 'fleet.yaml'}", markup=False)
+        console.out.print(f"Next: blueprint check {folder} --fleet {folder / 'fleet.yaml'} --target eks", markup=False)

@@ -278,7 +278,7 @@ def describe_quota(candidate: Candidate, buy: str) -> str:
     instance = candidate.configuration.instance
     family = quotas.find_family(instance.name)
     quota = family.spot if buy == "spot" else family.on_demand
-    vcpus = candidate.configuration.count_nodes(candidate.replicas) * instance.vcpus
+    vcpus = candidate.nodes * instance.vcpus
     return f"{quota.code} {quota.name}: {vcpus} vCPUs"
 
 
@@ -308,15 +308,16 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "instance": own.instance.name,
         "pattern": choose_pattern(candidate),
-        "nodes": own.count_nodes(candidate.replicas),
+        "nodes": candidate.nodes,
         "roles": [
             {
-                "name": "worker",
+                "name": name,
                 "tensor": own.split.tensor,
                 "pipeline": own.split.pipeline,
                 "expert": 1,
-                "replicas": candidate.replicas,
+                "replicas": replicas,
             }
+            for name, replicas in count_replicas(candidate).items()
         ],
         "tuning": build_tuning(candidate),
         "usd_per_hour": round(candidate.usd_h, 4),
@@ -346,8 +347,17 @@ def explain(answer: Answer, name: str) -> str:
     raise InputError(f"--explain: {quote_value(name)}: it was not considered. Fix: use a type with a price there.")
 
 
+def count_replicas(candidate: Candidate) -> dict[str, int]:
+    """Return the replicas of each role."""
+    if candidate.configuration.is_disaggregated:
+        return {"prefill": candidate.prefill_replicas, "decode": candidate.replicas}
+    return {"worker": candidate.replicas}
+
+
 def choose_pattern(candidate: Candidate) -> str:
     """Return the pattern that such a deployment is a copy of."""
+    if candidate.configuration.is_disaggregated:
+        return "disaggregated"
     return "distributed" if candidate.configuration.split.pipeline > 1 else "aggregated"
 
 
@@ -372,13 +382,14 @@ LIMITS_IN_WORDS = {
 
 def describe(candidate: Candidate) -> str:
     """Return in a line why it is what it is."""
-    own, count = candidate.configuration, candidate.replicas
-    ranks = own.split.ranks
+    ranks, counts = candidate.configuration.split.ranks, count_replicas(candidate)
+    total = sum(counts.values())
+    words = " and ".join(f"{count} {name}" for name, count in counts.items()) if len(counts) > 1 else str(total)
     settings = (
         ", ".join(f"{name} {value}" for name, value in build_tuning(candidate).items()) or "the engine's defaults"
     )
     return (
-        f"{count} replica{'s' if count > 1 else ''} of {ranks} accelerator{'s' if ranks > 1 else ''}, {settings}; "
+        f"{words} replica{'s' if total > 1 else ''} of {ranks} accelerator{'s' if ranks > 1 else ''}, {settings}; "
         f"{LIMITS_IN_WORDS[candidate.limited_by]}"
     )
 
@@ -387,9 +398,8 @@ def write(answer: Answer, folder: Path) -> None:
     """Write the chosen deployment as a blueprint with a fleet that rents it; the pattern's files are there already."""
     candidate = answer.result.candidates[0]
     own = candidate.configuration
-    worker = {
+    role = {
         "pool": POOL,
-        "replicas": candidate.replicas,
         "accelerators": own.split.ranks,
         **({"pipeline": own.split.pipeline} if own.split.pipeline > 1 else {}),
     }
@@ -400,19 +410,22 @@ def write(answer: Answer, folder: Path) -> None:
         "pattern": choose_pattern(candidate),
         "model": answer.model.name,
         "context": answer.context,
-        "roles": {"worker": worker},
+        "roles": {name: {**role, "replicas": replicas} for name, replicas in count_replicas(candidate).items()},
         **({"tuning": build_tuning(candidate)} if build_tuning(candidate) else {}),
         "traffic": answer.traffic,
         "slo": slo,
     }
-    nodes = own.count_nodes(candidate.replicas)
     zones = own.instance.zones.get(answer.region, ())
+    pool: dict[str, Any] = {"types": own.instance.name, "buy": answer.buy, "size": f"0..{candidate.nodes}"}
+    if zones and (own.is_disaggregated or own.split.pipeline > 1):
+        pool |= {"efa": True, "zones": zones[0]}
     fleet = {
         "name": folder.name,
         "region": answer.region,
-        "zones": list(zones[:1] if own.split.pipeline > 1 else zones),
+        "zones": list(zones),
         "orchestrator": "eks",
-        "pools": {POOL: {"types": own.instance.name, "buy": answer.buy, "size": f"0..{nodes}"}},
+        "pools": {POOL: pool},
+        **({"add_ons": {"schedulers": True}} if own.split.pipeline > 1 else {}),
     }
     title = f"# Written by `blueprint recommend`: {describe(candidate)}.\n"
     (folder / "blueprint.yaml").write_text(title + yaml.safe_dump(blueprint, sort_keys=False), encoding="utf-8")
