@@ -11,6 +11,7 @@ import pytest
 from llm_serving.catalog import instances, models
 from llm_serving.prediction import search
 from llm_serving.prediction.search import Limit, Problem
+from llm_serving.prediction.step_time import Split
 from llm_serving.prediction.workload import Length, Workload
 
 TTFT, ITL = Limit("ttft_ms", "p95", 800), Limit("itl_ms", "p95", 50)
@@ -107,6 +108,14 @@ def test_a_model_that_no_node_holds_is_split_over_several() -> None:
     chosen = search.search(problem).candidates[0]
     assert chosen.configuration.split.pipeline == 2
     assert chosen.configuration.count_nodes(chosen.replicas) == 2 * chosen.replicas
+
+
+def test_experts_stay_whole_where_their_parts_would_cut_the_blocks_of_fp8() -> None:
+    problem = ask("Qwen/Qwen3-235B-A22B-FP8", 0.2, (500, 1000), (50, 100),
+                  (Limit("ttft_ms", "p95", 5000), Limit("itl_ms", "p95", 500)), "p4d.24xlarge")  # fmt: skip
+    chosen = search.search(problem).candidates[0]
+    assert chosen.configuration.split == Split(8, whole_experts=True)
+    assert search.measure_gap(problem, chosen, 1) <= 1
 
 
 def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:

@@ -144,6 +144,22 @@ def test_links_slow_down_what_is_split() -> None:
     assert speedups["g6e.12xlarge"] < 2 < speedups["p5.48xlarge"]
 
 
+def test_whole_experts_wait_for_the_accelerator_that_has_most_to_do() -> None:
+    device = instances.find("p5.48xlarge").accelerators
+    assert device
+    parts, whole = (
+        StepTime(models.find("Qwen/Qwen3-30B-A3B"), device, Split(4, whole_experts=is_whole))
+        for is_whole in (False, True)
+    )
+    ratios = [whole.compute_base_s(tokens, 1) / parts.compute_base_s(tokens, 1) for tokens in (8, 64, 4096)]
+    assert all(ratio > 1 for ratio in ratios)
+    assert ratios[0] > 1.05
+    assert ratios[1] < 1.02, "so many tokens visit all experts"
+    times = [whole.compute_base_s(tokens, 1) for tokens in (1, 8, 64, 512, 4096)]
+    assert times == sorted(times)
+    assert all(whole.compute_base_s(tokens, 1) >= whole.compute_floor_s(tokens, 1, 0) for tokens in (1, 8, 64, 4096))
+
+
 def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
     loops = [loop for loop in fit_step_times.read_open_loops() if loop.rate > fit_step_times.LOW_RATE]
     ttft, e2e = [], []

@@ -224,9 +224,7 @@ def measure_gap(problem: Problem, candidate: Candidate, seed: int) -> float:
     searching = _Search(replace(problem, seed=seed), prune=False)
     model = apply_precision(problem.model, own.precision)
     context = problem.context or problem.workload.longest
-    fit = vllm.compute_fit(
-        model, own.instance, own.split.tensor, pipeline=own.split.pipeline, context=context, dtype=own.kv_type
-    )
+    fit = _compute_fit(model, own.instance, own.split, context, own.kv_type)
     entry = searching.prepare(own, model, device, fit)._replace(prefill=candidate.prefill_replicas)
     return searching.compute_gap(searching.play(entry, candidate.replicas, REQUESTS, 1.0))
 
@@ -289,13 +287,12 @@ class _Search:
         context = problem.context or problem.workload.longest
         for precision, kv_type in _list_number_types(problem.model, device):
             model = apply_precision(problem.model, precision)
-            for tensor in list_tensor_sizes(model, instance):
-                fit = vllm.compute_fit(model, instance, tensor, context=context, dtype=kv_type)
+            for split in _list_splits(model, instance):
+                fit = _compute_fit(model, instance, split, context, kv_type)
                 if not fit.fits:
-                    lacking.append((fit.why.removesuffix("."), 1e9 / tensor))
+                    lacking.append((fit.why.removesuffix("."), 1e9 / split.tensor))
                     continue
                 is_any = True
-                split = Split(tensor)
                 configuration = Configuration(instance, usd_h, split, precision, kv_type, None)
                 yield from self._prepare_possible(configuration, model, device, fit)
                 if disaggregation.can_transfer(instance, split):
@@ -312,9 +309,10 @@ class _Search:
         """Yield replicas of several nodes, for a model that none of them holds; returns whether there are any."""
         tensor = list_tensor_sizes(self._problem.model, instance)[-1]
         for pipeline in _PIPELINES:
-            fit = vllm.compute_fit(self._problem.model, instance, tensor, pipeline=pipeline, context=context)
+            split = Split(tensor, pipeline)
+            fit = _compute_fit(self._problem.model, instance, split, context, "auto")
             if fit.fits:
-                configuration = Configuration(instance, usd_h, Split(tensor, pipeline), "bf16", "auto", None)
+                configuration = Configuration(instance, usd_h, split, "bf16", "auto", None)
                 yield from self._prepare_possible(configuration, self._problem.model, device, fit)
                 return True
         return False
@@ -564,6 +562,26 @@ def _rank(entry: _Prepared) -> tuple[float, bool, bool, bool, bool, int]:
     own = entry.configuration
     is_changed = (own.is_disaggregated, own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
     return (entry.least_usd_h, *is_changed, own.split.ranks)
+
+
+def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
+    """Yield the splits of a node; whole experts are spread where parts of each are not possible."""
+    for tensor in list_tensor_sizes(model, instance):
+        is_indivisible = bool(model.experts) and bool(vllm.describe_indivisible(model, tensor))
+        yield Split(tensor, whole_experts=is_indivisible)
+
+
+def _compute_fit(model: Model, instance: Instance, split: Split, context: int, kv_type: str) -> Fit:
+    expert_ranks = split.tensor if split.whole_experts else 0
+    return vllm.compute_fit(
+        model,
+        instance,
+        split.tensor,
+        pipeline=split.pipeline,
+        expert_ranks=expert_ranks,
+        context=context,
+        dtype=kv_type,
+    )
 
 
 def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str, str]]:

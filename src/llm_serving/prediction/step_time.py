@@ -6,6 +6,7 @@ Pope et al., "Efficiently Scaling Transformer Inference", 2022. The numbers are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from llm_serving.catalog import step_times
@@ -40,6 +41,10 @@ class Split:
 
     tensor: int = 1
     pipeline: int = 1
+    whole_experts: bool = False
+    """Whether each accelerator has whole experts, as many as the others, in place of a part of each. Their outputs are
+    summed as parts are: vLLM exchanges tokens only between data-parallel ranks (0.32.0, fused_moe/config.py,
+    `use_all2all_kernels`)."""
 
     @property
     def ranks(self) -> int:
@@ -98,7 +103,10 @@ class StepTime:
         self._dense_bytes = sum(group.bytes for group in groups if group.name != EXPERTS) / ways
         self._expert_bytes = sum(group.bytes for group in groups if group.name == EXPERTS) / ways
         self._missed_share = 1 - model.active_experts / model.experts if model.experts else 0.0
+        self._own_experts = model.experts / ways if self.split.whole_experts else 0.0
         self._token_operations = _OPERATIONS * sum(group.parameters * group.active_share for group in groups) / ways
+        experts = [group.parameters * group.active_share for group in groups if group.name == EXPERTS]
+        self._expert_share = _OPERATIONS * sum(experts) / ways / self._token_operations
 
     def _measure_cache(self, ways: int, kv_type: str) -> None:
         model = self._model
@@ -137,7 +145,7 @@ class StepTime:
     def compute_base_s(self, tokens: int, sequences: int) -> float:
         """Return seconds of a step without what grows with the length of its requests."""
         weights_s = self._dense_s + self._expert_s * self._compute_touched_share(tokens)
-        operations_s = tokens * self._token_s
+        operations_s = tokens * self._token_s * self._compute_unevenness(tokens)
         overlapped_s: float = (weights_s**_SHARPNESS + operations_s**_SHARPNESS) ** (1 / _SHARPNESS)
         return overlapped_s + self._fixed_s + sequences * self._sequence_s + tokens * self._token_link_s
 
@@ -159,5 +167,23 @@ class StepTime:
         return max(moved_bytes / self._bandwidth, tokens * self._token_operations / self._operations)
 
     def _compute_touched_share(self, tokens: int) -> float:
-        """Return the share of the experts that so many tokens visit, each by its own choice."""
-        return 1 - self._missed_share**tokens if self._missed_share else 1.0
+        """Return the share of the experts that so many tokens visit, each by its own choice.
+
+        Of whole experts, it is that of the accelerator with the most: all others wait for it.
+        """
+        share = 1 - self._missed_share**tokens if self._missed_share else 1.0
+        if not self._own_experts:
+            return share
+        return min(1.0, share + self._count_deviations() * math.sqrt(share * (1 - share) / self._own_experts))
+
+    def _compute_unevenness(self, tokens: int) -> float:
+        """Return the operations of the accelerator that has the most, as a multiple of the mean."""
+        if not self._own_experts:
+            return 1.0
+        visits = tokens * (1 - self._missed_share) * self._own_experts
+        most = min(self.split.tensor, 1 + self._count_deviations() / math.sqrt(visits))
+        return 1 + self._expert_share * (most - 1)
+
+    def _count_deviations(self) -> float:
+        """Return how far above the mean the largest of so many normal values is expected at most, in deviations."""
+        return math.sqrt(2 * math.log(self.split.tensor))

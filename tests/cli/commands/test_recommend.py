@@ -100,6 +100,17 @@ def test_prefill_and_decode_are_written_as_roles_of_their_own(
     assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
 
 
+def test_whole_experts_are_written_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "Qwen/Qwen3-235B-A22B-FP8", "--arrivals", "0.2/s", "--input-tokens", "500..1000",
+             "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p4d.24xlarge")  # fmt: skip
+    (role,) = run_json(capsys, *words, "--write", "mine")["chosen"]["roles"]
+    assert (role["tensor"], role["expert"]) == (8, 8)
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
+
+
 def test_a_blueprints_traffic_and_slo_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -314,7 +314,7 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
                 "name": name,
                 "tensor": own.split.tensor,
                 "pipeline": own.split.pipeline,
-                "expert": 1,
+                "expert": own.split.tensor if own.split.whole_experts else 1,
                 "replicas": replicas,
             }
             for name, replicas in count_replicas(candidate).items()
@@ -402,6 +402,7 @@ def write(answer: Answer, folder: Path) -> None:
         "pool": POOL,
         "accelerators": own.split.ranks,
         **({"pipeline": own.split.pipeline} if own.split.pipeline > 1 else {}),
+        **({"expert": True} if own.split.whole_experts else {}),
     }
     slo: dict[str, dict[str, float]] = {}
     for limit in answer.limits:
