@@ -36,6 +36,9 @@ FIELD_NAMES = frozenset(
         "hidden_host",  # the loopback address that a router listens on, behind its front
         "router_port",
         "max_requests",  # in flight at a router's front; an argument is left out where there is no limit
+        "team_keys",  # file of the keys that a router's front asks for
+        "team_limits",  # TEAM=N, requests a minute of each limited team
+        "team_usage",  # HOST:PORT of the front's page with what teams used
         "metrics_host",  # the address that a router's metrics page listens on
         "metrics_port",  # of a router that has its own
         "nixl_side_channel_port",  # where prefill and decode agree on a transfer

@@ -67,6 +67,16 @@ class Deployment(ResolvedData):
         return ()
 
 
+class Door(ResolvedData):
+    """What asks clients of an endpoint for keys of teams."""
+
+    keys_file: str
+    """Document of the keys."""
+
+    usage_address: str
+    """HOST:PORT of the page of metrics with what teams used."""
+
+
 class FoundDeployment(ResolvedData):
     """What others need of a deployment to call it. Facts that are not known are empty."""
 
@@ -94,3 +104,6 @@ class FoundDeployment(ResolvedData):
 
     has_priority: bool = False
     """Whether it schedules by `priority` of a request."""
+
+    door: Door | None = None
+    """None where everybody may call it."""

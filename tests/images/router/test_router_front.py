@@ -107,6 +107,9 @@ class Router:
 
     port: int = field(default_factory=lambda: processes.claim_free_ports(1)[0])
     requests: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Of each of the requests."""
+
     chunks: queue.Queue[bytes] = field(default_factory=queue.Queue)
     """What /v1/completions?stream streams; an empty one ends it."""
 
@@ -123,6 +126,7 @@ class Router:
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 router.requests.append((self.command, self.path))
+                router.headers.append(dict(self.headers))
                 self.send_response(200)
                 if self.path == "/v1/completions?stream":
                     self.send_header("Transfer-Encoding", "chunked")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     """Run commands on a gateway with the teams `search` and `ads` and three keys."""
     environment = SimpleNamespace(data_folder="/nowhere")
     deployment = GatewayDeployment.model_construct(
+        name="edge",
         teams={"search": Team(models=("chat",)), "ads": Team(models=("chat",))},
         routes={}, environment=environment, database_port=1, admin_url="http://127.0.0.1:1", url="http://127.0.0.1:2",
     )  # fmt: skip
@@ -95,6 +97,13 @@ def test_the_usage_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch
         "team  model  requests  tokens in  tokens out     USD  USD/M tokens",
         "ads   chat      1,000     90,000      10,000  0.2500         2.500",
     ]
+
+
+def test_keys_are_exported_as_hashes_by_team(runner: CliRunner) -> None:
+    assert json.loads(invoke(runner, "key", "export", "edge")) == {
+        "search": [f"sha256:{KEYS[0].id}"],
+        "ads": [f"sha256:{KEYS[1].id}", f"sha256:{KEYS[2].id}"],
+    }
 
 
 def test_a_deployment_of_another_kind_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:

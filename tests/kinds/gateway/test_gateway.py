@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -24,14 +26,18 @@ from llm_serving.kinds.gateway import database, litellm_settings, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.services import deployments
-from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.deployment import Door, FoundDeployment
 from llm_serving.targets.deployment_dir import DeploymentDir
 from tests import known_server
+from tests.images.router.test_keys import write_keys
 from tests.known_server import Behaviour
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
 
 WAIT_S = 120.0
+EDGE_KEY, RANKING_KEY = "sk-edge-0123456789", "sk-ranking-0123456789"
+"""Keys of the routers of `big-b`: the gateway's own, whose team is named as the gateway, and a team's."""
+
 PRICES = {"big-a": 36.0, "big-b": 18.0}
 """USD an hour of the deployments."""
 
@@ -63,6 +69,9 @@ class Running:
     deployment: GatewayDeployment
     engines: dict[str, str]
     """URL of each deployment's server."""
+
+    door_url: str
+    """Of the nginx before `big-b`, which asks for keys."""
 
     stop_first: Callable[[], None]
     """Stops the server of `big-a`."""
@@ -103,7 +112,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
         }
         redis_port = stack.enter_context(run_redis(root))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(deployments, "find", lambda name, *_: describe(name, engines[name]))
+        door_url, door = stack.enter_context(run_door(engines["big-b"], root))
+        patch.setenv("BLUEPRINT_API_KEY", EDGE_KEY)
+        found = {
+            "big-a": describe("big-a", engines["big-a"]),
+            "big-b": describe("big-b", engines["big-b"]).model_copy(update={"url": door_url, "door": door}),
+        }
+        patch.setattr(deployments, "find", lambda name, *_: found[name])
         patch.chdir(root)
         write_blueprint(root / "edge", redis_port)
         shutil.copy(paths.ROOT / "fleet.yaml", root)
@@ -111,10 +126,28 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
             assert main.run(["deploy", "edge", "--yes"]) == 0
             deployment = DeploymentDir("edge", root).load_deployment()
             assert isinstance(deployment, GatewayDeployment)
-            yield Running(root / "edge", deployment, engines, first.close)
+            yield Running(root / "edge", deployment, engines, door_url, first.close)
         finally:
             assert main.run(["destroy", "edge", "--yes"]) == 0
         assert not (root / ".blueprint" / "edge").exists()
+
+
+@contextlib.contextmanager
+def run_door(url: str, folder: Path) -> Iterator[tuple[str, Door]]:
+    """Run nginx with keys before a server; yields its URL, and what others know of it."""
+    file = folder / "keys.json"
+    write_keys(file, edge=[EDGE_KEY], ranking=[RANKING_KEY])
+    port, usage_port = processes.claim_free_ports(2)
+    door = Door(keys_file=str(file), usage_address=f"127.0.0.1:{usage_port}")
+    command = [sys.executable, str(paths.IMAGES / "router" / "router_front.py"), "--listen", f"127.0.0.1:{port}"]
+    command += ["--router", url.removeprefix("http://"), "--keys", str(file), "--usage", door.usage_address]
+    program = subprocess.Popen([*command, "--", sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        processes.wait_until(lambda: read_status(f"http://127.0.0.1:{port}/v1/models") == 401, "nginx", WAIT_S, 0.1)
+        yield f"http://127.0.0.1:{port}", door
+    finally:
+        program.terminate()
+        program.wait(WAIT_S)
 
 
 @contextlib.contextmanager
@@ -172,6 +205,8 @@ def read_status(url: str, key: str = "", body: dict[str, Any] | None = None) -> 
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
+    except urllib.error.URLError:
+        return 0
 
 
 def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
@@ -215,7 +250,7 @@ def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) ->
 
 def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours(gateway: Running) -> None:
     gateway.run("usage", "edge")
-    records = usage.read(gateway.login, 86400)
+    records = usage.read(gateway.login, 86400, "edge")
     rows = usage.build_rows(records, ("team", "deployment"))
     for name, usd_h in PRICES.items():
         times = [row["at"] for row in records.meter if row["deployment"] == name]
@@ -277,6 +312,38 @@ def test_a_stopped_engine_s_requests_are_answered_by_the_next_one(gateway: Runni
     assert [answer.usage.completion_tokens for answer in answers] == [16, 16, 16]
     after = read_engine_tokens(gateway.engines["big-b"], "big-b")
     assert after[1] - before[1] == 48
+
+
+def test_a_team_s_calls_of_the_deployment_itself_are_in_the_usage_and_the_gateway_s_own_are_counted_once(
+    gateway: Running,
+) -> None:
+    def read_requests() -> dict[str, int]:
+        return {row["team"]: row["requests"] for row in gateway.run("usage", "edge", "--by", "team")}
+
+    before = read_requests()
+    client = openai.OpenAI(base_url=f"{gateway.door_url}/v1", api_key=RANKING_KEY, max_retries=0, timeout=WAIT_S)
+    assert [ask(client, "known").usage.completion_tokens for _ in range(2)] == [16, 16]
+    assert ask(gateway.connect(gateway.create_key("search")), "chat").usage.completion_tokens == 16
+    wanted = {**before, "ranking": 2, "search": before["search"] + 1}
+    processes.wait_until(lambda: read_requests() == wanted, f"{wanted}", WAIT_S, 1.0)
+    rows = [row for row in gateway.run("usage", "edge", "--by", "team,model,deployment") if row["team"] == "ranking"]
+    assert [(row["model"], row["deployment"], row["output_tokens"]) for row in rows] == [("known", "big-b", 32)]
+    assert rows[0]["usd"] > 0
+
+
+def test_the_hashes_of_the_gateway_s_keys_open_a_deployment_that_asks_for_keys(
+    gateway: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = gateway.create_key("search")
+    assert main.run(["gateway", "key", "export", "edge"]) == 0
+    part = gateway.folder.parent / "keys.part"
+    part.touch(0o600)
+    own = json.loads((gateway.folder.parent / "keys.json").read_text())
+    part.write_text(json.dumps({**own, **json.loads(capsys.readouterr().out)}))
+    assert read_status(f"{gateway.door_url}/v1/models", key) == 401
+    part.rename(gateway.folder.parent / "keys.json")
+    url = f"{gateway.door_url}/v1/models"
+    processes.wait_until(lambda: read_status(url, key) == 200, "the gateway's key", WAIT_S, 0.1)
 
 
 def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,15 @@ def test_records_that_exceed_the_counters_cost_no_more_than_the_fleet() -> None:
     assert [(row["team"], row["usd"]) for row in rows] == [("ads", 1.0), (DIRECT, 0.0), (IDLE, 0.0)]
 
 
+def test_teams_that_call_the_deployment_s_own_routers_pay_for_their_tokens_too() -> None:
+    used = {"requests": 3.0, "input_tokens": 250.0, "output_tokens": 50.0}
+    door = [{"deployment": "big", "team": "ranking", "model": "tiny", **used}]
+    rows = usage.build_rows(Records([count("ads", "chat/big", 100, 100)], read_meter(0, 1000), door), ("team", "model"))
+    assert [(row["team"], row["model"], row["requests"], row["usd"]) for row in rows] == [
+        ("ads", "chat", 1, 0.2), ("ranking", "tiny", 3, 0.3), (DIRECT, DIRECT, 0, 0.5), (IDLE, IDLE, 0, 0.0),
+    ]  # fmt: skip
+
+
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:
     rows = usage.build_rows(Records([count("ads", "far/llm.example.com", 1000, 1000, 0.004)], []), ("team", "model"))
     assert [(row["model"], row["usd"], row["usd_per_million_tokens"]) for row in rows] == [("far", 0.004, 2.0)]

@@ -19,6 +19,7 @@ from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
+from llm_serving.services.team_keys import Secret
 from llm_serving.settings.document import Conflict
 
 MAX_QUEUE_NAME = 80
@@ -146,7 +147,7 @@ def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Co
         yield Conflict(("endpoint", "model"), reason, fix, settings.endpoint.model)
 
 
-def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Secret]]:
+def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], Secret]]:
     """List the secrets of a blueprint, each with its key in the file."""
     cache = settings.results.cache
     written = (

@@ -5,34 +5,11 @@ On this machine the same values are environment variables of the deploy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from llm_serving.fleet.model import KeyArn
 from llm_serving.services import service
-from llm_serving.settings.document import Conflict, Settings
+from llm_serving.services.team_keys import Secret
 from llm_serving.settings.units import TextFormat
-
-SecretName = Annotated[
-    str,
-    TextFormat(
-        # Roles name whole ARNs. Source: Secrets Manager API reference, GetSecretValue, SecretId, 2026-11.
-        r"arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}-[A-Za-z0-9]{6}"
-        r"|[A-Za-z0-9/_+=.@-]{1,512}",
-        "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
-        "llm/api-key",
-    ),
-]
-
-
-class Secret(Settings):
-    """A secret of AWS Secrets Manager; only on AWS."""
-
-    secret: SecretName
-    """Its name in the fleet's account and region, or its ARN."""
-
-    key: KeyArn | None = None
-    """ARN of the customer-managed KMS key that encrypts it, if there is one."""
 
 
 class ApiKey(Secret):
@@ -40,32 +17,6 @@ class ApiKey(Secret):
 
     field: Annotated[str, TextFormat(r"[A-Za-z0-9_.-]{1,128}", "a field of the secret's JSON", "api_key")] | None = None
     """Field of its JSON; default is the whole text."""
-
-
-class TeamKeys(Settings):
-    """Where the keys of teams are: {"TEAM": ["sha256:HEX", ...]}, with "*" for an operator, who sees all teams."""
-
-    secret: SecretName | None = None
-    """Name or ARN of a secret of AWS Secrets Manager, for AWS."""
-
-    key: KeyArn | None = None
-    """ARN of the customer-managed KMS key that encrypts the secret, if there is one."""
-
-    file: str | None = None
-    """A file of mode 0600 beside the blueprint, for this machine."""
-
-    @property
-    def stored(self) -> Secret | None:
-        """The secret; None where only a file is named."""
-        return Secret(secret=self.secret, key=self.key) if self.secret else None
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_place(),)
-
-    def _check_place(self) -> Iterator[Conflict]:
-        if not self.secret and not self.file:
-            fix = "set secret: NAME for AWS, file: FILE for this machine"
-            yield Conflict(("secret",), "keys are in a secret, or in a file", fix)
 
 
 def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:

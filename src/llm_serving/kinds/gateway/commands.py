@@ -82,6 +82,16 @@ def revoke(
     console.out.print(f"{revoked.id[:_SHOWN_ID]}: revoked, a key of {revoked.team}", markup=False)
 
 
+@key_app.command()
+def export(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET) -> None:
+    """Print the hashes of all keys by team, for deployments that ask for keys themselves: `auth.keys`."""
+    with _open_deployment(folder, fleet, target) as deployment:
+        document: dict[str, list[str]] = {}
+        for key in AdminClient(deployment).list_keys(None):
+            document.setdefault(key.team, []).append(f"sha256:{key.id}")
+    print(json.dumps(document, indent=2))
+
+
 @app.command(name="usage")
 def usage_(
     folder: Folder,
@@ -97,7 +107,7 @@ def usage_(
         folder = Path(deployment.environment.data_folder) / DATABASE
         login = database.read_login(deployment.database_port, folder)
         meter.record(login, meter.list_metered(deployment.routes))
-        rows = usage.build_rows(usage.read(login, since_s), columns)
+        rows = usage.build_rows(usage.read(login, since_s, deployment.name), columns)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:

@@ -82,6 +82,11 @@ def format_url(login: Login) -> str:
     return f"postgresql://{login.user}:{login.password}@{login.host}:{login.port}/{USER}{tls}"
 
 
+def quote(text: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def query(login: Login, statement: str) -> list[Any]:
     """Return the rows of a SELECT as dictionaries.
 

@@ -33,6 +33,9 @@ class Backend(ResolvedData):
     output_tokens: str = ""
     """Prometheus names of its engines' counters of tokens."""
 
+    usage_url: str = ""
+    """Page with what teams used at the deployment's own routers; empty where these ask for no keys."""
+
     @property
     def is_metered(self) -> bool:
         """Whether its cost an hour and its engines' counters are known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Route, Team
+from llm_serving.kinds.gateway.database import quote
 from llm_serving.validation.load import api_key
 
 MILLION = 1_000_000
@@ -23,16 +24,17 @@ _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
 
 
-def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, str]) -> dict[str, Any]:
+def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str]) -> dict[str, Any]:
     """Build config.yaml of LiteLLM 1.106.
 
     Args:
         urls: base URL of each backend, without /v1, by id.
         models: `model` of the requests to each backend, by id.
+        keyed: ids of the backends that get the key in the environment.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
-        "model_list": list(_list_models(settings, urls, models)),
+        "model_list": list(_list_models(settings, urls, models, keyed)),
         "router_settings": {
             "routing_strategy": "simple-shuffle",  # by weight
             "enable_pre_call_checks": True,  # or `order` is not read
@@ -87,7 +89,9 @@ def parse_name(backend_id: str) -> str:
     return backend_id.rpartition("/")[2].partition("#")[0]
 
 
-def _list_models(settings: Blueprint, urls: dict[str, str], models: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _list_models(
+    settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str]
+) -> Iterator[dict[str, Any]]:
     for backend_id, name, number, backend in list_places(settings):
         route = settings.routes[name]
         own = {"mock_response": backend.mock} if backend.mock else {"api_base": f"{urls[backend_id]}/v1"}
@@ -96,7 +100,7 @@ def _list_models(settings: Blueprint, urls: dict[str, str], models: dict[str, st
             "model_name": name,
             "litellm_params": {
                 "model": f"openai/{models[backend_id]}",
-                "api_key": f"os.environ/{api_key.VARIABLE}" if backend.url else "none",
+                "api_key": f"os.environ/{api_key.VARIABLE}" if backend_id in keyed else "none",
                 "num_retries": route.retries,
                 "timeout": route.timeout,
                 **own,
@@ -134,7 +138,7 @@ def _build_cache(settings: Blueprint) -> dict[str, Any]:
 
 def build_team_sql(teams: dict[str, Team]) -> str:
     """Build the statements that make LiteLLM's teams those of the blueprint. The keys of others no longer work."""
-    names = ", ".join(map(_quote, teams))
+    names = ", ".join(map(quote, teams))
     return "\n".join(
         [
             *(_build_upsert(name, team) for name, team in teams.items()),
@@ -148,7 +152,7 @@ def _build_upsert(name: str, team: Team) -> str:
     budget = team.budget
     month = "NULL" if budget is None or budget.month is None else repr(budget.month)
     values = {
-        "models": f"ARRAY[{', '.join(map(_quote, team.models))}]",
+        "models": f"ARRAY[{', '.join(map(quote, team.models))}]",
         "rpm_limit": _format_number(team.requests_per_minute),
         "tpm_limit": _format_number(team.tokens_per_minute),
         "max_budget": month,
@@ -160,7 +164,7 @@ def _build_upsert(name: str, team: Team) -> str:
     next_month = "date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'"
     return (
         f'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, budget_reset_at, {", ".join(values)})\n'
-        f"VALUES ({_quote(name)}, {_quote(name)}, {next_month}, {', '.join(values.values())})\n"
+        f"VALUES ({quote(name)}, {quote(name)}, {next_month}, {', '.join(values.values())})\n"
         f"ON CONFLICT (team_id) DO UPDATE SET {assignments};"
     )
 
@@ -178,10 +182,6 @@ def _build_day_window(usd: float | None) -> str:
 
 def _format_number(number: int | None) -> str:
     return "NULL" if number is None else str(number)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def dump(value: Any) -> str:

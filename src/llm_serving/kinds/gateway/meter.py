@@ -1,25 +1,34 @@
 """The engines' counters of tokens, as the gateway's database keeps them: one row for each deployment and time.
 
-Between two rows a deployment costs its price; if its counters stood still, that was idle time.
+Between two rows a deployment costs its price; if its counters stood still, that was idle time. What teams used at a
+deployment's own routers, with keys, is in a second table, a row where a counter changed.
 """
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import Backend
 
-TABLE = "blueprint_meter"
+TABLE, DOOR_TABLE = "blueprint_meter", "blueprint_door"
 
 _CREATE = f"""\
 CREATE TABLE IF NOT EXISTS {TABLE} (
-  deployment text, at timestamptz DEFAULT now(), usd_h float8, input_tokens float8, output_tokens float8);"""
+  deployment text, at timestamptz DEFAULT now(), usd_h float8, input_tokens float8, output_tokens float8);
+CREATE TABLE IF NOT EXISTS {DOOR_TABLE} (
+  deployment text, team text, model text, at timestamptz DEFAULT now(), is_first bool,
+  requests float8, input_tokens float8, output_tokens float8);
+CREATE INDEX IF NOT EXISTS {DOOR_TABLE}_place ON {DOOR_TABLE} (deployment, team, model, at);"""
+_COUNTERS = ("team_answers_total", "team_input_tokens_total", "team_output_tokens_total")
+"""Of images/router/keys.js."""
+
 _TIMEOUT_S = 10.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -41,7 +50,50 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
         f"VALUES ('{backend.name}', {backend.usd_h!r}, {_format(read_counters(backend))});"
         for backend in backends
     ]
+    inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
     database.execute(login, ["--single-transaction", "--command", "\n".join([_CREATE, *inserts])])
+
+
+def _build_door_insert(deployment: str, use: Mapping[tuple[str, str], Sequence[float]]) -> str:
+    """Build the statement for what teams used: changed counters alone.
+
+    The first rows of a deployment say what was used before; one without a team stands for nobody's use.
+    """
+    counted = ", ".join(
+        f"({database.quote(team)}, {database.quote(model)}, {', '.join(f'{count!r}::float8' for count in counts)})"
+        for (team, model), counts in {("", ""): (0.0, 0.0, 0.0), **use}.items()
+    )
+    name = database.quote(deployment)
+    return f"""\
+INSERT INTO {DOOR_TABLE} (deployment, team, model, is_first, requests, input_tokens, output_tokens)
+SELECT {name}, team, model, NOT EXISTS (SELECT FROM {DOOR_TABLE} WHERE deployment = {name}), requests, input_tokens,
+  output_tokens
+FROM (VALUES {counted}) AS counted (team, model, requests, input_tokens, output_tokens)
+WHERE NOT EXISTS (
+  SELECT FROM (
+    SELECT requests, input_tokens, output_tokens FROM {DOOR_TABLE} AS rows
+    WHERE deployment = {name} AND rows.team = counted.team AND rows.model = counted.model ORDER BY at DESC LIMIT 1
+  ) AS last
+  WHERE (last.requests, last.input_tokens, last.output_tokens)
+    = (counted.requests, counted.input_tokens, counted.output_tokens)
+);"""
+
+
+def read_use(backend: Backend) -> dict[tuple[str, str], list[float]] | None:
+    """Read requests and tokens by team and model, of the routers' own keys; None where there are none to read."""
+    if not backend.usage_url:
+        return None
+    try:
+        page = _read_page(backend.usage_url)
+    except (OSError, ValueError):
+        return None
+    use: dict[tuple[str, str], list[float]] = {}
+    for number, name in enumerate(_COUNTERS):
+        for sample in _list_samples(page, name):
+            use.setdefault((sample.labels["team"], sample.labels["model"]), [0.0] * len(_COUNTERS))[number] = (
+                sample.value
+            )
+    return use
 
 
 def _format(counters: tuple[float, float] | None) -> str:
@@ -63,12 +115,12 @@ def _read_page(url: str) -> str:
 
 
 def _sum(pages: Iterable[str], name: str) -> float:
-    return sum(value for page in pages for value in _list_values(page, name))
+    return sum(float(sample.value) for page in pages for sample in _list_samples(page, name))
 
 
-def _list_values(page: str, name: str) -> Iterator[float]:
+def _list_samples(page: str, name: str) -> Iterator[Sample]:
     for family in text_string_to_metric_families(page):
-        yield from (sample.value for sample in family.samples if sample.name == name)
+        yield from (sample for sample in family.samples if sample.name == name)
 
 
 def load(text: str) -> list[Backend]:

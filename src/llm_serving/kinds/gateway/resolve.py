@@ -61,7 +61,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     )
     urls = {place.id: _find_url(place.backend, found) for place in places}
     models = {place.id: _find_model(place.backend, found) for place in places}
-    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models))
+    keyed = {
+        place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
+    }
+    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models, keyed))
     services = (_build_meter(deployment), _build_gateway(deployment, config))
     return deployment.model_copy(update={"services": services})
 
@@ -101,6 +104,7 @@ def _build_backend(place: Place, found: dict[str, FoundDeployment]) -> Backend:
         metrics_urls=here.metrics_urls,
         prompt_tokens=here.metrics.get("prompt-tokens", ""),
         output_tokens=here.metrics.get("output-tokens", ""),
+        usage_url=f"http://{here.door.usage_address}/metrics" if here.door else "",
     )
 
 

@@ -1,9 +1,10 @@
 """What teams used and what it cost: the fleet's price, shared by the engines' own counters. No output.
 
 While a deployment's counters move, its price an hour is shared by tokens: each team pays for the tokens of its
-requests, as LiteLLM recorded them. The rest of the engines' tokens is `(direct)`: requests around the gateway, and
-records lost with a killed gateway. While the counters stand still, its price is `(idle)`. So the rows add up to what
-the deployment costs. What has no price an hour (a URL, a mock) costs the list price of its route.
+requests, as LiteLLM recorded them, or the deployment's own routers where these ask for keys. The rest of the engines'
+tokens is `(direct)`: requests that nobody recorded, and records lost with a killed gateway. While the counters stand
+still, its price is `(idle)`. So the rows add up to what the deployment costs. What has no price an hour (a URL, a mock)
+costs the list price of its route.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ DIRECT, IDLE = "(direct)", "(idle)"
 COLUMNS = ("team", "model", "deployment")
 """What rows can be grouped by."""
 
+_COUNTS = ("requests", "input_tokens", "output_tokens")
+
+
+def _format_growth(name: str) -> str:
+    """Format by how much a counter grew since the row before; it begins at 0 again where its router started anew."""
+    before = f"coalesce(lag({name}) OVER earlier, 0)"
+    return f"CASE WHEN {name} >= {before} THEN {name} - {before} ELSE {name} END AS {name}"
+
+
 _RECORDS = """\
 SELECT team_id AS team, model_group AS model, model_id AS backend, count(*) AS requests,
   sum(prompt_tokens) AS input_tokens, sum(completion_tokens) AS output_tokens, sum(spend) AS list_usd
@@ -35,6 +45,15 @@ SELECT deployment, extract(epoch FROM at) AS at, usd_h, input_tokens, output_tok
 WHERE at >= now() - interval '{{since_s}} s' ORDER BY at"""
 
 
+_DOOR = f"""\
+SELECT deployment, team, model, {", ".join(f"sum({name}) AS {name}" for name in _COUNTS)} FROM (
+  SELECT deployment, team, model, at, is_first, {", ".join(map(_format_growth, _COUNTS))} FROM {meter.DOOR_TABLE}
+  WINDOW earlier AS (PARTITION BY deployment, team, model ORDER BY at)
+) AS steps
+WHERE NOT is_first AND team NOT IN ('', '{{gateway}}') AND at >= now() - interval '{{since_s}} s'
+GROUP BY 1, 2, 3"""
+
+
 class Records(NamedTuple):
     """What the database has of a time."""
 
@@ -43,6 +62,9 @@ class Records(NamedTuple):
 
     meter: Sequence[Mapping[str, Any]]
     """Of the meter: a row by deployment and time."""
+
+    door: Sequence[Mapping[str, Any]] = ()
+    """Of deployments that ask for keys themselves: a row by deployment, team and model."""
 
 
 class Metered(NamedTuple):
@@ -71,14 +93,18 @@ class _Line(NamedTuple):
         )
 
 
-def read(login: Login, since_s: float) -> Records:
+def read(login: Login, since_s: float, gateway: str) -> Records:
     """Read the records of the last seconds.
+
+    Args:
+        gateway: its name, which is the team of its own key for deployments that ask for keys: what it sent there is in
+            its own records.
 
     Raises:
         Unavailable: the database does not answer.
     """
-    rows = (database.query(login, text.format(since_s=round(since_s))) for text in (_RECORDS, _METER))
-    return Records(*rows)
+    values = {"since_s": round(since_s), "gateway": gateway}
+    return Records(*(database.query(login, text.format(**values)) for text in (_RECORDS, _METER, _DOOR)))
 
 
 def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
@@ -117,6 +143,11 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
         usd = metered[name].busy_usd * tokens / totals[name] if name in metered else row["list_usd"]
         group = {"team": row["team"], "model": row["model"], "deployment": name}
         yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd)
+    for row in records.door:
+        name, tokens = row["deployment"], row["input_tokens"] + row["output_tokens"]
+        usd = metered[name].busy_usd * tokens / totals[name] if name in metered else 0.0
+        group = {"team": row["team"], "model": row["model"], "deployment": name}
+        yield group, _Line(round(row["requests"]), round(row["input_tokens"]), round(row["output_tokens"]), usd)
     for name, times in metered.items():
         rest = max(0.0, times.tokens - recorded[name])
         yield {"team": DIRECT, "model": DIRECT, "deployment": name}, _Line(usd=times.busy_usd * rest / totals[name])
@@ -128,6 +159,8 @@ def _count_recorded(records: Records) -> Mapping[str, float]:
     recorded: defaultdict[str, float] = defaultdict(float)
     for row in records.requests:
         recorded[parse_name(row["backend"])] += row["input_tokens"] + row["output_tokens"]
+    for row in records.door:
+        recorded[row["deployment"]] += row["input_tokens"] + row["output_tokens"]
     return recorded
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from llm_serving import paths
 from llm_serving.catalog import engines, records
 from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving.auth import Auth
 from llm_serving.kinds.serving.load_balancer import MIN_ROUTERS, LoadBalancer
 from llm_serving.kinds.serving.roles import (
     EngineArguments,
@@ -205,6 +206,9 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     load_balancer: LoadBalancer | None = None
     """A load balancer with TLS in front of the routers, on EKS and ECS; without it, the VPC calls the routers."""
+
+    auth: Auth | None = None
+    """Keys of teams. By default everybody who reaches the routers may call them."""
 
     traffic: Annotated[Traffic, Field(examples=[{"arrivals": "20/s"}])]
     """The load that it is designed for."""

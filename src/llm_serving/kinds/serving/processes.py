@@ -11,16 +11,17 @@ from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
-from llm_serving.kinds.serving import options
+from llm_serving.kinds.serving import auth, options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.services import deployments, tasks
+from llm_serving.services.deployment import Door
 from llm_serving.services.environment import Conventions, Discovery, Environment, format_peer_name
 from llm_serving.services.models import ServedModel, Weights
-from llm_serving.services.service import Probe, Resources, Service
+from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
 
 ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
@@ -101,6 +102,11 @@ class Context:
         return engines.load_engines()[self.blueprint.engine]
 
     @property
+    def door(self) -> Door | None:
+        """What asks for keys of teams; None where everybody may call."""
+        return auth.build_door(self.blueprint.auth, self.folder, self.environment)
+
+    @property
     def router(self) -> engines.Router:
         """Return the router's row."""
         return get_router(self.blueprint)
@@ -142,6 +148,7 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
         "router",
         "router-admin",
         "router-metrics",
+        *([auth.USAGE_PORT] if blueprint.auth else []),
         *processes,
         *(f"{process}-{name}" for process in processes for name in extra_names),
     ]
@@ -459,7 +466,9 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
             *command[1:],
         ),
         env=engines.fill_env((router.environment, mode.environment), values),
-        port=_select_port(context, "router", ROUTER_PORT),
+        # Where clients need a key, the probe asks the router itself.
+        host=environment.hidden_host if context.door else LOOPBACK,
+        port=_select_port(context, "router-admin" if context.door else "router", ROUTER_PORT),
         probe=_build_probe(
             context,
             served_model,
@@ -467,6 +476,11 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
         ),
         resources=Resources(memory_bytes=router.base_bytes),
     )
+
+
+def select_entry_port(context: Context) -> int:
+    """Return the port that clients call."""
+    return _select_port(context, "router", ROUTER_PORT)
 
 
 def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
@@ -486,7 +500,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
     settings = context.blueprint.roles.router
     return {
         "host": context.conventions.bind_host,
-        "port": _select_port(context, "router", ROUTER_PORT),
+        "port": select_entry_port(context),
         "hidden_host": context.environment.hidden_host,
         "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
         "metrics_host": context.environment.member_host,
@@ -496,6 +510,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
+        **auth.build_values(context.blueprint.auth, context.door),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
         "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,

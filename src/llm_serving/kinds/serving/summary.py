@@ -65,7 +65,8 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
 def _describe_router(blueprint: Blueprint, deployment: ServingDeployment) -> str:
     max_requests = blueprint.roles.router.max_requests
     limit = f", at most {max_requests} requests in flight, then 429" if max_requests else ""
-    return f"{resolve.resolve_policy(blueprint, deployment.environment)}{limit}"
+    keys = ", asks for a key of a team" if blueprint.auth else ""
+    return f"{resolve.resolve_policy(blueprint, deployment.environment)}{limit}{keys}"
 
 
 def _describe_lengths(deployment: ServingDeployment) -> str:
@@ -148,4 +149,5 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         metrics_urls=tuple(deployment.metrics_urls.values()),
         metrics={str(signal): name for signal, name in metrics.items()},
         has_priority=deployment.tuning.priority,
+        door=deployment.door,
     )

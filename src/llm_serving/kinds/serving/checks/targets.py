@@ -9,7 +9,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import patterns, processes
+from llm_serving.kinds.serving import auth, patterns, processes
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.placement import (
@@ -42,6 +42,7 @@ def check(
     """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
+    yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
         yield from _check_compile_cache(settings, conventions)
         yield from _check_host_memory(settings, placed_roles)

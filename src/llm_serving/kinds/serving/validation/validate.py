@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +18,11 @@ from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.kinds.serving.validation import weight_loading
 from llm_serving.services import tasks
 from llm_serving.settings import untrusted_json
+from llm_serving.settings.errors import InputError
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
+from llm_serving.validation.load import api_key
 from llm_serving.validation.load_target import LoadTarget, TargetRole
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.run import render as render
@@ -27,6 +30,8 @@ from llm_serving.validation.run import render as render
 
 def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
     """Send the deployment's traffic; return the report and its folder, as `run.validate` does."""
+    if deployment.door and not options.url and not os.environ.get(api_key.VARIABLE):
+        raise InputError(f"{deployment.url}: it asks for a key of a team. Fix: set {api_key.VARIABLE} to one.")
     return run.validate(build_target(deployment, options.logs), options)
 
 

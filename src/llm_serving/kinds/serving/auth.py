@@ -1,0 +1,68 @@
+"""`auth` of a blueprint: keys of teams, which nginx before each router asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from llm_serving.catalog.engines import Router
+from llm_serving.fleet.model import Name
+from llm_serving.services.deployment import Door
+from llm_serving.services.environment import Environment
+from llm_serving.services.team_keys import TeamKeys
+from llm_serving.settings.document import Conflict, Settings
+from llm_serving.settings.units import Count
+
+USAGE_PORT = "router-usage"
+"""Name of the port of what teams used."""
+
+
+RequestsPerMinute = Annotated[int, Count("a number of requests", "600", 1, 10_000_000)]
+
+
+class Auth(Settings):
+    """Who may call: a request without a key of a team gets 401, and teams have limits."""
+
+    keys: TeamKeys
+    """Where the keys of teams are."""
+
+    requests_per_minute: dict[Name, RequestsPerMinute] = Field(default_factory=dict)
+    """Maximum requests a minute of a team at each router, by its name; further ones get 429. Unlimited by default."""
+
+
+def check(auth: Auth | None, router: Router, environment: Environment) -> Iterator[Conflict]:
+    """Yield why keys cannot be asked for."""
+    if auth is None:
+        return
+    conventions, keys = environment.conventions, auth.keys
+    field = "file" if keys.file else "secret"
+    key_path, written = ("auth", "keys", field), getattr(keys, field)
+    if not conventions.is_local:
+        reason = f"routers ask for keys on this machine alone, not yet on {conventions.title}"
+        yield Conflict(key_path, reason, "remove auth", written)
+    elif not keys.file:
+        yield Conflict(key_path, "on this machine keys come from a file", "set file: FILE beside secret", written)
+    elif not any("{team_keys}" in argument for argument in router.front):
+        reason = "nginx, which asks for keys, is not before the router of this engine and framework"
+        yield Conflict(key_path, reason, "remove auth, or choose an engine and a framework with vllm-router", written)
+
+
+def build_door(auth: Auth | None, folder: Path, environment: Environment) -> Door | None:
+    """Build where the keys are and where the use of teams is read; None where everybody may call."""
+    if auth is None:
+        return None
+    address = f"{environment.hidden_host}:{environment.ports.get(USAGE_PORT, 0)}"
+    return Door(keys_file=str(folder.absolute() / (auth.keys.file or "")), usage_address=address)
+
+
+def build_values(auth: Auth | None, door: Door | None) -> dict[str, str | tuple[str, ...]]:
+    """Build the values of the front's arguments; an argument is left out where its value is empty."""
+    limits = auth.requests_per_minute if auth else {}
+    return {
+        "team_keys": (door.keys_file,) if door else (),
+        "team_usage": (door.usage_address,) if door else (),
+        "team_limits": tuple(f"{team}={limit}" for team, limit in limits.items()),
+    }

@@ -1,0 +1,57 @@
+"""Where the keys of teams are: a secret of AWS Secrets Manager, or a file of this machine, with hashes by team."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from llm_serving.fleet.model import KeyArn
+from llm_serving.settings.document import Conflict, Settings
+from llm_serving.settings.units import TextFormat
+
+SecretName = Annotated[
+    str,
+    TextFormat(
+        # Roles name whole ARNs. Source: Secrets Manager API reference, GetSecretValue, SecretId, 2026-11.
+        r"arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}-[A-Za-z0-9]{6}"
+        r"|[A-Za-z0-9/_+=.@-]{1,512}",
+        "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
+        "llm/api-key",
+    ),
+]
+
+
+class Secret(Settings):
+    """A secret of AWS Secrets Manager; only on AWS."""
+
+    secret: SecretName
+    """Its name in the fleet's account and region, or its ARN."""
+
+    key: KeyArn | None = None
+    """ARN of the customer-managed KMS key that encrypts it, if there is one."""
+
+
+class TeamKeys(Settings):
+    """Where the keys of teams are: {"TEAM": ["sha256:HEX", ...]}, with "*" for an operator, who sees all teams."""
+
+    secret: SecretName | None = None
+    """Name or ARN of a secret of AWS Secrets Manager, for AWS."""
+
+    key: KeyArn | None = None
+    """ARN of the customer-managed KMS key that encrypts the secret, if there is one."""
+
+    file: str | None = None
+    """A file of mode 0600 beside the blueprint, for this machine."""
+
+    @property
+    def stored(self) -> Secret | None:
+        """The secret; None where only a file is named."""
+        return Secret(secret=self.secret, key=self.key) if self.secret else None
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_place(),)
+
+    def _check_place(self) -> Iterator[Conflict]:
+        if not self.secret and not self.file:
+            fix = "set secret: NAME for AWS, file: FILE for this machine"
+            yield Conflict(("secret",), "keys are in a secret, or in a file", fix)

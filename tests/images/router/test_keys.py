@@ -1,0 +1,243 @@
+"""nginx before the router asks for keys of teams, limits each team, and counts what it used."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from llm_serving import processes
+from tests.images.router.test_router_front import PROGRAM, ROUTER_HOST, Router, run_front, send
+
+SEARCH, SLOW, OPERATOR = "sk-search-0123456789", "sk-slow-0123456789", "sk-operator-0123456789"
+PATH = "/v1/chat/completions"
+WAIT_S = 60.0
+
+
+class Door(NamedTuple):
+    """A front that asks for keys."""
+
+    port: int
+    usage_port: int
+    file: Path
+    router: Router
+
+
+def hash_key(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def write_keys(file: Path, **keys: list[str]) -> None:
+    """Replace the document of keys at once."""
+    part = file.with_suffix(".part")
+    part.touch(0o600)
+    part.write_text(json.dumps({team: [hash_key(key) for key in own] for team, own in keys.items()}))
+    part.rename(file)
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[Router]:
+    module_router = Router()
+    with module_router.serve():
+        yield module_router
+
+
+@contextlib.contextmanager
+def run_door(router: Router, file: Path) -> Iterator[Door]:
+    [usage_port] = processes.claim_free_ports(1)
+    options = ("--keys", str(file), "--usage", f"{ROUTER_HOST}:{usage_port}", "--limit", "slow=2")
+    with run_front(router, options=options) as (port, _):
+        yield Door(port, usage_port, file, router)
+
+
+@pytest.fixture(scope="module")
+def module_door(router: Router, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    file = tmp_path_factory.mktemp("keys") / "keys.json"
+    write_keys(file, search=[SEARCH], slow=[SLOW], **{"*": [OPERATOR]})
+    with run_door(router, file) as running:
+        yield running
+
+
+@pytest.fixture
+def door(module_door: Door) -> Door:
+    """A front with the keys of two teams."""
+    module_door.router.requests.clear()
+    module_door.router.headers.clear()
+    return module_door
+
+
+@pytest.fixture
+def changing_door(router: Router, tmp_path: Path) -> Iterator[Door]:
+    """A front of the test alone: for a while after a change nginx's earlier workers answer too."""
+    write_keys(tmp_path / "keys.json", search=[SEARCH])
+    with run_door(router, tmp_path / "keys.json") as running:
+        yield running
+
+
+def bear(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def wait_for(door: Door, key: str, status: int) -> None:
+    def has_status() -> bool:
+        return send(door.port, "GET", "/v1/models", **bear(key)) == status
+
+    processes.wait_until(has_status, f"{status} for {key}", WAIT_S, interval_s=0.02)
+
+
+def answer(door: Door, *chunks: str) -> None:
+    """Let the team `search` have an answer of these chunks."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions?stream", b"{}", bear(SEARCH))
+        for chunk in (*chunks, ""):
+            door.router.chunks.put(chunk.encode())
+        assert connection.getresponse().read() == "".join(chunks).encode()
+
+
+def read_usage(door: Door) -> dict[str, int]:
+    """Read what the team `search` used, and what was refused, by the metric and its last label."""
+    connection = http.client.HTTPConnection(ROUTER_HOST, door.usage_port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.findall(r'^team_(\w+)_total\{team="(.*)",\w+="(.*)"\} (\d+)$', text, re.MULTILINE)
+    assert len(found) == len(text.splitlines())
+    return {f"{name} {team} {label}": int(number) for name, team, label, number in found}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bear("sk-unknown-0123456789"),
+        bear(SEARCH.upper()),
+        bear(OPERATOR),
+        bear(""),
+        bear(hash_key(SEARCH)),
+        {"Authorization": f"Basic {SEARCH}"},
+        {"X-Team": "search"},
+    ],
+)
+def test_a_request_without_a_team_s_key_gets_401_and_never_reaches_the_router(
+    door: Door, headers: dict[str, str]
+) -> None:
+    for path in (PATH, f"{PATH}?api_key={SEARCH}&key={SEARCH}"):
+        assert send(door.port, "POST", path, **headers) == 401
+    assert send(door.port, "GET", "/v1/models", **headers) == 401
+    assert door.router.requests == []
+    assert send(door.port, "POST", PATH, **bear(SEARCH)) == 200, "a team's key does"
+
+
+def test_a_refusal_says_which_way_to_log_in(door: Door) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", PATH, b"{}")
+        response = connection.getresponse()
+        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert json.loads(response.read())["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("headers", [bear(SEARCH), {"Authorization": f"bearer  {SEARCH}"}, {"X-Api-Key": SEARCH}])
+def test_a_key_passes_and_ends_at_the_front(door: Door, headers: dict[str, str]) -> None:
+    assert send(door.port, "POST", PATH, **headers) == 200
+    assert door.router.requests == [("POST", PATH)]
+    assert SEARCH not in json.dumps(door.router.headers)
+
+
+def test_probes_need_no_key_and_other_paths_stay_outside_with_one(door: Door) -> None:
+    for path in ("/health", "/health/liveliness", "/liveness", "/readiness"):
+        assert send(door.port, "GET", path) == 200
+    assert send(door.port, "POST", "/flush_cache", **bear(SEARCH)) == 404
+    assert send(door.port, "GET", "/metrics", **bear(SEARCH)) == 404
+
+
+def test_a_changed_document_counts_without_a_restart_and_a_stream_goes_on(changing_door: Door) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", changing_door.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions?stream", b"{}", bear(SEARCH))
+        changing_door.router.chunks.put(b"one")
+        response = connection.getresponse()
+        assert response.read1(3) == b"one"
+        write_keys(changing_door.file, ads=["sk-ads-0123456789"])
+        wait_for(changing_door, "sk-ads-0123456789", 200)
+        wait_for(changing_door, SEARCH, 401)
+        changing_door.router.chunks.put(b"two")
+        changing_door.router.chunks.put(b"")
+        assert response.read() == b"two"
+
+
+def test_a_document_that_cannot_be_used_leaves_the_keys_as_they_are(changing_door: Door) -> None:
+    for number, text in enumerate(["no JSON", '{"search": ["sk-plain"]}', '{"a b": []}']):
+        changing_door.file.write_text(text)
+        # Another document after it shows that this one was read.
+        write_keys(changing_door.file, search=[SEARCH], ads=[f"sk-ads-{number}-0123456789"])
+        wait_for(changing_door, f"sk-ads-{number}-0123456789", 200)
+        assert send(changing_door.port, "POST", PATH, **bear(SEARCH)) == 200
+
+
+def test_a_team_beyond_its_requests_a_minute_gets_429_and_others_do_not(door: Door) -> None:
+    statuses = [send(door.port, "POST", PATH, **bear(SLOW)) for _ in range(5)]  # a new minute lets two more pass
+    assert 429 in statuses
+    assert statuses.count(200) == len(door.router.requests) >= 2
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    with contextlib.closing(connection):
+        for _ in range(5):
+            connection.request("POST", PATH, b"{}", bear(SLOW))
+            response = connection.getresponse()
+            body = response.read()
+            if response.status == 429:
+                break
+        assert 1 <= int(response.headers["Retry-After"]) <= 60
+        assert json.loads(body)["error"]["type"] == "rate_limit_exceeded"
+    assert send(door.port, "POST", PATH, **bear(SEARCH)) == 200
+    assert read_usage(door)["refused_requests slow 429"] >= 1
+
+
+def test_the_tokens_of_answers_and_streams_are_counted_by_team_and_model(door: Door) -> None:
+    before = read_usage(door)
+    usage = '"usage":{"prompt_tokens":%d,"total_tokens":9,"completion_tokens":%d}'
+    # What a model writes has a backslash before each quote.
+    text = json.dumps(usage % (900, 900))
+    answer(door, '{"model":"tiny","choices":[{"text":', text, "}],", usage % (20, 4), "}")
+    answer(door, 'data: {"model":"tiny","choices":[]}\n\n', *["data: {}\n\n"] * 3, f"data: {{{usage % (3, 1)}}}\n\n")
+    # Of Anthropic's API: the last says all.
+    started = '"usage":{"input_tokens":7,"output_tokens":0}'
+    answer(door, f'{{"model": "big", {started}}}\n', '"usage":{"input_tokens":7,"output_tokens":5}')
+    answer(door, '{"model":"big"}', "x" * 100_000)
+    growth = {name: count - before.get(name, 0) for name, count in read_usage(door).items()}
+    assert {name: count for name, count in growth.items() if count} == {
+        "answers search tiny": 2, "input_tokens search tiny": 23, "output_tokens search tiny": 5,
+        "answers search big": 2, "input_tokens search big": 7, "output_tokens search big": 5,
+    }  # fmt: skip
+
+
+def test_without_a_document_nobody_passes(router: Router, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    with run_door(router, file) as door:
+        assert send(door.port, "POST", PATH, **bear(SEARCH)) == 401
+        write_keys(file, search=[SEARCH])
+        wait_for(door, SEARCH, 200)
+
+
+def test_a_document_that_others_may_write_gives_nobody_a_key(router: Router, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    write_keys(file, search=[SEARCH])
+    file.chmod(0o622)
+    with run_door(router, file) as door:
+        assert send(door.port, "POST", PATH, **bear(SEARCH)) == 401
+        file.chmod(0o600)
+        wait_for(door, SEARCH, 200)
+
+
+def test_the_program_is_in_its_image_with_all_its_files() -> None:
+    copied = next(line for line in (PROGRAM.parent / "Dockerfile").read_text().splitlines() if "keys.js" in line)
+    files = {path.name for path in PROGRAM.parent.iterdir() if path.suffix in (".py", ".conf", ".js")}
+    assert files == set(copied.split()[1:-1])
