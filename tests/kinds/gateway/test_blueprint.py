@@ -13,7 +13,7 @@ from llm_serving.cli import main
 from llm_serving.kinds.gateway import gateway_program, litellm_settings
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
-from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.deployment import Door, FoundDeployment
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 
@@ -94,6 +94,33 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
     ids = ["chat/big-a", "chat/llm.example.com", "small/big-a", "small/mock"]
     assert [row["model_info"]["id"] for row in config["model_list"]] == ids
     assert config["router_settings"]["fallbacks"] == [{"chat": ["small"]}]
+
+
+def test_a_deployment_that_asks_for_keys_gets_the_environment_s_and_its_teams_are_metered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: FoundDeployment
+) -> None:
+    door = Door(keys_file="/keys.json", usage_address="127.0.0.2:10")
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"door": door}))
+    deployment = resolve(tmp_path / "edge", EVERY_KEY)
+    first, _, third, _ = read_config(deployment)["model_list"]
+    for row in (first, third):
+        assert row["litellm_params"]["api_key"] == "os.environ/BLUEPRINT_API_KEY"
+    (metered,) = json.loads(deployment.workers[0].env["GATEWAY_METERED"])
+    assert metered["usage_url"] == "http://127.0.0.2:10/metrics"
+
+
+def test_litellm_has_the_hook_of_long_prompts_only_with_a_limit(tmp_path: Path) -> None:
+    assert "callbacks" not in read_config(resolve(tmp_path / "edge", MINIMAL))["litellm_settings"]
+    deployment = resolve(tmp_path / "edge", MINIMAL.replace("models: chat", "models: chat, prompt_characters: 2k"))
+    module, _, _ = read_config(deployment)["litellm_settings"]["callbacks"][0].partition(".")
+    assert Path(gateway_program.__file__).with_name(f"{module}.py").is_file()
+    assert json.loads(deployment.entries[0].env[gateway_program.TEAMS_VARIABLE])["search"]["prompt_characters"] == 2000
+
+
+def test_records_are_kept_as_long_as_the_blueprint_says(tmp_path: Path) -> None:
+    for text, days in {MINIMAL: 400, f"{MINIMAL}audit: {{keep: 30d}}\n": 30}.items():
+        meter, _ = resolve(tmp_path / "edge", text).services
+        assert float(meter.env["GATEWAY_KEEP_S"]) == days * 86400
 
 
 def test_a_deployment_twice_in_a_route_is_told_apart_in_records(tmp_path: Path, big: FoundDeployment) -> None:

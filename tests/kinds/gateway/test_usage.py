@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from llm_serving.kinds.gateway import usage
+from llm_serving.kinds.gateway import meter, usage
+from llm_serving.kinds.gateway.deployment import Backend
 from llm_serving.kinds.gateway.usage import DIRECT, IDLE, Records
 
 
@@ -69,6 +70,18 @@ def test_teams_that_call_the_deployment_s_own_routers_pay_for_their_tokens_too()
     assert [(row["team"], row["model"], row["requests"], row["usd"]) for row in rows] == [
         ("ads", "chat", 1, 0.2), ("ranking", "tiny", 3, 0.3), (DIRECT, DIRECT, 0, 0.5), (IDLE, IDLE, 0, 0.0),
     ]  # fmt: skip
+
+
+def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (
+        'team_answers_total{team="ads",model="tiny"} 2\nteam_answers_total{team="search",model="a/b"} 1\n'
+        'team_input_tokens_total{team="ads",model="tiny"} 30\nteam_output_tokens_total{team="search",model="a/b"} 4\n'
+        'team_refused_requests_total{team="",status="401"} 9\n'
+    )
+    monkeypatch.setattr(meter, "_read_page", lambda _: page)
+    backend = Backend(id="", route="", name="big", usage_url="http://127.0.0.1:1/metrics")
+    assert meter.read_use(backend) == {("ads", "tiny"): [2.0, 30.0, 0.0], ("search", "a/b"): [1.0, 0.0, 4.0]}
+    assert meter.read_use(backend.model_copy(update={"usage_url": ""})) is None
 
 
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:

@@ -14,7 +14,7 @@ from llm_serving.services.addresses import build_cache_format, build_endpoint_fo
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
-from llm_serving.settings.units import Count, Duration, Quantity, Share, TextFormat
+from llm_serving.settings.units import Count, Days, Duration, Quantity, Share, TextFormat
 
 _ONE = Decimal(1)
 
@@ -51,6 +51,9 @@ TokenPrice = Annotated[
 TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_000_000)]
 
 
+PromptCharacters = Annotated[int, Count("a number of characters", "40k", 1, 100_000_000)]
+
+
 class Budget(Settings):
     """What a team may spend, at the prices of the routes; further requests are refused with 422 `budget_exceeded`."""
 
@@ -79,6 +82,10 @@ class Team(Settings):
 
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Maximum requests a minute; further ones are refused with 429."""
+
+    prompt_characters: PromptCharacters | None = None
+    """Maximum characters of a request's prompt, with its tools and documents; longer ones are refused with 413 before a
+    deployment gets them."""
 
     tokens_per_minute: TokensPerMinute | None = None
     """Maximum tokens a minute, input and output together; further requests are refused with 429. A request counts with
@@ -161,6 +168,13 @@ class Route(Settings):
             yield Conflict(("deployments", weighted.index(False)), reason, "set weight for each, or for none")
 
 
+class Audit(Settings):
+    """What is recorded of requests, and of changes of keys and teams. Prompts and answers are not."""
+
+    keep: Days = parse_default("400d")
+    """How long records are kept; `gateway usage` reaches back as far."""
+
+
 class Sample(Settings):
     """The requests that `validate` sends."""
 
@@ -202,6 +216,9 @@ class Blueprint(BaseBlueprint):
     shared_counts: CacheUrl | None = None
     """Valkey or Redis through which replicas share the counts of limits and budgets. The user and the password are
     REDIS_USERNAME and REDIS_PASSWORD of the environment. A single replica needs none."""
+
+    audit: Audit = Audit()
+    """What is recorded."""
 
     sample: Sample = Sample()
     """The requests that `validate` sends."""

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.kinds.gateway import database, meter, usage
+from llm_serving.kinds.gateway import audit, database, meter, usage
 from llm_serving.kinds.gateway.client import AdminClient
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
@@ -92,6 +92,25 @@ def export(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET) -> Non
     print(json.dumps(document, indent=2))
 
 
+@app.command(name="audit")
+def audit_(
+    folder: Folder,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="How far back, such as 24h.")] = "1d",
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Show requests, changes of keys and teams, and budgets that are nearly spent, the oldest first."""
+    since_s = _parse_since(since)
+    with _open_deployment(folder, fleet, target) as deployment:
+        login = database.read_login(deployment.database_port, Path(deployment.environment.data_folder) / DATABASE)
+        entries = audit.read(login, since_s)
+    if as_json:
+        print(json.dumps(entries, indent=2))
+    else:
+        console.out.print(_render_audit(entries))
+
+
 @app.command(name="usage")
 def usage_(
     folder: Folder,
@@ -158,6 +177,16 @@ def _create_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
         table.add_column(title, overflow="fold")
     for title in numbers:
         table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _render_audit(entries: Sequence[dict[str, Any]]) -> Table:
+    table = _create_table(["at", "event", "team", "key", "detail"], [])
+    for entry in entries:
+        tokens = f"{entry['input_tokens']:,} + {entry['output_tokens']:,} tokens" if "verdict" in entry else ""
+        parts = (entry["model"], entry["verdict"], tokens) if tokens else (entry["detail"],)
+        place = (entry["at"][:_SHOWN_TIME].replace("T", " "), entry["event"], entry["team"], entry["key"][:_SHOWN_ID])
+        table.add_row(*place, ", ".join(filter(None, parts)))
     return table
 
 

@@ -6,10 +6,11 @@ It brings the database up to date first: LiteLLM's tables, and the teams of the 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
-from llm_serving.kinds.gateway import database, litellm_env, litellm_settings
+from llm_serving.kinds.gateway import audit, database, litellm_env, litellm_settings
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import DATABASE
 from llm_serving.validation.load import api_key
@@ -27,6 +28,7 @@ def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
     """Bring the database up to date, then become LiteLLM."""
     login = database.read_login(database_port, data_folder / DATABASE)
     migrate(login)
+    database.execute(login, ["--single-transaction", "--command", audit.SCHEMA])
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
     statements = litellm_settings.build_team_sql(teams)
     database.execute(login, ["--single-transaction", "--command", statements])
@@ -34,6 +36,7 @@ def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("prompt_limit.py"), folder)
     os.environ.update(build_environment(login))
     os.chdir(folder)
     program = str(litellm_env.find_program("litellm"))

@@ -72,6 +72,7 @@ def _list_limits(team: Team) -> Iterable[str]:
         "USD a day": budget.day,
         "USD a month": budget.month,
         "requests a minute": team.requests_per_minute,
+        "characters a prompt": team.prompt_characters,
         "tokens a minute": team.tokens_per_minute,
     }
     return (f"at most {limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)

@@ -1,4 +1,7 @@
-"""Records the engines' counters each minute: meter_program.py DATABASE_PORT DATA_FOLDER."""
+"""Records the engines' counters each minute, warns of budgets and deletes what is old.
+
+meter_program.py DATABASE_PORT DATA_FOLDER
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,25 @@ import sys
 import time
 from pathlib import Path
 
-from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway import audit, database, meter
 from llm_serving.kinds.gateway.deployment import DATABASE
 from llm_serving.settings.errors import Unavailable
 
-BACKENDS_VARIABLE = "GATEWAY_METERED"
+BACKENDS_VARIABLE, KEEP_VARIABLE = "GATEWAY_METERED", "GATEWAY_KEEP_S"
 
 INTERVAL_S = 60
 
 
 def main(port: int, data_folder: Path) -> None:
     """Record until a signal; a database that is away for a while leaves out a row."""
-    backends = meter.load(os.environ[BACKENDS_VARIABLE])
+    backends, keep_s = meter.load(os.environ[BACKENDS_VARIABLE]), float(os.environ[KEEP_VARIABLE])
     while True:
         try:
-            meter.record(database.read_login(port, data_folder / DATABASE), backends)
+            login = database.read_login(port, data_folder / DATABASE)
+            meter.record(login, backends)
+            for warning in audit.warn(login):
+                print(f"team {warning}", flush=True)
+            audit.delete_old(login, keep_s)
         except Unavailable as error:
             print(error, flush=True)
         time.sleep(INTERVAL_S)

@@ -65,7 +65,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
     }
     config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models, keyed))
-    services = (_build_meter(deployment), _build_gateway(deployment, config))
+    services = (_build_meter(deployment, settings.audit.keep), _build_gateway(deployment, config))
     return deployment.model_copy(update={"services": services})
 
 
@@ -127,14 +127,18 @@ def _list_notes(backends: list[Backend]) -> Iterator[str]:
     yield "Postgres takes the place of RDS."
 
 
-def _build_meter(deployment: GatewayDeployment) -> Service:
+def _build_meter(deployment: GatewayDeployment, keep_s: float) -> Service:
     backends = litellm_settings.dump(meter.list_metered(deployment.routes))
     arguments = (str(deployment.database_port), deployment.environment.data_folder)
     return Service(
         name=METER,
         role=METER,
         command=(sys.executable, meter_program.__file__, *arguments),
-        env={**deployment.environment.env, meter_program.BACKENDS_VARIABLE: backends},
+        env={
+            **deployment.environment.env,
+            meter_program.BACKENDS_VARIABLE: backends,
+            meter_program.KEEP_VARIABLE: f"{keep_s:g}",
+        },
         start_s=1,
         resources=Resources(memory_bytes=_METER_BYTES),
     )

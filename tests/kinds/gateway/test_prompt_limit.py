@@ -1,0 +1,61 @@
+"""LiteLLM's hook of long prompts counts what a model reads, and only of teams with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+NAMES = ("fastapi", "litellm", "litellm.integrations", "litellm.integrations.custom_logger")
+MODULE = "llm_serving.kinds.gateway.prompt_limit"
+
+
+class Refused(Exception):
+    """In place of FastAPI's HTTPException."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    """The hook's module, without LiteLLM, which has an environment of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            patch.setitem(sys.modules, name, ModuleType(name))
+        patch.setattr(sys.modules["fastapi"], "HTTPException", Refused, raising=False)
+        patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
+        patch.delitem(sys.modules, MODULE, raising=False)
+        yield importlib.import_module(MODULE)
+        sys.modules.pop(MODULE)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "characters"),
+    [
+        ("messages", [{"role": "user", "content": "abc"}], 7),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "für"}]}], 11),
+        ("prompt", ["ab", "cd"], 4),
+        ("input", "abc", 3),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}], 9),
+        ("max_tokens", 100_000, 0),
+        ("metadata", {"note": "abc"}, 0),
+    ],
+)
+def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: Any, characters: int) -> None:
+    limited = hook.PromptLimit({"ads": {"prompt_characters": characters}, "search": {"prompt_characters": None}})
+
+    def call(team: str | None, data: dict[str, Any]) -> None:
+        asyncio.run(limited.async_pre_call_hook(SimpleNamespace(team_id=team), None, data, "completion"))
+
+    call("ads", {field: value})
+    with pytest.raises(Refused) as refused:
+        call("ads", {field: value, "query": "x"})
+    status, detail = refused.value.args
+    assert status == 413
+    message = f"The prompt has {characters + 1} characters; the team's limit is {characters}"
+    assert detail == {"error": {"message": message, "type": "prompt_too_long"}}
+    for team in ("search", "other", None):
+        call(team, {field: value, "query": "x" * 1000})
