@@ -113,7 +113,9 @@ class Monitoring:
         return [sample for sample in samples if sample["value"][1] != "NaN"]
 
 
-def _serve(exporter: Exporter, port: int) -> ThreadingHTTPServer:
+def serve_pages(exporter: Exporter, port: int) -> ThreadingHTTPServer:
+    """Serve the pages, and take what Alertmanager sends."""
+
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.respond(200, exporter.render(self.path.strip("/")).encode(), {"Content-Type": "text/plain"})
@@ -181,7 +183,7 @@ def monitoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitoring]
     deployment = resolve(folder, DISAGGREGATED)
     exporter_port, prometheus_port, manager_port = processes.claim_free_ports(3)
     exporter = Exporter()
-    server = _serve(exporter, exporter_port)
+    server = serve_pages(exporter, exporter_port)
     _write_settings(folder, deployment, f"127.0.0.1:{exporter_port}", f"127.0.0.1:{manager_port}")
     children = []
     try:

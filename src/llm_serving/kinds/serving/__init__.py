@@ -18,8 +18,8 @@ COMMANDS = (
     CommandEntry(
         BLUEPRINTS,
         "dashboards",
-        f"{__name__}.commands.dashboards:write_dashboards",
-        "Write a deployment's dashboards on EKS as Grafana JSON.",
+        f"{__name__}.commands.dashboards:show_dashboards",
+        "Write a deployment's dashboards as Grafana JSON, or show them.",
     ),
     CommandEntry(MODELS, "adapter", f"{__name__}.commands.adapter:app", "Load and unload LoRA adapters at run time."),
 )

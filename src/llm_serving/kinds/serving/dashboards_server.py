@@ -1,0 +1,117 @@
+"""A real Prometheus that scrapes a local deployment, and serves its dashboards as a page beside its own API."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_serving import processes
+from llm_serving.fleet import names
+from llm_serving.kinds.serving import dashboards
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.services.service import LOOPBACK, Service
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation.pages import html_report
+
+SCRAPE_INTERVAL_S = 5
+
+_PROGRAM = "prometheus"
+_START_S = 60.0
+_LOCAL = ("deployment", "cost")
+"""The dashboards whose metrics a deployment on this machine has; GPUs' exporters and CloudWatch are elsewhere."""
+
+
+@contextlib.contextmanager
+def serve(deployment: ServingDeployment, folder: Path) -> Iterator[str]:
+    """Run Prometheus for the time of the block, and yield the address of the page.
+
+    Args:
+        folder: for its settings, data and log.
+
+    Raises:
+        Unavailable: Prometheus is not installed, or does not start.
+    """
+    if not shutil.which(_PROGRAM):
+        fix = "install it: `apt-get install prometheus`, or see https://prometheus.io/download"
+        raise Unavailable(f"{_PROGRAM}: not found on PATH. Fix: {fix}.")
+    page = folder / "page"
+    page.mkdir(parents=True, exist_ok=True)
+    (page / "index.html").write_text(_render_page(deployment), encoding="utf-8")
+    settings = folder / "prometheus.yaml"
+    settings.write_text(yaml.safe_dump(build_settings(deployment)), encoding="utf-8")
+    [port] = processes.claim_free_ports(1)
+    address = f"http://{LOOPBACK}:{port}"
+    command = [
+        *(_PROGRAM, f"--config.file={settings}", f"--storage.tsdb.path={folder / 'data'}"),
+        *(f"--web.listen-address={LOOPBACK}:{port}", f"--web.user-assets={page}"),
+    ]
+    with (folder / "prometheus.log").open("ab") as log:
+        child = processes.spawn(command, output=log)
+    try:
+        processes.wait_until(lambda: child.poll() is not None or _is_ready(address), _PROGRAM, _START_S)
+        if child.poll() is not None:
+            raise Unavailable(f"{_PROGRAM} ended at once. Fix: read {folder / 'prometheus.log'}.")
+        yield f"{address}/user/index.html"
+    finally:
+        processes.stop(child)
+
+
+def build_settings(deployment: ServingDeployment) -> dict[str, Any]:
+    """Build Prometheus' settings: each process with the labels that the chart's PodMonitors give its pod."""
+    scrapes = [
+        {
+            "job_name": service.name,
+            "metrics_path": service.metrics_path,
+            "static_configs": [
+                {
+                    "targets": [_find_metrics_address(deployment, service)],
+                    "labels": {
+                        "namespace": names.SERVING_NAMESPACE,
+                        "app_kubernetes_io_instance": deployment.name,
+                        "app_kubernetes_io_component": service.role,
+                        "pod": service.name,
+                    },
+                }
+            ],
+        }
+        for service in deployment.services
+        if service.metrics_path
+    ]
+    return {"global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s"}, "scrape_configs": scrapes}
+
+
+def _find_metrics_address(deployment: ServingDeployment, service: Service) -> str:
+    """Return where a process has its metrics: the router apart from its API."""
+    environment = deployment.environment
+    own_port = environment.ports.get(f"{service.name}-metrics")
+    return f"{environment.member_host}:{own_port}" if own_port else f"{service.host}:{service.port}"
+
+
+def build_local(deployment: ServingDeployment) -> dict[str, dict[str, Any]]:
+    """Build the dashboards that a deployment on this machine has data for."""
+    files = dashboards.build(deployment).files
+    return {name: files[name] for name in _LOCAL}
+
+
+def _render_page(deployment: ServingDeployment) -> str:
+    return html_report.render_page(
+        "dashboards_page.html.j2",
+        Path(__file__).parent,
+        deployment=deployment.name,
+        dashboards=list(build_local(deployment).values()),
+    )
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

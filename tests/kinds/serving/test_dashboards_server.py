@@ -1,0 +1,158 @@
+"""`dashboards --open`: a real Prometheus scrapes the processes, and the page's own queries have data."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import re
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.cli import main
+from llm_serving.kinds.serving import dashboards_server
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets import planning
+from tests.kinds.serving.test_prometheus import Exporter, Monitoring, serve_pages
+
+BLUEPRINT = """\
+pattern: disaggregated
+model: tiny
+context: 2k
+roles: {prefill: {pool: general, accelerators: 1}, decode: {pool: general, replicas: 2, accelerators: 1}}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: {ttft_ms: {p95: 8000}}
+"""
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools: {general: {types: g6e.2xlarge, size: 0..4}}
+"""
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> ServingDeployment:
+    """Prefill, two decodes and a router on this machine."""
+    folder = tmp_path_factory.mktemp("local")
+    for name, text in (("blueprint.yaml", BLUEPRINT), ("fleet.yaml", FLEET)):
+        (folder / name).write_text(text)
+    (folder / "local.conf.j2").write_text("")
+    _, _, resolved = planning.resolve_offline(folder, folder / "fleet.yaml", "local")
+    assert isinstance(resolved, ServingDeployment)
+    return resolved
+
+
+def test_each_process_is_scraped_with_the_labels_of_its_pod(deployment: ServingDeployment) -> None:
+    scrapes = dashboards_server.build_settings(deployment)["scrape_configs"]
+    assert [row["job_name"] for row in scrapes] == ["prefill-0", "decode-0", "decode-1", "router"]
+    [router] = scrapes[-1]["static_configs"]
+    environment = deployment.environment
+    assert router["targets"] == [f"{environment.member_host}:{environment.ports['router-metrics']}"]
+    assert router["labels"] == {
+        "namespace": "serving",
+        "app_kubernetes_io_instance": deployment.name,
+        "app_kubernetes_io_component": "router",
+        "pod": "router",
+    }
+
+
+@pytest.fixture
+def monitoring(
+    deployment: ServingDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Monitoring, str]]:
+    """The page's Prometheus, with pages as of a deployment under load in place of the processes."""
+    if not shutil.which("prometheus"):
+        pytest.skip("needs Debian's prometheus")
+    monkeypatch.setattr(dashboards_server, "SCRAPE_INTERVAL_S", 1)
+    [port] = processes.claim_free_ports(1)
+    services = tuple(
+        service.model_copy(update={"host": "127.0.0.1", "port": port, "metrics_path": f"/{service.role}"})
+        for service in deployment.services
+    )
+    environment = deployment.environment.model_copy(update={"ports": {}})
+    moved = deployment.model_copy(update={"services": services, "environment": environment})
+    exporter = Exporter()
+    server = serve_pages(exporter, port)
+    try:
+        with dashboards_server.serve(moved, tmp_path) as address:
+            yield Monitoring(moved, exporter, address.removesuffix("/user/index.html")), address
+    finally:
+        server.shutdown()
+
+
+def read_targets(page: str) -> list[dict[str, Any]]:
+    """Read the queries that the page's own script sends."""
+    texts = re.findall(r'data-targets="([^"]*)"', page)
+    return [target for text in texts for target in json.loads(html.unescape(text))]
+
+
+def test_every_query_of_the_page_has_data(monitoring: tuple[Monitoring, str]) -> None:
+    prometheus, address = monitoring
+    with urllib.request.urlopen(address, timeout=30) as response:
+        page = response.read().decode()
+    targets = read_targets(page)
+    assert len(targets) >= 20 and page.count("<figure") >= 15
+
+    def list_empty() -> list[str]:
+        texts = [target["expr"].replace("$__rate_interval", "1m") for target in targets]
+        return [text for text in texts if not prometheus.query(text)]
+
+    with contextlib.suppress(Unavailable):
+        processes.wait_until(lambda: not list_empty(), "data in every panel", 60, interval_s=1)
+    assert list_empty() == []
+
+
+def test_without_prometheus_the_command_says_where_to_get_it(
+    deployment: ServingDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable) as error, dashboards_server.serve(deployment, tmp_path):
+        pass
+    assert str(error.value) == (
+        "prometheus: not found on PATH. Fix: install it: `apt-get install prometheus`, "
+        "or see https://prometheus.io/download."
+    )
+
+
+def test_a_prometheus_that_ends_at_once_names_its_log(
+    deployment: ServingDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "prometheus"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    with pytest.raises(Unavailable) as error, dashboards_server.serve(deployment, tmp_path / "data"):
+        pass
+    assert str(error.value) == f"prometheus ended at once. Fix: read {tmp_path / 'data' / 'prometheus.log'}."
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ((), 2, "--to, --open: one of the two is needed. Fix: write --to FOLDER, or --open."),
+        (("--to", "out", "--open"), 2, "--to, --open: one of the two is needed. Fix: write --to FOLDER, or --open."),
+        (("--open",), 1, "mine: not deployed here. Fix: run blueprint deploy mine"),
+    ],
+)
+def test_the_command_wants_a_folder_or_a_deployment(
+    options: tuple[str, ...],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    for name, text in (("blueprint.yaml", BLUEPRINT), ("local.conf.j2", "")):
+        (Path("mine") / name).write_text(text)
+    assert main.run(["dashboards", "mine", *options]) == code
+    assert capsys.readouterr().err.splitlines()[-1] == message
