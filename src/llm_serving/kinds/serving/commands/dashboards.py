@@ -29,10 +29,10 @@ def show_dashboards(
     ] = False,
     fleet: Fleet = FLEET,
 ) -> None:
-    """Write a deployment's dashboards on EKS as Grafana JSON, or show them on this machine.
+    """Write a deployment's dashboards as Grafana JSON, or show them.
 
-    One file each: fleet, deployment, cost and batch. Panels whose metrics the engine does not have are left out.
-    --open starts Prometheus, which scrapes the local deployment, and prints the address of a page.
+    --to writes those on EKS, a file each: fleet, deployment, cost and batch; panels whose metrics the engine does not
+    have are left out. --open starts Prometheus, which scrapes the local deployment, and prints a page's address.
     """
     inputs.require_capability(folder, Capability.DASHBOARDS)
     if open_page == (to is not None):
