@@ -169,7 +169,7 @@ def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
         e2e.append(abs(np.mean(outcome.e2e_s) / loop.e2e_s - 1))
     assert len(loops) == 6
     assert np.median(ttft) <= 0.15
-    assert np.median(e2e) <= 0.20
+    assert np.median(e2e) <= 0.15
 
 
 def test_an_accelerator_without_a_known_bandwidth_is_refused() -> None:
