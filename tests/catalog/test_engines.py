@@ -123,6 +123,11 @@ CASES = [
     (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\n"), "eks"),
     (_format_blueprint("meta-llama/Llama-3.3-70B-Instruct", "pool: p5en, accelerators: 8"), "eks"),
     (_format_blueprint("Qwen/Qwen3-Reranker-0.6B", "pool: general", "task: rerank\n"), "eks"),
+    *((_format_blueprint(SMALL, "pool: general", f"tuning: {{kv_tiers: {{ram: 8Gi, {tiers}}}}}\n"), "eks") for tiers in (
+        "disk: 100Gi",
+        "shared: {size: 1Ti, claim: kv}",
+        "disk: 100Gi, shared: {size: 1Ti, claim: kv}",
+    )),
 ]  # fmt: skip
 """Blueprints that ask for every option of the engine between them, and the target of each."""
 

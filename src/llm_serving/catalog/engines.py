@@ -63,7 +63,10 @@ FIELD_NAMES = frozenset(
         "sequences",  # most requests of a step
         "slots_context",  # most tokens of all requests of a step together
         "offload_gib",  # memory for cached prompts, GiB
+        "offload_bytes",  # the same in bytes
         "offload_rank_gb",  # the same of one accelerator, whole GB
+        "disk_tier",  # folder of cached prompts on the node's NVMe
+        "shared_tier",  # folder of cached prompts that all replicas share
         "speculative_method",  # eagle, eagle3 or draft_model
         "speculative_tokens",  # guessed at a time
         "draft",  # s3://BUCKET/PREFIX/ of the model that guesses, or the folder that it was copied to

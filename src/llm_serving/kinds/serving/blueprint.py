@@ -106,6 +106,48 @@ class Speculative(Settings):
             yield Conflict(("model",), reason, "remove model, or set method: draft_model")
 
 
+class SharedTier(Settings):
+    """A file system of many nodes that keeps cached prompts."""
+
+    size: Memory
+    """Of all replicas together."""
+
+    claim: Annotated[
+        str, TextFormat(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "the name of a PersistentVolumeClaim", "kv-cache")
+    ]
+    """PersistentVolumeClaim on EKS that many nodes may write to: of FSx for Lustre, or of EFS."""
+
+
+class KvTiers(Settings):
+    """Where cached prompts stay that no longer fit into the accelerators, the fastest first. A prompt is looked for in
+    each."""
+
+    ram: Memory | None = None
+    """Memory of the node, of each replica. The slower ones are read and written through it."""
+
+    disk: Memory | None = None
+    """The node's NVMe, of all the deployment's replicas on it together; what was used longest ago makes room."""
+
+    shared: SharedTier | None = None
+    """A file system that all replicas share: what one has computed, another finds."""
+
+    s3: Memory | None = None
+    """Amazon S3; refused as long as no engine's image can reach it."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_ram(),)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tiers that are asked for."""
+        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    def _check_ram(self) -> Iterator[Conflict]:
+        if self.ram is None:
+            reason = "the engine reads and writes every other tier through ram"
+            yield Conflict((), reason, "set ram: 16Gi too")
+
+
 class Tuning(Settings):
     """Settings of the engine; defaults are the engine's."""
 
@@ -128,7 +170,11 @@ class Tuning(Settings):
     """Maximum requests of one step."""
 
     kv_offload: Memory | None = None
-    """Memory of the node, for each replica, for cached prompts that no longer fit into the accelerators."""
+    """Memory of the node, for each replica, for cached prompts that no longer fit into the accelerators: `ram` of
+    `kv_tiers`, without any other."""
+
+    kv_tiers: KvTiers | None = None
+    """Where cached prompts stay that no longer fit into the accelerators: memory, NVMe, a shared file system."""
 
     speculative: Speculative | None = None
     """Speculative decoding."""
@@ -143,6 +189,25 @@ class Tuning(Settings):
 
     kv_transfer: Literal["auto", "rdma", "host"] = "auto"
     """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_one_offload(),)
+
+    @property
+    def ram_bytes(self) -> int:
+        """Memory of the node for cached prompts, of each replica."""
+        return self.kv_offload or (self.kv_tiers.ram if self.kv_tiers else None) or 0
+
+    @property
+    def folder_bytes(self) -> dict[str, int]:
+        """Tiers that are folders of files, and their sizes."""
+        tiers = self.kv_tiers
+        disk = {"disk": tiers.disk} if tiers and tiers.disk else {}
+        return disk | ({"shared": tiers.shared.size} if tiers and tiers.shared else {})
+
+    def _check_one_offload(self) -> Iterator[Conflict]:
+        if self.kv_offload and self.kv_tiers:
+            yield Conflict(("kv_offload",), "kv_tiers says it too", "keep ram of kv_tiers, and remove kv_offload")
 
 
 class Disruption(Settings):

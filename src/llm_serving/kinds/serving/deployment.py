@@ -215,6 +215,9 @@ class ServingDeployment(Deployment):
     unused_keys: tuple[str, ...] = ()
     """Settings of tokens that the blueprint has and the task leaves out."""
 
+    cached_prompts: tuple[str, ...] = ()
+    """What tiers of cached prompts hold and find of the traffic, in sentences; empty without any."""
+
     @property
     def is_pooled(self) -> bool:
         """Whether an answer is numbers for whole texts, without tokens."""

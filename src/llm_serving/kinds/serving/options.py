@@ -6,6 +6,7 @@ line refuses a blueprint that needs it, for the reason of its `unsupported_optio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Platform
 from llm_serving.kinds.serving import answer_parsers, patterns
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
-from llm_serving.kinds.serving.blueprint import Blueprint, Speculative, Tuning
+from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
 from llm_serving.kinds.serving.placement import Placement, count_accelerators
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
+
+TIER_FOLDERS = {"disk": "/kv-disk", "shared": "/kv-shared"}
+"""Folders of a container that keep cached prompts."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,9 @@ def _find_request(node: Node, option: Option) -> tuple[tuple[str, ...], Any]:
         value = value.method
     if isinstance(value, Mapping):
         value = ", ".join(value)
-    return key_path, f"{value / 2**30:g}Gi" if option.name == "kv-offload" else value
+    if isinstance(value, KvTiers):
+        value = ", ".join(value.names)
+    return key_path, f"{value / 2**30:g}Gi" if keys[-1] == "kv_offload" else value
 
 
 def _describe_other_engines(node: Node, option: str) -> str:
@@ -167,15 +173,29 @@ def _uses_method(node: Node, *methods: str) -> bool:
     return node.speculative is not None and node.speculative.method in methods
 
 
-def _compute_offload_gib(node: Node) -> str:
+def _compute_offload_bytes(node: Node) -> int:
     """Return the cache of each data-parallel rank, for which the engine reserves it."""
-    return f"{(node.tuning.kv_offload or 0) / max(1, node.role.data // node.placement.nodes) / 2**30:g}"
+    return node.tuning.ram_bytes // max(1, node.role.data // node.placement.nodes)
 
 
 def _compute_offload_rank_gb(node: Node) -> int:
     """Return the cache of each accelerator in whole GB, for engines whose ranks reserve their own: at least one."""
     ranks = node.role.accelerators // node.placement.nodes
-    return max(1, int((node.tuning.kv_offload or 0) / ranks / 1e9))
+    return max(1, int(node.tuning.ram_bytes / ranks / 1e9))
+
+
+def _build_tier_values(node: Node) -> engines.Values:
+    offload_bytes = _compute_offload_bytes(node)
+    return {
+        "offload_bytes": offload_bytes,
+        "offload_gib": f"{offload_bytes / 2**30:g}",
+        "offload_rank_gb": _compute_offload_rank_gb(node),
+        **{f"{name}_tier": folder for name, folder in TIER_FOLDERS.items()},
+    }
+
+
+def _has_folders(node: Node, *names: str) -> bool:
+    return tuple(node.tuning.folder_bytes) == names
 
 
 OPTIONS = (
@@ -216,8 +236,24 @@ OPTIONS = (
         lambda node: node.tuning.kv_offload,
         "tuning.kv_offload",
         "remove kv_offload",
-        lambda node: {"offload_gib": _compute_offload_gib(node), "offload_rank_gb": _compute_offload_rank_gb(node)},
+        _build_tier_values,
     ),
+    Option(
+        "kv-offload",
+        lambda node: node.tuning.kv_tiers and _has_folders(node),
+        "tuning.kv_tiers",
+        "remove kv_tiers",
+    ),
+    *(
+        Option(
+            "-".join(("kv", *names)),
+            functools.partial(lambda names, node: _has_folders(node, *names), names),
+            "tuning.kv_tiers",
+            "remove kv_tiers",
+        )
+        for names in (("disk",), ("shared",), ("disk", "shared"))
+    ),
+    Option("kv-s3", lambda node: node.tuning.kv_tiers and node.tuning.kv_tiers.s3, "tuning.kv_tiers", "remove s3"),
     Option(
         "speculative-prompt",
         lambda node: _uses_method(node, "ngram"),

@@ -41,6 +41,10 @@ OFFLOAD_ROOM = 1.2
 is free (vLLM 0.32.0, v1/kv_offload/cpu/shared_offload_region.py)."""
 
 
+DISK_SHARE = 0.7
+"""Of a node's NVMe that may hold cached prompts; `cache_folder` looks every ten seconds how much it is."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where the replicas of one role run."""
@@ -468,6 +472,7 @@ class _PlacementSearch:
         devices = -(-per_node // device.ranks) if device else 0
         queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
         self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
+        self._check_disk(types)
         return Resources(
             device=device.device if device else "",
             accelerators=devices,
@@ -475,25 +480,45 @@ class _PlacementSearch:
             node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
             cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
-            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * (self.settings.tuning.kv_offload or 0)),
+            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * self.settings.tuning.ram_bytes),
         )
 
     def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
         """Refuse more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
-        offload = self.settings.tuning.kv_offload
-        if offload and OFFLOAD_ROOM * offload > room_bytes:
+        tuning, offload = self.settings.tuning, self.settings.tuning.ram_bytes
+        if OFFLOAD_ROOM * offload > room_bytes:
             max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
             reason = (
                 f"a replica's share of its node is {memory_bytes / 2**30:.0f} GiB, of which half may be shared memory, "
                 f"where the engine keeps this cache: {room_bytes / 2**30:.0f} GiB are free there, and it takes "
                 f"{OFFLOAD_ROOM:g} times its size"
             )
+            key_path = ("tuning", "kv_offload") if tuning.kv_offload else ("tuning", "kv_tiers", "ram")
             fix = (
-                f"set kv_offload: {max_gib}Gi or less"
+                f"set {key_path[-1]}: {max_gib}Gi or less"
                 if max_gib
-                else "remove kv_offload, or use a pool of larger types"
+                else f"remove {key_path[1]}, or use a pool of larger types"
             )
-            raise PlacementError(Conflict(("tuning", "kv_offload"), reason, fix, f"{offload / 2**30:g}Gi"))
+            raise PlacementError(Conflict(key_path, reason, fix, f"{offload / 2**30:g}Gi"))
+
+    def _check_disk(self, types: Sequence[Instance]) -> None:
+        """Refuse more cached prompts on the disk than the NVMe of a node has room for."""
+        disk = self.settings.tuning.folder_bytes.get("disk")
+        if not disk:
+            return
+        key_path, value = ("tuning", "kv_tiers", "disk"), f"{disk / 2**30:g}Gi"
+        if not all(group.nvme for group in groups.resolve_pool(self.fleet, self.role.pool, instances.load())):
+            reason = f"the nodes of the pool {self.role.pool} start without NVMe"
+            fix = "remove disk, or use a pool of types with NVMe, such as g6e or p5en, that has disk: nvme"
+            raise PlacementError(Conflict(key_path, reason, fix, value))
+        smallest = min(types, key=lambda instance: instance.nvme_gb)
+        room_gib = int(smallest.nvme_gb * 1e9 * DISK_SHARE / 2**30)
+        if disk > room_gib * 2**30:
+            reason = (
+                f"{smallest.name} has {smallest.nvme_gb} GB of NVMe, of which {DISK_SHARE:.0%} may hold cached "
+                "prompts: images, compiled programs and what is written between two cleanings need the rest"
+            )
+            raise PlacementError(Conflict(key_path, reason, f"set disk: {room_gib}Gi or less", value))
 
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:

@@ -233,6 +233,7 @@ def build_engine_service(
             *(environment.fetcher if fetches else ()),
             *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
             *(("--",) if fetches else ()),
+            *_limit_folders(context.blueprint.tuning.folder_bytes),
             _resolve_executable(environment, command[0]),
             *command[1:],
         ),
@@ -251,6 +252,15 @@ def build_engine_service(
         address_variables=() if own_address else address_variables,
         resources=Resources(memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)),
     )
+
+
+def _limit_folders(folder_bytes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return what starts the engine where it keeps folders of files, and keeps them within their sizes."""
+    if not folder_bytes:
+        return ()
+    program = Path(__file__).with_name("cache_folder.py").read_text(encoding="utf-8")
+    sizes = (f"{options.TIER_FOLDERS[name]}={size}" for name, size in folder_bytes.items())
+    return ("python3", "-c", program, *sizes, "--")
 
 
 def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:

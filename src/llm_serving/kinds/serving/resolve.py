@@ -19,6 +19,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
     answer_parsers,
+    kv_tiers,
     measured_capacity,
     placement,
     processes,
@@ -108,6 +109,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             *_list_image_notes(context, engine_roles),
         ),
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
+        cached_prompts=tuple(
+            line
+            for _, _, role_placement in placed_roles
+            for line in kv_tiers.describe(settings, role_placement, resolve_shared_prefix(settings, environment))
+        ),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
     stack = _build_stack(deployment) if context.conventions.runs_tasks else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.kinds.serving import placement, processes
+from llm_serving.kinds.serving import options, placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import CompileCache, Role
 from llm_serving.kinds.serving.processes import Context
@@ -73,10 +74,11 @@ def _build_engine_service(
     built = processes.build_engine_service(
         context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
-    update: dict[str, object] = {"prefetch": resolved.prefetch, "mounts": _build_mounts(resolved.compile_cache)}
+    mounts = _build_mounts(resolved.compile_cache) | _build_tier_mounts(context, resolved)
+    update: dict[str, object] = {"prefetch": resolved.prefetch, "mounts": mounts}
     if not conventions.is_local:
         update["placement"] = _build_placement(resolved)
-        update["is_root"] = _needs_root(resolved)
+        update["is_root"] = _needs_root(resolved, mounts)
         update["node_check"] = _build_node_check(role_placement, resolved)
     if resolved.nodes > 1 and not conventions.is_kubernetes:
         update["node"] = ReplicaNode(replica=replica, rank=rank)
@@ -145,10 +147,10 @@ def _build_placement(role: Role) -> Placement:
     )
 
 
-def _needs_root(role: Role) -> bool:
+def _needs_root(role: Role, mounts: Mapping[str, Mount]) -> bool:
     """Return whether the engine pins memory for devices, or writes to the node's disk."""
     is_neuron = role.resources.device == DEVICES["neuron"]
-    writes_to_node = role.compile_cache is not None and bool(role.compile_cache.node_path)
+    writes_to_node = any(mount.node_path for mount in mounts.values())
     return role.resources.efa > 0 or is_neuron or writes_to_node
 
 
@@ -176,6 +178,19 @@ def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:
         return {}
     key = cache.key if cache.claim else ""
     return {"compile-cache": Mount(path=cache.path, node_path=cache.node_path, claim=cache.claim, key=key)}
+
+
+def _build_tier_mounts(context: Context, role: Role) -> dict[str, Mount]:
+    """Build the folders of cached prompts: those of one image and model are of no use to another."""
+    tuning, conventions, model = context.blueprint.tuning, context.conventions, role.served_model
+    key = hashlib.sha256(f"{role.image}\n{model.weights.uri if model else ''}".encode()).hexdigest()[:16]
+    mounts = {}
+    if "disk" in tuning.folder_bytes:
+        node_path = f"{conventions.node_disk}/kv-cache/{context.name}/{key}"
+        mounts["kv-disk"] = Mount(path=options.TIER_FOLDERS["disk"], node_path=node_path)
+    if tuning.kv_tiers and tuning.kv_tiers.shared:
+        mounts["kv-shared"] = Mount(path=options.TIER_FOLDERS["shared"], claim=tuning.kv_tiers.shared.claim, key=key)
+    return mounts
 
 
 def _build_stop(context: Context, role: Role, disruption: Disruption) -> Stop:

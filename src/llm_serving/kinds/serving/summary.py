@@ -58,6 +58,7 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
             f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
         ),
         ("slo", _describe_slo(deployment.slo)),
+        *(("kv tiers", text) for text in deployment.cached_prompts),
         *(("capacity", text) for text in measured_capacity.describe(deployment)),
     ]
 

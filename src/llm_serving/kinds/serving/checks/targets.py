@@ -44,7 +44,7 @@ def check(
     yield from _check_offload(settings)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
-        yield from _check_compile_cache(settings, conventions)
+        yield from _check_claims(settings, conventions)
         yield from _check_host_memory(settings, placed_roles)
         yield from _check_surge(settings, fleet, conventions, placed_roles)
     yield from _check_transfer(settings, placed_roles)
@@ -111,22 +111,28 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
         yield Conflict((key, "gateway"), reason, fix, row.gateway)
 
 
-def _check_compile_cache(settings: Blueprint, conventions: Conventions) -> Iterator[Conflict]:
+def _check_claims(settings: Blueprint, conventions: Conventions) -> Iterator[Conflict]:
     cache = settings.tuning.compile_cache
     if cache and cache != "node" and not conventions.is_kubernetes:
         reason = f"{conventions.title} has no PersistentVolumeClaims"
         yield Conflict(("tuning", "compile_cache"), reason, "set compile_cache: node", cache)
+    tiers = settings.tuning.kv_tiers
+    if tiers and tiers.shared and not conventions.is_kubernetes:
+        reason = f"{conventions.title} has no PersistentVolumeClaims"
+        yield Conflict(("tuning", "kv_tiers", "shared"), reason, "remove shared, or use EKS", tiers.shared.claim)
 
 
 def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
-    if settings.is_disaggregated and settings.tuning.kv_offload:
+    tuning = settings.tuning
+    if settings.is_disaggregated and tuning.ram_bytes:
         reason = (
             "the engine has one connector for KV caches: offloading would replace the one that sends them to decode"
         )
-        value = f"{settings.tuning.kv_offload / 2**30:g}Gi"
+        key, value = ("kv_tiers", ", ".join(tuning.kv_tiers.names)) if tuning.kv_tiers else ("kv_offload", "")
+        value = value or f"{tuning.ram_bytes / 2**30:g}Gi"
         baseline = patterns.load_patterns()[settings.pattern].baseline
-        fix = f"remove kv_offload, or set pattern: {baseline}" if baseline else "remove kv_offload"
-        yield Conflict(("tuning", "kv_offload"), reason, fix, value)
+        fix = f"remove {key}, or set pattern: {baseline}" if baseline else f"remove {key}"
+        yield Conflict(("tuning", key), reason, fix, value)
 
 
 def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:

@@ -1,0 +1,70 @@
+"""What tiers of cached prompts are worth to the blueprint's traffic: what they hold, find, and have to be read with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_serving.engines import memory
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import Placement, apply_quantization
+from llm_serving.prediction import step_time
+from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings.units import format_bytes
+
+
+def describe(settings: Blueprint, placement: Placement, shared_prefix: float) -> Iterator[str]:
+    """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay.
+
+    Args:
+        shared_prefix: share of a prompt that others share.
+    """
+    sizes = {"ram": settings.tuning.ram_bytes, **settings.tuning.folder_bytes}
+    if not sizes["ram"] or not placement.model.is_known:
+        return
+    token_bytes = compute_token_bytes(settings, placement)
+    held = {name: size // token_bytes for name, size in sizes.items()}
+    own = placement.fit.cache_tokens * placement.parallelism.data if placement.fit else 0
+    parts = " and ".join(f"{name} of {format_bytes(sizes[name])} {tokens:,}" for name, tokens in held.items())
+    yield f"Cached prompts of {placement.role}, in tokens: {parts}, beside {own:,} in the accelerators of a replica."
+    yield _describe_hits(settings.traffic, shared_prefix, own, max(held.values()))
+    rate = _estimate_prefill_rate(settings, placement)
+    if rate:
+        yield (
+            f"A replica computes at most {rate:,.0f} tokens/s of a prompt, {rate * token_bytes / 1e9:.1f} GB/s of its "
+            "cache: a tier that is read more slowly takes longer than computing again."
+        )
+
+
+def compute_token_bytes(settings: Blueprint, placement: Placement) -> int:
+    """Return bytes of one token in the caches of all ranks together."""
+    tensor = placement.parallelism.tensor
+    return tensor * memory.compute_kv_bytes_per_token(placement.model, tensor, settings.tuning.kv_cache)
+
+
+def compute_found_share(traffic: Traffic, shared_prefix: float, tokens: int) -> float:
+    """Return the largest share of each prompt that a cache of so many tokens finds; every group is as frequent."""
+    needed = traffic.prefix_groups * shared_prefix * traffic.input_tokens.max
+    return shared_prefix * min(1.0, tokens / needed) if needed else 0.0
+
+
+def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) -> str:
+    if not shared_prefix:
+        return "By the blueprint's traffic its prompts share nothing, and the tiers would find nothing of them."
+    prefix_tokens = round(shared_prefix * traffic.input_tokens.max)
+    groups = f"{traffic.prefix_groups:,} groups" if traffic.prefix_groups > 1 else "one group"
+    found, without = (compute_found_share(traffic, shared_prefix, tokens) for tokens in (held, own))
+    return (
+        f"The traffic's prompts share {prefix_tokens:,} tokens each in {groups}: at most {found:.0%} of a prompt is "
+        f"found with the tiers, and {without:.0%} without."
+    )
+
+
+def _estimate_prefill_rate(settings: Blueprint, placement: Placement) -> float:
+    """Return most tokens a second that a replica reads of prompts; 0 where a fact of its accelerators lacks."""
+    device, parallelism = placement.instance.accelerators, placement.parallelism
+    if device is None or not step_time.has_facts(device):
+        return 0.0
+    model = apply_quantization(placement.model, settings.tuning)
+    step = StepTime(model, device, Split(parallelism.tensor, parallelism.pipeline), settings.tuning.kv_cache)
+    return parallelism.data * placement.batch.tokens / step.compute_base_s(placement.batch.tokens, 1)

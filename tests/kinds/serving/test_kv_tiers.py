@@ -1,0 +1,217 @@
+"""Tiers of cached prompts: what is rendered and refused, what `check` says of them, and folders that stay within their size."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.kinds.serving import cache_folder, kv_tiers, summary
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: both
+pools:
+  general: {types: g6e.12xlarge, size: 0..4}
+  volumes: {types: g6e.12xlarge, size: 0..4, disk: gp3}
+  on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
+  trainium: {types: trn2.48xlarge, size: 0..2}
+"""
+BOTH = "{ram: 8Gi, disk: 100Gi, shared: {size: 1Ti, claim: kv}}"
+GROUPS = "shared_prefix: 50%, prefix_groups: 1000, "
+
+
+def _resolve(
+    folder: Path, tiers: str, pool: str = "general", target: str = "eks", traffic: str = "", extra: str = ""
+) -> ServingDeployment:
+    text = (
+        f"name: mine\npattern: aggregated\nmodel: Qwen/Qwen3-32B\ncontext: 8k\n{extra}"
+        f"roles: {{worker: {{pool: {pool}, accelerators: 4}}}}\ntuning: {{kv_tiers: {tiers}}}\n"
+        f"traffic: {{users: 2, {traffic}input_tokens: 4k, output_tokens: 8}}\nslo: {{}}\n"
+    )
+    return resolving.resolve_files(folder, text, FLEET, target)
+
+
+def _read_connector(deployment: ServingDeployment) -> dict[str, object]:
+    [engine] = deployment.workers
+    connector: dict[str, object] = json.loads(engine.command[engine.command.index("--kv-transfer-config") + 1])
+    return connector
+
+
+def test_the_engine_looks_in_memory_then_on_the_nodes_nvme_then_in_the_shared_file_system(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, BOTH)
+    assert _read_connector(deployment)["kv_connector_extra_config"] == {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 8 * 2**30,
+        "secondary_tiers": [{"type": "fs", "root_dir": "/kv-disk"}, {"type": "fs", "root_dir": "/kv-shared"}],
+    }
+    [engine] = deployment.workers
+    disk, shared = engine.mounts["kv-disk"], engine.mounts["kv-shared"]
+    assert disk.path == "/kv-disk" and disk.node_path == f"/mnt/k8s-disks/0/kv-cache/mine/{shared.key}"
+    assert (shared.path, shared.claim) == ("/kv-shared", "kv")
+    assert engine.is_root, "the folder of the node is root's"
+    # Four queues of 4 GiB and 1.2 times the tier, which the engine maps there.
+    assert engine.resources.shared_memory_bytes == pytest.approx((4 * 4 + 1.2 * 8) * 2**30, abs=1)
+
+
+def test_memory_alone_is_what_kv_offload_was(tmp_path: Path) -> None:
+    commands = [_resolve(tmp_path, "{ram: 8Gi}").workers[0].command]
+    text = (tmp_path / "blueprint.yaml").read_text().replace("kv_tiers: {ram: 8Gi}", "kv_offload: 8Gi")
+    commands.append(resolving.resolve_files(tmp_path, text, FLEET, "eks").workers[0].command)
+    assert commands[0] == commands[1]
+    assert commands[0][commands[0].index("--kv-offloading-size") + 1] == "8"
+
+
+def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, again, other = (
+        _resolve(tmp_path, BOTH, extra=extra).workers[0].mounts["kv-shared"].key
+        for extra in ("", "", "image: my/vllm:1\n")
+    )
+    assert first == again != other
+
+
+def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, "{ram: 8Gi, disk: 100Gi}", "on-ecs", "ecs")
+    assert deployment.workers[0].mounts["kv-disk"].node_path.startswith("/mnt/instance-store/kv-cache/mine/")
+
+
+@pytest.mark.parametrize(
+    ("tiers", "pool", "target", "message"),
+    [
+        (
+            "{disk: 100Gi}",
+            "general",
+            "eks",
+            "tuning.kv_tiers: the engine reads and writes every other tier through ram. Fix: set ram: 16Gi too.",
+        ),
+        (
+            "{ram: 300Gi}",
+            "general",
+            "eks",
+            'tuning.kv_tiers.ram: "300Gi": a replica\'s share of its node is 326 GiB, of which half may be shared memory, '
+            "where the engine keeps this cache: 147 GiB are free there, and it takes 1.2 times its size. "
+            "Fix: set ram: 122Gi or less.",
+        ),
+        (
+            "{ram: 8Gi, disk: 4Ti}",
+            "general",
+            "eks",
+            'tuning.kv_tiers.disk: "4096Gi": g6e.12xlarge has 3800 GB of NVMe, of which 70% may hold cached prompts: '
+            "images, compiled programs and what is written between two cleanings need the rest. "
+            "Fix: set disk: 2477Gi or less.",
+        ),
+        (
+            "{ram: 8Gi, disk: 100Gi}",
+            "volumes",
+            "eks",
+            'tuning.kv_tiers.disk: "100Gi": the nodes of the pool volumes start without NVMe. Fix: remove disk, or use a '
+            "pool of types with NVMe, such as g6e or p5en, that has disk: nvme.",
+        ),
+        (
+            BOTH,
+            "on-ecs",
+            "ecs",
+            'tuning.kv_tiers.shared: "kv": ECS has no PersistentVolumeClaims. Fix: remove shared, or use EKS.',
+        ),
+        (
+            "{ram: 8Gi, s3: 1Ti}",
+            "general",
+            "eks",
+            'tuning.kv_tiers: "ram, s3": the engine\'s image lacks libcuobjclient.so.1, without which it does not reach S3. '
+            "Fix: remove s3.",
+        ),
+        (
+            "{ram: 1Gi, disk: 1Gi}",
+            "general",
+            "local",
+            'tuning.kv_tiers: "ram, disk": the engine moves cached prompts to memory from GPUs alone. '
+            "Fix: remove kv_tiers in a copy to try here.",
+        ),
+        (
+            "{ram: 8Gi}, kv_offload: 8Gi",
+            "general",
+            "eks",
+            'tuning.kv_offload: "8Gi": kv_tiers says it too. Fix: keep ram of kv_tiers, and remove kv_offload.',
+        ),
+    ],
+)
+def test_tiers_that_have_no_room_or_no_way_there_are_refused(
+    tmp_path: Path, tiers: str, pool: str, target: str, message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        _resolve(tmp_path, tiers, pool, target)
+    assert message in str(error.value)
+
+
+def test_check_says_what_the_tiers_find_of_the_traffic_and_how_fast_they_must_be(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, BOTH, traffic=GROUPS)
+    first, second, third = deployment.cached_prompts
+    # Qwen3-32B: 64 layers x 8 heads x 128 numbers x keys and values x 2 bytes = 262,144 bytes a token.
+    assert first.startswith(
+        "Cached prompts of worker, in tokens: ram of 8.59 GB 32,768 and disk of 107 GB 409,600 and shared of 1.1 TB "
+        "4,194,304, beside "
+    )
+    assert second.startswith(
+        "The traffic's prompts share 2,000 tokens each in 1,000 groups: at most 50% of a prompt is found"
+    )
+    assert third.startswith("A replica computes at most ") and " GB/s of its cache: " in third
+    lines = summary.describe(load(tmp_path / "blueprint.yaml", Blueprint), deployment)
+    assert [text for label, text in lines if label == "kv tiers"] == [first, second, third]
+
+
+def test_a_tier_of_half_the_shared_prefixes_finds_half_of_what_is_shared(tmp_path: Path) -> None:
+    traffic = _resolve(tmp_path, BOTH, traffic=GROUPS).traffic
+    found = [kv_tiers.compute_found_share(traffic, 0.5, tokens) for tokens in (0, 1_000_000, 2_000_000, 4_000_000)]
+    assert found == [0.0, 0.25, 0.5, 0.5]
+
+
+def test_without_shared_prefixes_the_tiers_find_nothing(tmp_path: Path) -> None:
+    assert (
+        "By the blueprint's traffic its prompts share nothing, and the tiers would find nothing of them."
+        in _resolve(tmp_path, BOTH).cached_prompts
+    )
+
+
+def _write(folder: Path, name: str, size: int, used_at: int) -> None:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"x" * size)
+    os.utime(file, (used_at, used_at))
+
+
+def test_what_was_used_longest_ago_makes_room_and_nothing_goes_while_there_is_room(tmp_path: Path) -> None:
+    for number in range(10):
+        _write(tmp_path, f"{number % 3}/{number}.bin", 100, 1_000 + number)
+    cache_folder.trim(str(tmp_path), 1_000)
+    assert len(list(tmp_path.rglob("*.bin"))) == 10
+    os.utime(tmp_path / "0" / "0.bin", (9_000, 1_000))
+    cache_folder.trim(str(tmp_path), 500)
+    kept = {file.stem for file in tmp_path.rglob("*.bin")}
+    assert kept == {"0", "7", "8", "9"}, "the oldest was read last, and goes last"
+
+
+def test_the_engine_takes_the_place_of_the_program_which_trims_beside_it(tmp_path: Path) -> None:
+    """As a container runs it: the text by `python3 -c`, and the engine with the process's own number."""
+    for number in range(10):
+        _write(tmp_path / "kv", f"{number}.bin", 100, 1_000 + number)
+    text = Path(cache_folder.__file__).read_text(encoding="utf-8")
+    engine = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", text, f"{tmp_path}/kv=500", "--", sys.executable, "-c", engine]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin and child.stdout
+        assert int(child.stdout.readline()) == child.pid
+        processes.wait_until(lambda: len(list((tmp_path / "kv").iterdir())) == 4, "the folder within its size", 60)
+        child.stdin.close()
+        assert child.wait(60) == 0

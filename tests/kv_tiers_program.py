@@ -1,0 +1,71 @@
+"""One engine process with tiers of cached prompts: asks prompts in turn, and prints what each answer took from a cache.
+
+Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, and `steps`: a number is a prompt
+of its own, and `truncate` halves every file of the tier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+KV_BYTES = 20_000_000
+"""Of the engine's cache and of the memory tier: a dozen prompts evict another from both."""
+
+PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Answer all steps."""
+    import cpu_tiers
+    from vllm import LLM, SamplingParams
+
+    folder = Path(settings["folder"])
+    tiers = {
+        "spec_name": cpu_tiers.CpuTieringSpec.__name__,
+        "spec_module_path": cpu_tiers.__name__,
+        "cpu_bytes_to_use": KV_BYTES,
+        "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
+    }
+    engine = LLM(
+        settings["model"],
+        dtype=settings.get("dtype", "auto"),
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        disable_log_stats=False,
+        max_model_len=2048,
+        kv_cache_memory_bytes=KV_BYTES,
+        max_num_seqs=2,
+        block_size=CHUNK_TOKENS,
+        kv_transfer_config={
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": tiers,
+        },
+    )
+    answers = []
+    for step in settings["steps"]:
+        if step == "truncate":
+            for file in folder.rglob("*.bin"):
+                os.truncate(file, file.stat().st_size // 2)
+            continue
+        tokens = [(step * 7919 + place * 104729) % 900 + 10 for place in range(PROMPT_TOKENS)]
+        [output] = engine.generate(
+            [{"prompt_token_ids": tokens}], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
+        )
+        answers.append([output.num_cached_tokens, list(output.outputs[0].token_ids)])
+    print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
+
+
+def _read_metrics(engine: Any) -> dict[str, float]:
+    """Return the engine's own counters of what came from outside of its cache, of a tier by its name."""
+    rows = [row for row in engine.get_metrics() if hasattr(row, "value")]
+    wanted = [row for row in rows if "external_prefix_cache" in row.name or "kv_offload_tiering" in row.name]
+    return {f"{row.name} {row.labels.get('tier', '')}".strip(): row.value for row in wanted}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
