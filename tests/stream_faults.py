@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
@@ -48,6 +49,12 @@ HOST = "endpoint.test"
 
 WARM_UP_S, COOL_DOWN_S = 5.0, 15.0
 """Time of the load before and after a fault."""
+
+RESTART_S = 4.0
+"""About how long a killed process is away."""
+
+START_LIMIT_S = 120.0
+"""Longest until the load starts, or a process that was killed is up."""
 
 
 @dataclass
@@ -225,13 +232,18 @@ def kill_at_random(stream: Stream, arguments: argparse.Namespace) -> None:
     chance.shuffle(victims)
     for number, victim in enumerate(victims, start=1):
         time.sleep(chance.uniform(0, 2 * arguments.pause))
-        processes.wait_until(lambda victim=victim: _is_up(stream, victim), victim, 120)
-        stream.find_process(victim).kill()
+        processes.wait_until(functools.partial(_kill, stream, victim), victim, START_LIMIT_S)
         console.err.print(f"{number:>4} {victim}", markup=False)
 
 
-def _is_up(stream: Stream, name: str) -> bool:
-    return stream.supervisor.read_state(name).state == "RUNNING"
+def _kill(stream: Stream, name: str) -> bool:
+    """Kill a process unless it is starting; return whether that was done."""
+    if stream.supervisor.read_state(name).state != "RUNNING":
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        stream.find_process(name).kill()
+        return True
+    return False
 
 
 def kill_job_manager(stream: Stream, arguments: argparse.Namespace) -> None:
@@ -315,7 +327,7 @@ FAULTS: dict[str, Fault] = {
 
 def run_fault(stream: Stream, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Send events while a fault lasts; returns what became of them."""
-    hold_s = 2 * arguments.kills * arguments.pause if name == "kills" else arguments.hold
+    hold_s = 2 * arguments.kills * (arguments.pause + RESTART_S) if name == "kills" else arguments.hold
     rate = arguments.overload if name == "overload" else arguments.rate
     sample = stream.deployment.sample.model_copy(update={"bad_events": 0, "rate": rate})
     deployment = stream.deployment.model_copy(update={"sample": sample})
@@ -328,6 +340,8 @@ def run_fault(stream: Stream, name: str, arguments: argparse.Namespace) -> dict[
         target=validate.send, args=(deployment, event_count, work), kwargs={"drain_s": arguments.drain}, daemon=True
     )
     sender.start()
+    sent = work / "sent.jsonl"
+    processes.wait_until(lambda: sent.exists() and sent.stat().st_size > 0, "the first events", START_LIMIT_S)
     time.sleep(WARM_UP_S)
     FAULTS[name](stream, arguments)
     while sender.is_alive():

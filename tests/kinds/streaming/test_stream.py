@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from llm_serving import paths
+from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
@@ -186,3 +187,26 @@ def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, caps
     processes = json.loads(capsys.readouterr().out)["processes"]
     assert {row["name"] for row in processes} == {"aws", "kafka", "cache", "endpoint", "taskmanager", "jobmanager"}
     assert {row["state"] for row in processes} == {"ready"}
+
+
+def read_failures(url: str) -> str:
+    """What made the job fail; empty while its JobManager starts."""
+    try:
+        with urllib.request.urlopen(f"{url}/jobs/overview", timeout=30) as answer:
+            [job] = json.load(answer)["jobs"]
+        with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/exceptions", timeout=30) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError):
+        return ""
+
+
+def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(folder: Path) -> None:
+    """The last test: the job does not come back before its JobManager makes the topic again."""
+    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+    assert isinstance(deployment, StreamingDeployment)
+    assert "UnknownTopicOrPartitionException" not in read_failures(deployment.url)
+    delete = [*programs.build_java(heap_mb=64), str(Path(__file__).with_name("DeleteTopic.java"))]
+    subprocess.run([*delete, deployment.brokers, deployment.topics.events], timeout=120, check=True)
+    processes.wait_until(
+        lambda: "UnknownTopicOrPartitionException" in read_failures(deployment.url), "the job's failure", 120
+    )

@@ -27,6 +27,12 @@ import org.apache.kafka.clients.consumer.OffsetResetStrategy;
 public final class StreamJob {
     private static final Duration TRANSACTION_TIMEOUT = Duration.ofMinutes(10);
 
+    /** How soon a topic of events that was deleted fails the job, instead of reading nothing; the default is 5 minutes. */
+    private static final Duration LOOK_FOR_TOPIC = Duration.ofSeconds(10);
+
+    /** How long that check waits for brokers that are away, which are no deleted topic; the default is a minute. */
+    private static final Duration BROKERS_AWAY = Duration.ofMinutes(5);
+
     /** Longest that a record waits for others on its way to the next task; Flink's default adds up to 100 ms. */
     private static final long BUFFER_TIMEOUT_MS = 5;
 
@@ -81,6 +87,8 @@ public final class StreamJob {
                 .setStartingOffsets(OffsetsInitializer.committedOffsets(OffsetResetStrategy.EARLIEST))
                 .setDeserializer(new Incoming.Reader())
                 .setProperties(buildProperties(settings.kafka()))
+                .setProperty("partition.discovery.interval.ms", Long.toString(LOOK_FOR_TOPIC.toMillis()))
+                .setProperty("default.api.timeout.ms", Long.toString(BROKERS_AWAY.toMillis()))
                 .build();
     }
 
