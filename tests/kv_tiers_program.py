@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KV_BYTES = 20_000_000
-"""Of the engine's cache and of the memory tier: a dozen prompts evict another from both."""
+KV_BYTES = 6_000_000
+"""Of the engine's cache and of the memory tier: less than two prompts, so that three evict another from both."""
 
 PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
 
