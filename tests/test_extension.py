@@ -286,7 +286,7 @@ def test_one_row_adds_a_framework(tree: Copy, folder: Path, helm: Helm) -> None:
     assert "kind: Deployment" in result.stdout
     # Control: the chart refuses objects that it does not have.
     refused = helm("template", "mine", chart, "--values", str(rendered), "--set", "framework=flock")
-    assert "at '/framework': value must be 'plain'" in refused.stderr
+    assert "at '/framework': value must be one of 'plain', 'ray'" in refused.stderr
     assert tree.touched == {file}
 
 

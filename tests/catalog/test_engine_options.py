@@ -97,3 +97,20 @@ def test_the_engine_parses_every_option_of_a_blueprint_with_a_value_of_its_type(
     refused = [line for line, answer in zip(lines, answers, strict=False) if "result" not in answer]
     assert refused == []
     assert answers[-1] == {"refused": 2}, "a value of another type"
+
+
+def test_a_command_line_is_read_back_as_the_options_that_it_was_written_from() -> None:
+    values: dict[str, Any] = {
+        "max_model_len": 8000,
+        "kv_offloading_size": 1.5,
+        "speculative_config": {"method": "ngram"},
+        "enable_prefix_caching": False,
+        "enable_lora": True,
+        "lora_modules": ["a=b", "c=d"],
+        "tool_call_parser": "hermes",
+    }
+    options = _load("vllm").options
+    words = [word for name, value in values.items() for word in options[name].format_words(name, value)]
+    assert engine_options.parse_command("vllm", ["vllm", "serve", "folder", *words]) == values
+    with pytest.raises(ValueError, match=r"^--colour is no option of vllm$"):
+        engine_options.parse_command("vllm", ["vllm", "serve", "folder", "--colour", "red"])

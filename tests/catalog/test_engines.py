@@ -133,8 +133,12 @@ CASES = [
 
 
 def _list_serving_deployments() -> list[ServingDeployment]:
-    """Every cell of the matrix that has engines behind a router."""
-    return [cell.deployment for cell in matrix.build_cells() if isinstance(cell.deployment, ServingDeployment)]
+    """Every cell of the matrix that has engines behind a router, whose command lines the target runs."""
+    return [
+        cell.deployment
+        for cell in matrix.build_cells()
+        if isinstance(cell.deployment, ServingDeployment) and not cell.deployment.framework_config
+    ]
 
 
 def _resolve(folder: Path, text: str, target: str) -> ServingDeployment:

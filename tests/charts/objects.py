@@ -115,7 +115,7 @@ def _find_custom_kinds() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
 
 
 def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker."""
+    """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker, a RayService's groups'."""
     templates: list[dict[str, Any]] = []
     for manifest in manifests:
         if manifest["kind"] == "Deployment":
@@ -123,6 +123,9 @@ def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if manifest["kind"] == "LeaderWorkerSet":
             group = manifest["spec"]["leaderWorkerTemplate"]
             templates += [group["leaderTemplate"], group["workerTemplate"]]
+        if manifest["kind"] == "RayService":
+            cluster = manifest["spec"]["rayClusterConfig"]
+            templates += [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     return templates
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ CELLS = [cell for cell in matrix.build_cells() if cell.target == "eks" and cell.
 FEEDS_ANOTHER_DEPLOYMENT = "offline-batch"
 """The pattern with a chart of its own, which no fleet alone can render: tests/charts/test_batch.py renders it."""
 
-each_cell = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.pattern}-{cell.fleet}")
+each_cell = pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda cell: f"{cell.pattern}-{cell.fleet}-{cell.engine}-{cell.framework}"
+)
 
 
 def render_values(cell: Cell) -> dict[str, Any]:
@@ -30,15 +31,6 @@ def render_values(cell: Cell) -> dict[str, Any]:
     text = render.render_text(cell.deployment, render.find_template(paths.PATTERNS / cell.pattern, "eks"))
     chart_values: dict[str, Any] = yaml.safe_load(text)
     return chart_values
-
-
-def list_pods(manifests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for manifest in manifests:
-        if manifest["kind"] == "Deployment":
-            yield manifest["spec"]["template"]
-        if manifest["kind"] == "LeaderWorkerSet":
-            group = manifest["spec"]["leaderWorkerTemplate"]
-            yield from (group["leaderTemplate"], group["workerTemplate"])
 
 
 def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> None:
@@ -66,12 +58,18 @@ def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deploymen
     render_chart: Render, cell: Cell
 ) -> None:
     assert cell.deployment
-    pod_templates = list(list_pods(render_chart(render_values(cell))))
-    specs = {tuple(pod["spec"]["containers"][0]["command"]): pod["spec"] for pod in pod_templates}
+    pod_templates = objects.list_pods(render_chart(render_values(cell)))
+    specs = {
+        (
+            pod["metadata"]["labels"]["app.kubernetes.io/component"],
+            *pod["spec"]["containers"][0].get("command", ()),
+        ): pod["spec"]
+        for pod in pod_templates
+    }
     for role in cell.deployment.roles:
         (service,) = cell.deployment.list_services(role)
-        for command in filter(None, (service.command, service.worker_command)):
-            spec = specs[command]
+        for command in (service.command, *filter(None, [service.worker_command])):
+            spec = specs[role.name, *command]
             limits = spec["containers"][0]["resources"]["limits"]
             assert int(limits.get(role.resources.device or "none", 0)) == role.resources.accelerators
             assert int(limits.get("vpc.amazonaws.com/efa", 0)) == role.resources.efa

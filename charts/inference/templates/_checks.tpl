@@ -86,7 +86,7 @@
 {{- else -}}
 {{- with include "inference.pinCheck" (dict "at" $at "image" $image) -}}{{- $wrong = append $wrong . -}}{{- end -}}
 {{- end -}}
-{{- if not $role.command -}}
+{{- if not (or $role.command .root.Values.frameworkConfig) -}}
 {{- $wrong = append $wrong (printf "%s.command: empty. Fix: write the complete command line, a list" $at) -}}
 {{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}

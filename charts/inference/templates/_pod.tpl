@@ -1,7 +1,8 @@
 {{/*
 A pod of a role, for any controller.
-(dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL)
+(dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL), optionally with "operated" true
 `listens`: whether it serves HTTP. All pods do but the workers of a replica with several nodes.
+`operated`: an operator adds command and probes, and looks the port of HTTP up by the name `serve`.
 */}}
 {{- define "inference.pod" -}}
 metadata:
@@ -163,19 +164,21 @@ capabilities:
 {{- define "inference.container" -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
+{{- with .command }}
 command:
-  {{- range .command }}
+  {{- range . }}
   - {{ . | quote }}
   {{- end }}
+{{- end }}
 env:
   {{- include "inference.environment" . | trim | nindent 2 }}
 {{- if .listens }}
 ports:
-  - {name: http, containerPort: {{ int .role.port }}}
+  - {name: {{ ternary "serve" "http" (hasKey . "operated") }}, containerPort: {{ int .role.port }}}
   {{- range $name, $port := .role.ports }}
   - {name: {{ $name }}, containerPort: {{ int $port }}}
   {{- end }}
-{{- range $probe := list "startup" "readiness" "liveness" }}
+{{- range $probe := ternary list (list "startup" "readiness" "liveness") (hasKey . "operated") }}
 {{ $probe }}Probe:
   {{- include "inference.probe" (merge (dict "probe" (get $.role.probes $probe)) $) | nindent 2 }}
 {{- end }}

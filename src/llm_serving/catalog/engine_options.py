@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +76,12 @@ class EngineOption(BaseModel):
             return (word, *texts) if self.list == "words" else tuple(part for text in texts for part in (word, text))
         return (word, json.dumps(value) if isinstance(value, dict | list) else str(value))
 
+    def parse_words(self, words: Sequence[str]) -> JsonValue:
+        """Return the value that words after the option have."""
+        parsers: dict[str, Callable[[str], JsonValue]] = {"int": int, "number": float, "json": json.loads}
+        values = [parsers.get(self.type, str)(word) for word in words]
+        return values if self.list else values[0]
+
 
 class EngineOptions(BaseModel):
     """All that the parser of one engine takes."""
@@ -107,6 +114,43 @@ class EngineOptions(BaseModel):
 def find_nearest(name: str, names: Iterable[str]) -> str:
     """Return the name that a misspelt one was meant for; empty where none is near."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
+
+
+class EngineArguments(BaseModel):
+    """What the classes of one version of an engine take, where a framework calls them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    read_on: str
+    arguments: frozenset[str]
+
+
+@functools.cache
+def load_arguments(file: str) -> EngineArguments:
+    """Return the arguments of an engine's classes, from a file that scripts/record_engine_arguments.py wrote."""
+    return EngineArguments.model_validate_json((FOLDER / file).read_text(encoding="utf-8"))
+
+
+def parse_command(engine: str, words: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the options among the words of an engine's command line, by name; the reverse of `format_words`.
+
+    Raises:
+        ValueError: a word is no option of the engine.
+    """
+    options, values = get_options(engine), dict[str, JsonValue]()
+    starts = [index for index, word in enumerate(words) if word.startswith("--")]
+    for start, end in itertools.zip_longest(starts, starts[1:], fillvalue=len(words)):
+        name = words[start].removeprefix("--").replace("-", "_")
+        positive = name.removeprefix("no_")
+        if name not in options and positive not in options:
+            raise ValueError(f"{words[start]} is no option of {engine}")
+        option = options.get(name) or options[positive]
+        is_switch = option.type in ("switch", "flag")
+        values[name if name in options else positive] = (
+            name in options if is_switch else option.parse_words(words[start + 1 : end])
+        )
+    return values
 
 
 @functools.cache

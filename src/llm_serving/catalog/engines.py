@@ -467,12 +467,16 @@ class Router(_Row):
     front: tuple[Template, ...] = ()
     """Put before all of its command: what listens in its place and lets clients reach the inference API alone."""
 
-    command: tuple[Template, ...]
+    command: tuple[Template, ...] = ()
+    """Empty where the framework that brings it starts it."""
+
     environment: Mapping[str, Template] = {}
     rank_routing: CommandPart | None = None
     """Choosing a data-parallel rank of a replica; None where the engine chooses."""
 
-    discovery: Mapping[Literal["addresses", "labels", "names"], Discovery]
+    discovery: Mapping[Literal["addresses", "labels", "names"], Discovery] = {}
+    """Empty where the framework that brings it tells it the engines."""
+
     policies: Mapping[str, str]
     """The router's own name for each of a blueprint's policies; those that are missing are refused."""
 
@@ -486,17 +490,76 @@ class Router(_Row):
     """Prometheus names, by the engines behind it."""
 
 
+class FrameworkEngine(_Row):
+    """An engine under a framework: what differs from the engine's own row."""
+
+    version: str
+    """Of the engine, which the framework pins."""
+
+    image: str
+    """Container image with both."""
+
+    image_user: int
+    """User of the image, who alone reads its programs."""
+
+    platforms: tuple[str, ...]
+    """Kinds of processors of the engine's row that it runs on."""
+
+    absent_options: tuple[str, ...] = ()
+    """Options of the engine's row that it goes without, though nobody asks for them."""
+
+    arguments: str
+    """File of engines/ with the arguments that this version takes (`engine_options.load_arguments`)."""
+
+    metric_prefix: str = ""
+    """Put before the engine's names of metrics, in which : is then _."""
+
+
+class Workload(_Row):
+    """The custom kind by which a framework runs a deployment on EKS."""
+
+    api_version: str
+    kind: str
+    operator: str
+    """Program in the cluster that runs objects of this kind."""
+
+    add_on: str
+    """Of the fleet, which installs the operator."""
+
+
 class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""
+
+    rendered_only: str = ""
+    """What of it is checked although nothing of it has run; empty where tests run it."""
+
+    version: str = ""
+    """Of the framework; empty where it is the target's own means."""
 
     targets: tuple[str, ...] = ()
     """Targets that it runs on; empty where it runs on all."""
 
+    engines: Mapping[str, FrameworkEngine] = {}
+    """Engines that it runs; empty where it runs all, as their own rows say."""
+
     router: str = ""
     """Row of the router that it brings; empty where the engine's own is used."""
 
+    module: str = ""
+    """Module of `llm_serving.kinds.serving.frameworks` that turns command lines into its own configuration; empty where
+    it runs them as they are."""
+
     objects: str = "plain"
     """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
+
+    workload: Workload | None = None
+    """None where Kubernetes' own kinds, and KEDA for scaling, keep the replicas running."""
+
+    signals: tuple[EngineMetric, ...] = ("queue", "kv-usage")
+    """What it can scale replicas by."""
+
+    unsupported_options: Mapping[str, str] = {}
+    """Why an option of the engine does not work under it, by the option's name."""
 
 
 def _read(file: Path) -> Any:
@@ -519,6 +582,31 @@ def load_routers() -> Mapping[str, Router]:
 def load_frameworks() -> Mapping[str, Framework]:
     """Return all frameworks by name."""
     return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
+
+
+def get_engine(engine: str, framework: str) -> Engine:
+    """Return an engine under a framework: its own row, with what the framework's pinned version changes."""
+    row, pair = load_engines()[engine], load_frameworks()[framework].engines.get(engine)
+    if pair is None:
+        return row
+    names = {key: f"{pair.metric_prefix}{name.replace(':', '_')}" for key, name in row.metrics.items()}
+    update = {
+        "image": pair.image,
+        "fleet_image": "",
+        "options": _omit(row.options, pair.absent_options),
+        "platforms": {
+            kind: platform.model_copy(update={"options": _omit(platform.options, pair.absent_options)})
+            for kind, platform in row.platforms.items()
+            if kind in pair.platforms
+        },
+        "streaming": None,
+        "metrics": names if pair.metric_prefix else row.metrics,
+    }
+    return row.model_copy(update=update)
+
+
+def _omit(options: Mapping[str, CommandPart], names: tuple[str, ...]) -> dict[str, CommandPart]:
+    return {name: part for name, part in options.items() if name not in names}
 
 
 def get_router(engine: str, framework: str, *, is_disaggregated: bool = False) -> Router:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from llm_serving.catalog.engines import Workload
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service
@@ -34,6 +35,9 @@ class Deployment(ResolvedData):
 
     stack: Any = None
     """Data of the Terraform stack KIND-NAME that the deployment has beside its services; None without a stack."""
+
+    workload: Workload | None = None
+    """The custom kind by which a framework runs the services on EKS; None for Kubernetes' own kinds."""
 
     chart: str = ""
     """Folder of charts/ that the deployment is a release of, where the target installs charts."""

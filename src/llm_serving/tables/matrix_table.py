@@ -39,8 +39,8 @@ class MatrixTable:
 
     def _render_table(self, headings: Sequence[str]) -> Table:
         table = Table("pattern", "target", *headings, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for pattern, engine in dict.fromkeys((cell.pattern, cell.engine) for cell in self.cells):
-            cells = [cell for cell in self.cells if (cell.pattern, cell.engine) == (pattern, engine)]
+        for choice in dict.fromkeys(map(_get_choice, self.cells)):
+            cells = [cell for cell in self.cells if _get_choice(cell) == choice]
             targets = list(dict.fromkeys(cell.target for cell in cells))
             for label, target in itertools.zip_longest(_list_labels(cells[0]), targets, fillvalue=""):
                 row = [cell for cell in cells if cell.target == target]
@@ -69,6 +69,10 @@ class MatrixTable:
         for reason, number in self.numbers.items():
             table.add_row(Text(str(number)), Text(reason))
         return table
+
+
+def _get_choice(cell: Cell) -> tuple[str, str, str]:
+    return cell.pattern, cell.framework, cell.engine
 
 
 def _list_labels(cell: Cell) -> list[str | Text]:

@@ -1,8 +1,11 @@
-"""Every pattern with every engine on every target with every example fleet: what renders, and why the rest does not."""
+"""Every pattern with every engine under every framework on every target with every example fleet: what renders, and why
+the rest does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ NEURON_PRESET = "trainium2"
 """Replaces the pattern's own blueprint on Neuron devices, which need whole instances and larger models."""
 
 RENDERED_ONLY = "rendered, not run"
-"""What is said of an engine that only its maker's list of options has checked."""
+"""What is said of an engine or a framework that only its maker's schemas and lists of options have checked."""
 
 CORES = 2
 """Of the machine that cells of a target on this machine assume: the smallest that it supports."""
@@ -29,7 +32,7 @@ CORES = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """One pattern with one engine on one target with one fleet."""
+    """One pattern with one engine under one framework on one target with one fleet."""
 
     pattern: str
     kind: str
@@ -56,9 +59,9 @@ class Cell:
 
     @property
     def is_rendered_only(self) -> bool:
-        """Whether nothing of the engine has run anywhere."""
-        row = engines.load_engines().get(self.engine)
-        return self.deployment is not None and row is not None and bool(row.rendered_only)
+        """Whether nothing of the engine, or of the framework, has run anywhere."""
+        rows = (engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework))
+        return self.deployment is not None and any(row.rendered_only for row in rows if row)
 
     def build_payload(self) -> dict[str, str | None]:
         """Return the cell as `matrix --json` prints it."""
@@ -77,31 +80,34 @@ class Cell:
 
 
 def build_cells() -> Iterator[Cell]:
-    """Build all cells: by pattern, by engine, by target, by fleet."""
+    """Build all cells: by pattern, by framework, by engine, by target, by fleet."""
     targets = sorted(registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
     fleets = [read_fleet(file) for file in sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))]
     for folder in paths.list_patterns():
         document = inputs.read_blueprint(folder)
-        for engine in _list_engines(document):
+        for choice in _list_choices(document):
             for target in targets:
                 for fleet in fleets:
-                    yield _build_cell(_set_engine(document, engine), target, fleet)
+                    yield _build_cell(document, choice, target, fleet)
 
 
-def _list_engines(document: Document[Any]) -> list[str]:
-    """Return the engines that a pattern is tried with, its own first; none for a kind without engines."""
-    own = getattr(document.value, "engine", None)
-    return [""] if own is None else [own, *(name for name in engines.load_engines() if name != own)]
+def _list_choices(document: Document[Any]) -> list[dict[str, str]]:
+    """Return the frameworks and engines that a pattern is tried with, its own first; none for a kind without."""
+    rows: dict[str, Iterable[str]] = {"framework": engines.load_frameworks(), "engine": engines.load_engines()}
+    own = {key: getattr(document.value, key) for key in rows if hasattr(document.value, key)}
+    names = [[own[key], *(name for name in rows[key] if name != own[key])] for key in own]
+    return [dict(zip(own, choice, strict=True)) for choice in itertools.product(*names)]
 
 
-def _set_engine(document: Document[Any], engine: str) -> Document[Any]:
-    return replace(document, value=document.value.model_copy(update={"engine": engine})) if engine else document
+def _choose(document: Document[Any], choice: Mapping[str, str]) -> Document[Any]:
+    return replace(document, value=document.value.model_copy(update=dict(choice)))
 
 
-def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) -> Cell:
+def _build_cell(document: Document[Any], choice: Mapping[str, str], target: str, fleet: Document[Fleet]) -> Cell:
+    document = _choose(document, choice)
     folder, selected_target = document.path.parent, registry.load_target(target)
     settings, kind = document.value, kinds.get_for(document)
-    engine, framework = getattr(settings, "engine", ""), getattr(settings, "framework", "")
+    engine, framework = choice.get("engine", ""), choice.get("framework", "")
     empty = Cell(folder.name, kind.NAME, target, fleet.path.stem, engine, framework, None, "")
     if refusal := kind.find_refusal(selected_target.conventions):
         return _explain(empty, refusal)
@@ -113,7 +119,7 @@ def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) ->
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
         candidate = load(folder / "presets" / f"{preset}.yaml", kind.SETTINGS) if preset else document
-        candidate = _set_engine(candidate, engine)
+        candidate = _choose(candidate, choice)
         try:
             deployment = kind.resolve(kind.move_to_pool(candidate, pool), fleet, environment)
         except InputError as error:

@@ -10,12 +10,14 @@ import hashlib
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from pydantic_core import to_jsonable_python
 
 from llm_serving import paths
@@ -99,6 +101,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
         "ini_environment": format_ini_env,
         "ini_value": format_ini_value,
         "yaml": format_yaml,
+        "yaml_block": format_yaml_block,
         "mebibytes": count_mebibytes,
     }
     try:
@@ -241,6 +244,12 @@ def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int
 def format_yaml(value: Any) -> str:
     """Return a value on one line of YAML, written as JSON, which is YAML and unambiguous."""
     return json.dumps(to_jsonable_python(value, exclude_none=True), ensure_ascii=False)
+
+
+def format_yaml_block(value: Any, indent: int) -> str:
+    """Return a mapping as lines of YAML below a key, which people compare line by line."""
+    text = yaml.safe_dump(value, sort_keys=False, width=10**6, allow_unicode=True)
+    return "\n" + textwrap.indent(text.rstrip(), " " * indent)
 
 
 def count_mebibytes(count: int) -> int:

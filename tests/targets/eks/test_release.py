@@ -557,6 +557,37 @@ def test_deploy_waits_for_a_replica_over_several_machines(
         uninstall(connected_cluster, "wide")
 
 
+def test_deploy_waits_for_an_operators_word(
+    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KubeRay does not run here: what it would write, this test does, once the deployment was seen to wait."""
+    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "rays")
+    edit(working_folder / "rays/blueprint.yaml", "pool: general", "pool: p5en")
+    edit(working_folder / "rays/blueprint.yaml", "pattern: aggregated", "pattern: aggregated\nframework: ray")
+    pool = "{types: p5en.48xlarge, zones: us-west-2a, size: 2}"
+    edit(working_folder / "fleet.yaml", "pools:\n", f"add_ons: {{operators: on}}\npools:\n  p5en: {pool}\n")
+    seen_late: list[str] = []
+    original = target._list_pending_roles
+    condition = {"type": "Ready", "status": "True", "reason": "NonZeroServeEndpoints", "message": ""}
+    condition["lastTransitionTime"] = "2026-11-26T00:00:00Z"
+
+    def find_late(plan: DeploymentPlan) -> Iterator[str]:
+        late_lines = list(original(plan))
+        if late_lines == ["RayService rays: not ready"] and not seen_late:
+            seen_late.extend(late_lines)
+            path = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayservices/rays/status"
+            connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition]})
+        return iter(late_lines)
+
+    monkeypatch.setattr(target, "_list_pending_roles", find_late)
+    code, out, err = run_cli("deploy", "--yes", folder="rays")
+    try:
+        assert (code, out) == (0, "rays: is up at http://rays.serving.svc:8080\n"), err
+        assert seen_late
+    finally:
+        uninstall(connected_cluster, "rays")
+
+
 def test_an_unreachable_cluster_is_reported_in_one_line(
     working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

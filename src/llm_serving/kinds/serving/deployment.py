@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import EngineMetric
@@ -187,6 +187,12 @@ class ServingDeployment(Deployment):
     objects: str
     """`framework` of the chart's values: what keeps replicas running on EKS."""
 
+    framework_config: dict[str, JsonValue] = Field(default_factory=dict)
+    """`frameworkConfig` of the chart's values: of the framework itself, beside the services."""
+
+    image_user: int | None = None
+    """User of the images; None for the chart's own."""
+
     tuning: Tuning = Tuning()
     roles: tuple[Role, ...]
     """Engines in the order in which requests meet them, and the router last."""
@@ -251,7 +257,7 @@ class ServingDeployment(Deployment):
 
         Before prefill and decode no engine sees a whole request: prefill has the first token, decode those after it.
         """
-        engine = engines.load_engines()[self.engine]
+        engine = engines.get_engine(self.engine, self.framework)
         role_names = [role.name for role in self.engine_roles]
         first = [PREFILL] if PREFILL in role_names else role_names
         answering = [role.name for role in self.answering_roles]

@@ -116,11 +116,14 @@ def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
 
 def check(node: Node) -> Iterator[Conflict]:
     """Yield options that the blueprint asks for and that the engine, or its platform, does not have."""
-    engine = engines.load_engines()[node.settings.engine]
+    engine = engines.get_engine(node.settings.engine, node.settings.framework)
+    framework = engines.load_frameworks()[node.settings.framework]
     present = {*engine.options, *node.platform.options, *(("transfer",) if engine.transfers else ())}
     suffix = "" if not node.conventions.is_local else " in a copy to try here"
     for option in OPTIONS:
-        reason = node.platform.unsupported_options.get(option.name, "")
+        reason = framework.unsupported_options.get(option.name) or node.platform.unsupported_options.get(
+            option.name, ""
+        )
         if option.name not in present:
             reason = reason or f"the engine {node.settings.engine} has no option for it in the catalog"
         if reason and option.key and option.is_needed(node):

@@ -253,7 +253,7 @@ class _PlacementSearch:
         return ranks - self.model.experts % ranks if is_balanced else 0
 
     def _select_platform(self, device: Accelerators | None) -> Platform:
-        platforms = engines.load_engines()[self.settings.engine].platforms
+        platforms = engines.get_engine(self.settings.engine, self.settings.framework).platforms
         return (platforms.get(device.kind) if device else None) or platforms["cpu"]
 
     @property

@@ -99,7 +99,7 @@ class Context:
     @property
     def engine(self) -> engines.Engine:
         """The engine's row."""
-        return engines.load_engines()[self.blueprint.engine]
+        return engines.get_engine(self.blueprint.engine, self.blueprint.framework)
 
     @property
     def door(self) -> Door | None:
@@ -465,6 +465,8 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
     mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
     rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
     command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
+    if command:
+        command = (_resolve_executable(environment, command[0]), *command[1:])
     return Service(
         name="router",
         role="router",
@@ -472,8 +474,7 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
         command=(
             *_build_image_command(environment, engines.fill_arguments(router.front, values)),
             *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
-            _resolve_executable(environment, command[0]),
-            *command[1:],
+            *command,
         ),
         env=engines.fill_env((router.environment, mode.environment), values),
         # Where clients need a key, the probe asks the router itself.
@@ -495,6 +496,8 @@ def select_entry_port(context: Context) -> int:
 
 def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
     """Return the router's arguments for finding the engines of this blueprint."""
+    if not context.router.discovery:
+        return engines.DiscoveryMode()
     discovery = context.router.discovery[select_discovery(context)]
     if context.blueprint.is_disaggregated and discovery.disaggregated:
         return discovery.disaggregated

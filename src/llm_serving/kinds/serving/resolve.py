@@ -29,6 +29,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalancer, Resources, Role, ServingDeployment
+from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
@@ -71,7 +72,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         transfer,
         blueprint.path.parent,
     )
-    raise_mistakes(blueprint.locate(engine_arguments.check_written(context, placed_roles)))
+    conflicts = [*engine_arguments.check_written(context, placed_roles), *frameworks.check(context, placed_roles)]
+    raise_mistakes(blueprint.locate(conflicts))
     engine_roles = [
         _build_role(context, blueprint, key_path[-1], role, role_placement)
         for key_path, role, role_placement in placed_roles
@@ -81,6 +83,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         engine_services += services.build_engine_services(context, role, role_placement, resolved_role)
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
+    adapted = frameworks.adapt(context, placed_roles, (*engine_services, router_service))
+    framework = engines.load_frameworks()[settings.framework]
     deployment = ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
@@ -89,10 +93,13 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         fleet=fleet.value.name,
         engine=settings.engine,
         framework=settings.framework,
-        objects=engines.load_frameworks()[settings.framework].objects,
+        objects=framework.objects,
+        framework_config=dict(adapted.config),
+        workload=framework.workload,
+        image_user=_select_image_user(settings, framework),
         tuning=settings.tuning,
         roles=(*engine_roles, router),
-        services=(*engine_services, router_service),
+        services=tuple(adapted.services),
         url=_build_url(context, processes.select_entry_port(context)),
         door=context.door,
         request_timeout_s=processes.compute_request_timeout_s(settings),
@@ -118,6 +125,12 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     shortages = tuple(measured_capacity.list_shortages(deployment))
     stack = _build_stack(deployment) if context.conventions.runs_tasks else None
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
+
+
+def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int | None:
+    """Return the user of the images that a framework brings; None for that of the chart."""
+    pair = framework.engines.get(settings.engine)
+    return pair.image_user if pair else None
 
 
 def _build_stack(deployment: ServingDeployment) -> ServingStack:

@@ -144,7 +144,7 @@ class EngineRole(Settings):
             yield Conflict(("scale",), reason, f"set replicas: 1..{self.replicas.max + 1}, or remove scale")
 
     def _check_executor(self) -> Iterator[Conflict]:
-        if self.executor == "ray":
+        if self.executor != "mp":
             reason = "the engine's image has no Ray, and the engine connects the nodes of a replica by itself"
             yield Conflict(("executor",), reason, "remove executor")
 

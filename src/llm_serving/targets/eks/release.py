@@ -345,18 +345,20 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
-    kinds = _WORKLOADS if any(service.nodes > 1 for service in plan.deployment.services) else _WORKLOADS[:1]
     try:
         api = open_api(plan)
         resources = [
             resource
-            for kind in kinds
+            for kind in _list_workloads(plan)
             for resource in api.list_objects(kind, _get_namespace(plan), labels=build_selector(plan))
         ]
     except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
         return
     for resource in resources:
+        if plan.deployment.workload:
+            yield from _describe_condition(resource)
+            continue
         status, desired = resource.get("status", {}), resource["spec"].get("replicas", 1)
         updated, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
         is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
@@ -368,6 +370,23 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
             ]
             role = resource["metadata"]["labels"]["app.kubernetes.io/component"]
             yield ": ".join([f"{role} {min(updated, ready)} of {desired}", *failures])
+
+
+def _list_workloads(plan: DeploymentPlan) -> Sequence[Kind]:
+    """List the kinds that keep the release's replicas running."""
+    workload = plan.deployment.workload
+    if workload:
+        return [Kind(workload.api_version, workload.kind)]
+    return _WORKLOADS if any(service.nodes > 1 for service in plan.deployment.services) else _WORKLOADS[:1]
+
+
+def _describe_condition(resource: Manifest) -> Iterator[str]:
+    """Yield why an object of an operator is not ready, by its conditions; nothing where it is."""
+    status = resource.get("status", {})
+    [ready] = [entry for entry in status.get("conditions", []) if entry["type"] == "Ready"] or [{}]
+    is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
+    if not (is_observed and ready.get("status") == "True"):
+        yield f"{resource['kind']} {resource['metadata']['name']}: {ready.get('message') or 'not ready'}"
 
 
 def _describe_remedy(plan: DeploymentPlan, release: _Release) -> str:

