@@ -114,6 +114,44 @@ def test_a_framework_is_switched_by_the_same_code(folder: Path, capsys: pytest.C
     assert "model: Qwen/Qwen3-0.6B\nframework: plain\nengine: vllm" in (folder / "blueprint.yaml").read_text()
 
 
+def test_from_plain_to_ray_and_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.parent / "fleet.yaml").write_text(f"{FLEET}add_ons: {{operators: on}}\n")
+    command = ["switch", "mine", "--target", "eks", "--json", "--framework"]
+    assert main.run([*command, "ray"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["values"] == {"framework": "ray"} and payload["lines"] == ["+framework: ray"]
+    changed = {
+        "-framework: plain",
+        "+framework: ray",
+        "+      import_path: ray.serve.llm:build_openai_app",
+        '-image: "vllm/vllm-openai:v0.32.0"',
+        '+image: "rayproject/ray-llm:2.60.0-py312-cu130"',
+        '-      - "vllm"',
+        '-      - "vllm-router"',
+        '-    queue: "vllm:num_requests_waiting"',
+        '+    queue: "ray_vllm_num_requests_waiting"',
+    }
+    assert changed - {*payload["rendered"]} == set()
+    assert main.run([*command, "plain"]) == 0
+    back = json.loads(capsys.readouterr().out)
+    assert back["lines"] == ["-framework: ray", "+framework: plain"]
+    flipped = {"+": "-", "-": "+"}
+    assert sorted(line for line in back["rendered"][2:] if line[0] in "+-") == sorted(
+        f"{flipped[line[0]]}{line[1:]}" for line in payload["rendered"][2:] if line[0] in "+-"
+    )
+
+
+def test_a_framework_that_cannot_run_it_is_refused_and_nothing_changes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["switch", "mine", "--framework", "ray", "--engine", "sglang", "--target", "eks"]) == 2
+    assert capsys.readouterr().err == (
+        'mine/blueprint.yaml:3:12: framework: "ray": ray 2.60.0 runs vllm 0.29.0, and not sglang. Fix: set engine: vllm, '
+        "or another framework.\n"
+    )
+    assert (folder / "blueprint.yaml").read_text() == BLUEPRINT
+
+
 def test_nothing_to_switch_and_no_blueprint_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["switch", "mine"]) == 2
     assert capsys.readouterr().err == "nothing to switch. Fix: use --engine NAME, or --framework NAME.\n"
