@@ -562,10 +562,8 @@ def test_deploy_waits_for_an_operators_word(
 ) -> None:
     """KubeRay does not run here: what it would write, this test does, once the deployment was seen to wait."""
     shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "rays")
-    edit(working_folder / "rays/blueprint.yaml", "pool: general", "pool: p5en")
     edit(working_folder / "rays/blueprint.yaml", "pattern: aggregated", "pattern: aggregated\nframework: ray")
-    pool = "{types: p5en.48xlarge, zones: us-west-2a, size: 2}"
-    edit(working_folder / "fleet.yaml", "pools:\n", f"add_ons: {{operators: on}}\npools:\n  p5en: {pool}\n")
+    edit(working_folder / "fleet.yaml", "pools:\n", "add_ons: {operators: on}\npools:\n")
     seen_late: list[str] = []
     original = target._list_pending_roles
     condition = {"type": "Ready", "status": "True", "reason": "NonZeroServeEndpoints", "message": ""}
