@@ -22,6 +22,11 @@ from llm_serving.services.slo import MIN_ERROR_SHARE
 _MAX_SCALE_TO_ZERO_ROLES = 8
 """CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
 
+_DAY_S = 86400
+_CERTIFICATE_DAYS = 21
+"""ACM's own warnings begin 45 days before the end, when its renewal should be over. Source: ACM API reference,
+ExpiryEventsConfiguration, 2026-11."""
+
 _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
 
@@ -89,18 +94,6 @@ def add_running_alarm(
     stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
 ) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
-    signal = signals.load()["running-tasks"]
-    queries = [
-        alarm.build_metric_query(
-            f"choice{number}",
-            namespace=signal.program,
-            name=signal.name,
-            dimensions=_build_service_dimensions(fleet, name),
-            stat="Minimum",
-        )
-        for number, name in enumerate(ecs_names)
-    ]
-    total = " + ".join(f"FILL(choice{number}, 0)" for number in range(len(ecs_names)))
     alarm.add_alarm(
         stack,
         f"{service.name}-running-alarm",
@@ -111,8 +104,73 @@ def add_running_alarm(
         comparison="LessThanThreshold",
         periods=15,
         missing="breaching",
-        metric_query=[*queries, build_expression_query("all", total, "Tasks that run")],
+        metric_query=_build_running_queries(fleet, ecs_names, "Minimum"),
     )
+
+
+def add_maximum_alarm(
+    stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
+) -> None:
+    """Add the alarm on a role that has run as many tasks as it may for long: more load can only wait."""
+    alarm.add_alarm(
+        stack,
+        f"{service.name}-maximum-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-{deployment}-{service.name}-maximum",
+        description=f"{deployment}'s {service.name} runs as many tasks as it may",
+        threshold=service.replicas.max,
+        comparison="GreaterThanOrEqualToThreshold",
+        periods=15,
+        metric_query=_build_running_queries(fleet, ecs_names, "Maximum"),
+    )
+
+
+def add_certificate_alarm(stack: TerraformStack, fleet: Fleet, deployment: str, certificate: str) -> None:
+    """Add the alarm on a load balancer's certificate that ends soon.
+
+    It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
+    """
+    signal = signals.load()["certificate-days"]
+    query = alarm.build_metric_query(
+        "days",
+        namespace=signal.program,
+        name=signal.name,
+        dimensions={"CertificateArn": certificate},
+        stat="Minimum",
+        period_s=_DAY_S,
+        returned=True,
+    )
+    alarm.add_alarm(
+        stack,
+        "certificate-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-{deployment}-certificate",
+        description=f"The certificate of {deployment}'s load balancer ends within {_CERTIFICATE_DAYS} days",
+        threshold=_CERTIFICATE_DAYS,
+        comparison="LessThanThreshold",
+        periods=1,
+        missing="ignore",
+        metric_query=[query],
+    )
+
+
+def _build_running_queries(
+    fleet: Fleet, ecs_names: Sequence[str], stat: str
+) -> list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery]:
+    """Return the running tasks of a role's services, and the sum, by which an alarm goes."""
+    signal = signals.load()["running-tasks"]
+    queries = [
+        alarm.build_metric_query(
+            f"choice{number}",
+            namespace=signal.program,
+            name=signal.name,
+            dimensions=_build_service_dimensions(fleet, name),
+            stat=stat,
+        )
+        for number, name in enumerate(ecs_names)
+    ]
+    total = " + ".join(f"FILL(choice{number}, 0)" for number in range(len(ecs_names)))
+    return [*queries, build_expression_query("all", total, "Tasks that run")]
 
 
 def _build_service_dimensions(fleet: Fleet, ecs_name: str) -> dict[str, str]:

@@ -196,6 +196,7 @@ def _add_load_balancer(
         entry_group=router_group,
         health_path=_ROUTER_HEALTH,
     )
+    task_watch.add_certificate_alarm(stack, fleet, serving.name, serving.stack.load_balancer.certificate)
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer
@@ -331,12 +332,12 @@ def _add_monitoring(
     stack: TerraformStack, parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]
 ) -> None:
     fleet, serving = parts.fleet, parts.serving
+    ecs_names = task_service.list_names(fleet, serving.name, service)
     if service.replicas.min:
-        task_watch.add_running_alarm(
-            stack, fleet, serving.name, service, task_service.list_names(fleet, serving.name, service)
-        )
+        task_watch.add_running_alarm(stack, fleet, serving.name, service, ecs_names)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:
         task_watch.add_queue_alarm(stack, fleet, serving, parts.stream, service)
     if service.replicas.scale:
+        task_watch.add_maximum_alarm(stack, fleet, serving.name, service, ecs_names)
         task_scaling.add_scaling(stack, fleet, serving.name, serving.entry, service, parts.stream, ecs_services[0])

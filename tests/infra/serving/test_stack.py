@@ -114,7 +114,8 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     stack = copy.deepcopy(stacks[shape])
     alarms = filter_by_type(stack, "aws_cloudwatch_metric_alarm")
     for_people = {name: alarm for name, alarm in alarms.items() if "ok_actions" in alarm}
-    assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= {"errors", "queue", "running", "late"}
+    known = {"errors", "queue", "running", "late", "maximum", "certificate"}
+    assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= known
     assert all(
         alarm["alarm_actions"] == alarm["ok_actions"] == [fleet_value.alarms_to] for alarm in for_people.values()
     )
@@ -552,3 +553,32 @@ def test_a_body_that_cloudwatch_would_refuse_is_noticed(stacks: Stacks) -> None:
         "$.widgets[1].properties",
         "$.widgets[2].x",
     ]
+
+
+def test_a_role_that_scales_has_an_alarm_at_its_most_tasks_over_all_its_choices(stacks: Stacks) -> None:
+    alarms = filter_by_type(stacks["aggregated"], "aws_cloudwatch_metric_alarm")
+    assert [name for name in alarms if name.endswith("-maximum-alarm")] == ["worker-maximum-alarm"]
+    settings = alarms["worker-maximum-alarm"]
+    *queries, total = settings["metric_query"]
+    services = [row["name"] for row in filter_by_type(stacks["aggregated"], "aws_ecs_service").values()]
+    assert [row["metric"]["dimensions"]["ServiceName"] for row in queries] == [
+        name for name in services if "worker" in name
+    ]
+    assert total["expression"] == " + ".join(f"FILL(choice{number}, 0)" for number in range(len(queries)))
+    assert (settings["comparison_operator"], settings["threshold"]) == ("GreaterThanOrEqualToThreshold", 6)
+    assert settings["evaluation_periods"] == 15, "a peak of a quarter of an hour"
+
+
+def test_a_certificate_that_was_not_renewed_rings_and_keeps_ringing(stacks: Stacks) -> None:
+    settings = filter_by_type(stacks["aggregated"], "aws_cloudwatch_metric_alarm")["certificate-alarm"]
+    [query] = settings["metric_query"]
+    assert query["metric"] == {
+        "namespace": "AWS/CertificateManager",
+        "metric_name": "DaysToExpiry",
+        "dimensions": {"CertificateArn": CERTIFICATE},
+        "period": 86400,
+        "stat": "Minimum",
+    }
+    assert (settings["comparison_operator"], settings["threshold"]) == ("LessThanThreshold", 21)
+    assert settings["treat_missing_data"] == "ignore", "ACM sends nothing of a certificate that has ended"
+    assert "certificate-alarm" not in filter_by_type(stacks["single"], "aws_cloudwatch_metric_alarm")
