@@ -150,7 +150,7 @@ class Stream:
     def count_restarts(self) -> int:
         """Count how often the job failed since its JobManager started."""
         [job] = self.read_flink("/jobs/overview")["jobs"]
-        metrics = self.read_flink(f"/jobs/{job['jid']}/metrics?get=fullRestarts")
+        metrics = self.read_flink(f"/jobs/{job['jid']}/metrics?get=numRestarts")
         return int(metrics[0]["value"]) if metrics else 0
 
     def read_cache(self) -> dict[str, int]:
