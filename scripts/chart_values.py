@@ -28,7 +28,7 @@ _DESCRIPTIONS = {
     "name": "The blueprint's name, after which the stack names service accounts.",
     "fleet": "The fleet's name.",
     "services": "A Deployment for each, as `blueprint render` writes them.",
-    "stack": "Data of the stack KIND-NAME; the chart reads none of it.",
+    "stack": "Data of the stack KIND-NAME, of which the chart reads load_balancer.",
 }
 
 

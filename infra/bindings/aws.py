@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.cloudwatch_log_stream as cloudwatch_log_stream
     import cdktf_cdktf_provider_aws.cloudwatch_metric_alarm as cloudwatch_metric_alarm
     import cdktf_cdktf_provider_aws.data_aws_caller_identity as data_aws_caller_identity
+    import cdktf_cdktf_provider_aws.data_aws_eks_cluster as data_aws_eks_cluster
     import cdktf_cdktf_provider_aws.data_aws_iam_session_context as data_aws_iam_session_context
     import cdktf_cdktf_provider_aws.data_aws_kms_alias as data_aws_kms_alias
     import cdktf_cdktf_provider_aws.data_aws_partition as data_aws_partition
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.data_aws_subnet as data_aws_subnet
     import cdktf_cdktf_provider_aws.data_aws_vpc as data_aws_vpc
     import cdktf_cdktf_provider_aws.data_aws_vpc_endpoint_service as data_aws_vpc_endpoint_service
+    import cdktf_cdktf_provider_aws.db_instance as db_instance
+    import cdktf_cdktf_provider_aws.db_parameter_group as db_parameter_group
+    import cdktf_cdktf_provider_aws.db_subnet_group as db_subnet_group
     import cdktf_cdktf_provider_aws.default_security_group as default_security_group
     import cdktf_cdktf_provider_aws.ec2_capacity_reservation as ec2_capacity_reservation
     import cdktf_cdktf_provider_aws.ecr_lifecycle_policy as ecr_lifecycle_policy
@@ -89,6 +93,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.s3_bucket_versioning as s3_bucket_versioning
     import cdktf_cdktf_provider_aws.s3_object as s3_object
     import cdktf_cdktf_provider_aws.scheduler_schedule as scheduler_schedule
+    import cdktf_cdktf_provider_aws.secretsmanager_secret as secretsmanager_secret
     import cdktf_cdktf_provider_aws.security_group as security_group
     import cdktf_cdktf_provider_aws.service_discovery_http_namespace as service_discovery_http_namespace
     import cdktf_cdktf_provider_aws.service_discovery_private_dns_namespace as service_discovery_private_dns_namespace
@@ -98,6 +103,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.sns_topic_policy as sns_topic_policy
     import cdktf_cdktf_provider_aws.sqs_queue as sqs_queue
     import cdktf_cdktf_provider_aws.sqs_queue_policy as sqs_queue_policy
+    import cdktf_cdktf_provider_aws.ssm_parameter as ssm_parameter
     import cdktf_cdktf_provider_aws.subnet as subnet
     import cdktf_cdktf_provider_aws.vpc as vpc
     import cdktf_cdktf_provider_aws.vpc_endpoint as vpc_endpoint

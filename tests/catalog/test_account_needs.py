@@ -17,7 +17,7 @@ from llm_serving.services import kinds
 
 NEEDS = account_needs.load_all()
 
-API_NAMES = {"states": "stepfunctions"}
+API_NAMES = {"states": "stepfunctions", "elasticloadbalancing": "elbv2"}
 """AWS's own name of an API, by its name elsewhere."""
 
 

@@ -401,10 +401,11 @@ def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
 @pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_every_file_that_a_dockerfile_copies_exists(name: str) -> None:
     dockerfile = (IMAGES / name / "Dockerfile").read_text().replace("\\\n", "")
-    copied = re.findall(r"(?m)^COPY ((?:--\S+ )*)(.+) \S+$", dockerfile)
+    copied = re.findall(r"(?m)^COPY (?:--(?:chmod=\S+|from=(\w+)) )?(.+) \S+$", dockerfile)
     assert copied
-    folders = {True: own_image.LOAD_DRIVER.sources, False: IMAGES / name}
-    sources = [folders["--from=package" in options] / file for options, files in copied for file in files.split()]
+    stages = re.findall(r"(?m)^FROM \S+ AS (\w+)$", dockerfile)
+    contexts = OwnImage(name).contexts
+    sources = [contexts[context] / file for context, files in copied if context not in stages for file in files.split()]
     assert [str(source) for source in sources if not source.exists()] == []
 
 
@@ -448,7 +449,7 @@ def _copy_image(image: str, folder: Path) -> Path:
     if image == own_image.LOAD_DRIVER.name:
         return copy_package(folder)
     for file in own_image.IMAGES["batch-worker"].list_files():
-        target = folder / file.relative_to(own_image.IMAGES["batch-worker"].sources)
+        target = folder / file.relative_to(own_image.IMAGES["batch-worker"].folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
     return folder

@@ -28,22 +28,22 @@ class OwnImage:
     name: str
     """Of its folder in images/, and of its repository."""
 
-    sources: Path
-    """Folder of the code that its Dockerfile copies."""
-
-    copy_options: str = ""
-    """Of the COPY lines of that code."""
-
     @property
     def folder(self) -> Path:
         return paths.IMAGES / self.name
 
     @functools.cached_property
+    def contexts(self) -> Mapping[str, Path]:
+        """Folders that the Dockerfile copies from: its own, and those that it names by `# context NAME: FOLDER`."""
+        named = re.findall(r"(?m)^# context (\w+): (\S+)$", self._read_dockerfile())
+        return {"": self.folder, **{name: paths.ROOT / path for name, path in named}}
+
+    @functools.cached_property
     def tag(self) -> str:
-        """VERSION-DIGEST of its Dockerfile, its requirements and the code."""
+        """VERSION-DIGEST of its Dockerfile and of all that this copies."""
         [version] = re.findall(r'org\.opencontainers\.image\.version="([^"]+)"', self._read_dockerfile())
         digest = hashlib.sha256()
-        for file in [self.folder / "Dockerfile", self.folder / "requirements.txt", *self.list_files()]:
+        for file in [self.folder / "Dockerfile", *self.list_files()]:
             digest.update(f"{file.name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return f"{version}-{digest.hexdigest()[:12]}"
 
@@ -57,9 +57,10 @@ class OwnImage:
         return images.pin(f"{registry}/{self.name}:{self.tag}", digests)
 
     def list_files(self) -> list[Path]:
-        """Return the files of the code that the Dockerfile copies, in one order."""
-        lines = re.findall(rf"(?m)^COPY {re.escape(self.copy_options)}((?!--).+) \S+$", self._read_dockerfile())
-        sources = [self.sources / word for words in lines for word in words.split()]
+        """Return the files that the Dockerfile copies from its contexts, in one order."""
+        copies = re.findall(r"(?m)^COPY (?:--from=(\w+) )?((?!--).+) \S+$", self._read_dockerfile())
+        named = [(self.contexts[context], words.split()) for context, words in copies if context in self.contexts]
+        sources = [folder / word for folder, words in named for word in words]
         files = [file for source in sources for file in (source.rglob("*") if source.is_dir() else [source])]
         return sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts)
 
@@ -67,10 +68,8 @@ class OwnImage:
         return (self.folder / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
 
 
-LOAD_DRIVER = OwnImage("load-driver", Path(__file__).parents[1], "--from=package ")
+LOAD_DRIVER = OwnImage("load-driver")
 """A load from inside a deployment's network is sent by this package."""
 
-IMAGES = {LOAD_DRIVER.name: LOAD_DRIVER} | {
-    name: OwnImage(name, paths.IMAGES / name) for name in account_needs.list_images()
-}
-"""All of them: the load driver, and those of each kind of work, whose code is in their folder of images/."""
+IMAGES = {name: OwnImage(name) for name in (LOAD_DRIVER.name, *account_needs.list_images())}
+"""All of them: the load driver, and those of each kind of work."""

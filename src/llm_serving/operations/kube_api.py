@@ -234,8 +234,11 @@ class KubeApi:
         return output
 
     @contextlib.contextmanager
-    def forward_port(self, service: str, namespace: str, port: int) -> Iterator[int]:
+    def forward_port(self, service: str, namespace: str, port: int, pod_port: int = 0) -> Iterator[int]:
         """Yield a port of the loopback interface that leads to a service: each connection to a pod that is ready then.
+
+        Args:
+            pod_port: another one of the pod than that behind the service's.
 
         Raises:
             ApiError: there is no such service, or none of its pods is ready.
@@ -243,8 +246,8 @@ class KubeApi:
         self._choose_backend(service, namespace, port)
 
         def connect() -> socket.socket:
-            pod, pod_port = self._choose_backend(service, namespace, port)
-            return self._open_connection(pod, namespace, pod_port)
+            pod, its_port = self._choose_backend(service, namespace, port)
+            return self._open_connection(pod, namespace, pod_port or its_port)
 
         with _Forwarder(connect) as server:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)

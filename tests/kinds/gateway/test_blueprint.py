@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from llm_serving import paths
-from llm_serving.cli import main
 from llm_serving.kinds.gateway import gateway_program, litellm_settings
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
@@ -227,14 +226,4 @@ def test_a_deployment_that_does_not_run_is_refused_at_its_line(tmp_path: Path, m
     assert str(refused.value) == (
         f'{tmp_path}/edge/blueprint.yaml:3:43: routes.chat.deployments.deployment: "big": no serving deployment of this '
         "name is up here. Fix: run blueprint deploy big first, from this directory."
-    )
-
-
-@pytest.mark.parametrize(("target", "title"), [("eks", "EKS"), ("ecs", "ECS")])
-def test_a_target_that_it_does_not_run_on_is_refused_by_name(
-    capsys: pytest.CaptureFixture[str], target: str, title: str
-) -> None:
-    assert main.run(["check", str(paths.PATTERNS / "gateway"), "--fleet", str(FLEET), "--target", target]) == 2
-    assert capsys.readouterr().err == (
-        f"kind: gateway: it runs on this machine alone, not yet on {title}. Fix: choose another --target.\n"
     )

@@ -93,10 +93,9 @@ def test_the_client_is_generated_with_the_engine_that_python_runs_of_this_machin
 def test_each_migration_is_applied_once_even_with_spaces_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [Path("/m/1_first/migration.sql"), Path("/m/2_Add a column/migration.sql")]
     ran: list[list[str]] = []
-    monkeypatch.setattr(litellm_env, "find_migrations", lambda: files)
     monkeypatch.setattr(database, "query", lambda *_: [{"name": "1_first"}])
     monkeypatch.setattr(database, "execute", lambda _, arguments: ran.append(list(arguments)))
-    gateway_program.migrate(database.Login("", 1))
+    gateway_program.migrate(database.Login("", 1), files)
     record = "INSERT INTO blueprint_migrations (name) VALUES ('2_Add a column')"
     assert ran[1:] == [["--file", str(files[1]), "--command", record]]
 

@@ -18,8 +18,11 @@ ENTRY = (sys.executable, "-m", "llm_serving.validation.remote.relay")
 
 def copy_package(folder: Path) -> Path:
     """Copy what the image has of this package, and nothing else; return the folder for PYTHONPATH."""
+    package = LOAD_DRIVER.contexts["package"]
     for file in LOAD_DRIVER.list_files():
-        copy = folder / "llm_serving" / file.relative_to(LOAD_DRIVER.sources)
+        if not file.is_relative_to(package):
+            continue
+        copy = folder / "llm_serving" / file.relative_to(package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
     return folder

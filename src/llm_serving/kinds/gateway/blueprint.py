@@ -12,9 +12,10 @@ from pydantic import ConfigDict, Field
 from llm_serving.fleet.model import Name
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.load_balancer import LoadBalancer
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
-from llm_serving.settings.units import Count, Days, Duration, Quantity, Share, TextFormat
+from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, TextFormat
 
 _ONE = Decimal(1)
 
@@ -175,6 +176,29 @@ class Audit(Settings):
     """How long records are kept; `gateway usage` reaches back as far."""
 
 
+class Aws(Settings):
+    """What runs on AWS."""
+
+    replicas: Annotated[int, Field(ge=1, le=100)] = 2
+    """Replicas of the proxy, of a core each: some 20 requests a second."""
+
+    database_type: Annotated[str, TextFormat(r"db\.[a-z0-9]+\.[a-z0-9]+", "an instance class", "db.t4g.medium")] = (
+        "db.t4g.medium"
+    )
+    """Instance class of the database, which has a standby in another zone."""
+
+    database_storage: Annotated[Memory, Field(ge=20 * 2**30, le=64 * 2**40)] = parse_default("20Gi")
+    """Storage of the database."""
+
+    backup_days: Annotated[int, Field(ge=1, le=35)] = 7
+    """How long the database can be restored to any second, also after `destroy`."""
+
+    cache_type: Annotated[str, TextFormat(r"cache\.[a-z0-9]+\.[a-z0-9]+", "a node type", "cache.t4g.small")] = (
+        "cache.t4g.small"
+    )
+    """Node type of the cache of counts, which has a node in each of two zones."""
+
+
 class Sample(Settings):
     """The requests that `validate` sends."""
 
@@ -215,7 +239,13 @@ class Blueprint(BaseBlueprint):
 
     shared_counts: CacheUrl | None = None
     """Valkey or Redis through which replicas share the counts of limits and budgets. The user and the password are
-    REDIS_USERNAME and REDIS_PASSWORD of the environment. A single replica needs none."""
+    REDIS_USERNAME and REDIS_PASSWORD of the environment. A single replica needs none; on AWS the stack has one."""
+
+    load_balancer: LoadBalancer | None = None
+    """What has TLS before the gateway, on AWS; where left out, clients in the VPC call it without TLS."""
+
+    aws: Aws = Aws()
+    """What runs on AWS."""
 
     audit: Audit = Audit()
     """What is recorded."""

@@ -6,12 +6,10 @@ import hashlib
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from llm_serving.kinds.gateway import database, gateway_program
-from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.load.api_key import NoRedirects
 
@@ -37,16 +35,11 @@ class Key(NamedTuple):
 class AdminClient:
     """The administration of a deployed gateway."""
 
-    def __init__(self, deployment: GatewayDeployment) -> None:
-        """Take the key from the deployment's folder.
-
-        Raises:
-            Unavailable: the gateway was never started.
-        """
-        password = database.read_password(Path(deployment.environment.data_folder) / DATABASE)
-        self._url = deployment.admin_url
+    def __init__(self, url: str, secret: str) -> None:
+        """Take the base URL, and what the administration's key comes from."""
+        self._url = url
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
-        admin_key = database.derive_key(password, gateway_program.ADMIN)
+        admin_key = database.derive_key(secret, gateway_program.ADMIN)
         self._opener.addheaders = [("Authorization", f"Bearer {admin_key}")]
 
     def create_key(self, team: str, name: str | None) -> tuple[str, Key]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.kinds.gateway import audit, database, meter, usage
-from llm_serving.kinds.gateway.client import AdminClient
-from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
+from llm_serving.kinds.gateway import access, usage
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Duration
-from llm_serving.targets import registry
 
 app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
 key_app = typer.Typer(help="Create, list and revoke keys of teams.", no_args_is_help=True)
@@ -41,13 +37,14 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key of a team. It is shown once."""
-    with _open_deployment(folder, fleet, target) as deployment:
-        _require_team(deployment, team)
-        text, key = AdminClient(deployment).create_key(team, name)
+    with access.open_access(folder, fleet, target) as gateway:
+        _require_team(gateway.deployment, team)
+        with gateway.connect() as admin:
+            text, key = admin.create_key(team, name)
         if as_json:
             print(json.dumps({"key": text, **key._asdict()}))
             return
-        console.err.print(f"Key of {team}, id {key.id}, for {deployment.url}/v1:", markup=False)
+        console.err.print(f"Key of {team}, id {key.id}, for {gateway.deployment.url}/v1:", markup=False)
         print(text)
 
 
@@ -56,10 +53,11 @@ def list_(
     folder: Folder, team: TeamOption = None, fleet: Fleet = FLEET, target: Target = TARGET, as_json: AsJson = False
 ) -> None:
     """List the keys, the oldest first, without their texts."""
-    with _open_deployment(folder, fleet, target) as deployment:
+    with access.open_access(folder, fleet, target) as gateway:
         if team is not None:
-            _require_team(deployment, team)
-        keys = AdminClient(deployment).list_keys(team)
+            _require_team(gateway.deployment, team)
+        with gateway.connect() as admin:
+            keys = admin.list_keys(team)
     if as_json:
         print(json.dumps([key._asdict() for key in keys], indent=2))
         return
@@ -77,17 +75,17 @@ def revoke(
     target: Target = TARGET,
 ) -> None:
     """Revoke a key: calls with it get 401."""
-    with _open_deployment(folder, fleet, target) as deployment:
-        revoked = AdminClient(deployment).revoke_key(key)
+    with access.open_access(folder, fleet, target) as gateway, gateway.connect() as admin:
+        revoked = admin.revoke_key(key)
     console.out.print(f"{revoked.id[:_SHOWN_ID]}: revoked, a key of {revoked.team}", markup=False)
 
 
 @key_app.command()
 def export(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET) -> None:
     """Print the hashes of all keys by team, for deployments that ask for keys themselves: `auth.keys`."""
-    with _open_deployment(folder, fleet, target) as deployment:
-        document: dict[str, list[str]] = {}
-        for key in AdminClient(deployment).list_keys(None):
+    document: dict[str, list[str]] = {}
+    with access.open_access(folder, fleet, target) as gateway, gateway.connect() as admin:
+        for key in admin.list_keys():
             document.setdefault(key.team, []).append(f"sha256:{key.id}")
     print(json.dumps(document, indent=2))
 
@@ -102,9 +100,8 @@ def audit_(
 ) -> None:
     """Show requests, changes of keys and teams, and budgets that are nearly spent, the oldest first."""
     since_s = _parse_since(since)
-    with _open_deployment(folder, fleet, target) as deployment:
-        login = database.read_login(deployment.database_port, Path(deployment.environment.data_folder) / DATABASE)
-        entries = audit.read(login, since_s)
+    with access.open_access(folder, fleet, target) as gateway:
+        entries = gateway.read_audit(since_s)
     if as_json:
         print(json.dumps(entries, indent=2))
     else:
@@ -122,30 +119,12 @@ def usage_(
 ) -> None:
     """Show what teams used, and what it cost the fleet."""
     columns, since_s = _parse_columns(by), _parse_since(since)
-    with _open_deployment(folder, fleet, target) as deployment:
-        folder = Path(deployment.environment.data_folder) / DATABASE
-        login = database.read_login(deployment.database_port, folder)
-        meter.record(login, meter.list_metered(deployment.routes))
-        rows = usage.build_rows(usage.read(login, since_s, deployment.name), columns)
+    with access.open_access(folder, fleet, target) as gateway:
+        rows = usage.build_rows(gateway.read_records(since_s), columns)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
         console.out.print(_render_usage(rows, columns))
-
-
-@contextlib.contextmanager
-def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[GatewayDeployment]:
-    """Open a gateway.
-
-    Raises:
-        InputError: the deployment is of another kind.
-        Unavailable: it is not deployed.
-    """
-    with registry.load_target(target).open_validation(folder, fleet, None) as inputs:
-        deployment: Any = inputs.deployment
-        if not isinstance(deployment, GatewayDeployment):
-            raise InputError(f"{folder}: kind: {deployment.kind}: it has no keys. Fix: name a gateway blueprint.")
-        yield deployment
 
 
 def _require_team(deployment: GatewayDeployment, team: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
+import hmac
 import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +28,14 @@ _DEBIAN = Path("/usr/lib/postgresql")
 """Where Debian has the servers' programs, in VERSION/bin, and not on PATH."""
 
 _TIMEOUT_S = 300.0
+
+_LOCK = 8_214_001
+"""Number of the lock; nobody else takes one in this database."""
+
+_LOCK_TIMEOUT_S, _POLL_S = 900.0, 0.5
+
+_ITERATIONS = 4096
+"""Of a password's hash; Postgres' own default."""
 
 
 class Login(NamedTuple):
@@ -104,15 +116,9 @@ def execute(login: Login, arguments: Sequence[str]) -> str:
     Raises:
         Unavailable: the database does not answer, or refuses.
     """
-    options = ("--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1")
-    address = (f"--host={login.host}", f"--port={login.port}", f"--username={login.user}", f"--dbname={USER}")
-    tls = {"PGSSLMODE": "verify-full", "PGSSLROOTCERT": login.authority} if login.authority else {}
-    program = find_program("psql")
-    if program is None:
-        raise Unavailable(f"psql: there is none on this machine. Fix: {INSTALL}.")
     done = subprocess.run(
-        [program, *options, *address, *arguments],
-        env={**os.environ, "PGPASSWORD": login.password, **tls},
+        [*_build_command(login), *arguments],
+        env=_build_environment(login),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -123,3 +129,80 @@ def execute(login: Login, arguments: Sequence[str]) -> str:
         lines = done.stderr.strip().splitlines() or [f"psql ended with {done.returncode}"]
         raise Unavailable(f"the gateway's database refuses: {lines[-1]}. Fix: see `blueprint logs`, process postgres.")
     return done.stdout
+
+
+@contextlib.contextmanager
+def lock(login: Login) -> Iterator[None]:
+    """Hold a lock of the database for the block: of programs that prepare it at once, one works and the others wait.
+
+    They ask again and again: CREATE INDEX CONCURRENTLY waits for every statement, also for one that waits for a lock.
+
+    Raises:
+        Unavailable: the database does not answer, or another program holds the lock for too long.
+    """
+    command, variables = _build_command(login), _build_environment(login)
+    with subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdin and session.stdout
+        deadline, answer = time.monotonic() + _LOCK_TIMEOUT_S, "f"
+        while answer == "f" and time.monotonic() < deadline:
+            session.stdin.write(f"SELECT pg_try_advisory_lock({_LOCK});\n")
+            session.stdin.flush()
+            answer = session.stdout.readline().strip()
+            if answer == "f":
+                time.sleep(_POLL_S)
+        if answer != "t":
+            reason = "another program prepares it" if answer else "it does not answer"
+            raise Unavailable(f"the gateway's database: {reason}. Fix: see `blueprint logs`.")
+        yield
+        session.stdin.close()  # with which the session and its lock end
+
+
+def create_user(owner: Login, password: str) -> None:
+    """Create the user that owns the database's tables, with a password; again where it exists.
+
+    Args:
+        owner: who may create users.
+
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
+    statement = f"""\
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{USER}') THEN CREATE ROLE {USER} LOGIN; END IF;
+END $$;
+ALTER ROLE {USER} PASSWORD '{hash_password(password)}';
+GRANT {USER} TO CURRENT_USER;
+ALTER DATABASE {USER} OWNER TO {USER};"""
+    execute(owner, ["--single-transaction", "--command", statement])
+
+
+def hash_password(password: str) -> str:
+    """Return what Postgres keeps of a password, so that no log of statements has the password itself.
+
+    Source: PostgreSQL 17, src/common/scram-common.c, scram_build_secret.
+    """
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    encoded = [base64.b64encode(part).decode() for part in (salt, stored, server)]
+    return f"SCRAM-SHA-256${_ITERATIONS}:{encoded[0]}${encoded[1]}:{encoded[2]}"
+
+
+def _build_command(login: Login) -> list[str]:
+    """Build the command of psql.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    program = find_program("psql")
+    if program is None:
+        raise Unavailable(f"psql: there is none on this machine. Fix: {INSTALL}.")
+    options = ("--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1")
+    address = (f"--host={login.host}", f"--port={login.port}", f"--username={login.user}", f"--dbname={USER}")
+    return [program, *options, *address]
+
+
+def _build_environment(login: Login) -> dict[str, str]:
+    tls = {"PGSSLMODE": "verify-full", "PGSSLROOTCERT": login.authority} if login.authority else {}
+    return {**os.environ, "PGPASSWORD": login.password, **tls}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llm_serving.kinds.gateway.blueprint import GatewaySlo, Sample, Team
+from llm_serving.kinds.gateway.stack import GatewayStack
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import ResolvedData
 
@@ -48,9 +49,15 @@ class GatewayDeployment(Deployment):
     kind: str = "gateway"
     pattern: str
     admin_url: str
-    """Base URL of LiteLLM's administration, which clients do not reach."""
+    """Base URL of LiteLLM's administration, which clients do not reach; empty on AWS."""
 
     database_port: int
+    """0 on AWS, where the stack knows the address."""
+
+    stack: GatewayStack | None = None
+    """None on this machine."""
+
+    chart: str = "batch"
     teams: dict[str, Team]
     routes: dict[str, tuple[Backend, ...]]
     sample: Sample

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from llm_serving.kinds.gateway import audit, database, litellm_env, litellm_settings
+from llm_serving.kinds.gateway import audit, database, litellm_settings
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import DATABASE
 from llm_serving.validation.load import api_key
@@ -25,31 +27,48 @@ _APPLIED_TABLE = "blueprint_migrations"
 
 
 def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
-    """Bring the database up to date, then become LiteLLM."""
+    """Start LiteLLM of this machine's environment."""
+    from llm_serving.kinds.gateway import litellm_env  # a container has none
+
     login = database.read_login(database_port, data_folder / DATABASE)
-    migrate(login)
+    prepare(login, litellm_env.find_migrations())
+    start(login, login.password, data_folder / "gateway", (host, port), litellm_env.find_program("litellm"))
+
+
+def prepare(login: Login, migrations: Sequence[Path]) -> None:
+    """Bring the database up to date: LiteLLM's tables, the audit, the teams of the blueprint."""
+    migrate(login, migrations)
     database.execute(login, ["--single-transaction", "--command", audit.SCHEMA])
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
-    statements = litellm_settings.build_team_sql(teams)
-    database.execute(login, ["--single-transaction", "--command", statements])
-    folder = data_folder / "gateway"
+    database.execute(login, ["--single-transaction", "--command", litellm_settings.build_team_sql(teams)])
+
+
+def start(login: Login, secret: str, folder: Path, address: tuple[str, str], program: Path) -> NoReturn:
+    """Write the settings, then become LiteLLM.
+
+    Args:
+        secret: what its keys come from.
+        folder: for its settings.
+        address: host and port.
+    """
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")
     shutil.copy(Path(__file__).with_name("request_guard.py"), folder)
-    os.environ.update(build_environment(login))
+    os.environ.update(build_environment(login, secret))
+    os.environ["PATH"] += f"{os.pathsep}{program.parent}"
     os.chdir(folder)
-    program = str(litellm_env.find_program("litellm"))
-    os.execv(program, [program, "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"])
+    host, port = address
+    os.execv(program, [str(program), "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"])
 
 
-def migrate(login: Login) -> None:
+def migrate(login: Login, files: Sequence[Path]) -> None:
     """Apply those of LiteLLM's migrations that the database has not had. Some cannot run inside a transaction."""
     create = f"CREATE TABLE IF NOT EXISTS {_APPLIED_TABLE} (name text PRIMARY KEY, at timestamptz DEFAULT now())"
     database.execute(login, ["--command", create])
     applied = {row["name"] for row in database.query(login, f"SELECT name FROM {_APPLIED_TABLE}")}
     arguments: list[str] = []
-    for file in litellm_env.find_migrations():
+    for file in files:
         if file.parent.name not in applied:
             record = f"INSERT INTO {_APPLIED_TABLE} (name) VALUES ('{file.parent.name}')"
             arguments += ["--file", str(file), "--command", record]
@@ -57,16 +76,15 @@ def migrate(login: Login) -> None:
         database.execute(login, arguments)
 
 
-def build_environment(login: Login) -> dict[str, str]:
+def build_environment(login: Login, secret: str) -> dict[str, str]:
     """Build LiteLLM's variables."""
     return {
         "DATABASE_URL": database.format_url(login),
         "DISABLE_SCHEMA_UPDATE": "true",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it downloads its list of prices
-        "LITELLM_MASTER_KEY": database.derive_key(login.password, ADMIN),
-        "LITELLM_SALT_KEY": database.derive_key(login.password, SALT),
+        "LITELLM_MASTER_KEY": database.derive_key(secret, ADMIN),
+        "LITELLM_SALT_KEY": database.derive_key(secret, SALT),
         "PYTHONDONTWRITEBYTECODE": "",  # counts as unset: without byte code each start takes 16 CPU-seconds more
-        "PATH": f"{os.environ['PATH']}{os.pathsep}{litellm_env.find_program('')}",
         api_key.VARIABLE: os.environ.get(api_key.VARIABLE) or "none",
     }
 

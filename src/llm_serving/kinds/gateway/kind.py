@@ -4,17 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import blueprint as blueprints
-from llm_serving.kinds.gateway import resolve
+from llm_serving.kinds.gateway import managed, resolve
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.kinds.gateway.servers import Postgres
-from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
 from llm_serving.settings.document import Document
@@ -27,9 +27,6 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = GatewayDeployment
     VALIDATOR = "llm_serving.kinds.gateway.validation.validate"
-
-    def find_refusal(self, conventions: Conventions) -> str:
-        return "" if conventions.is_local else f"it runs on this machine alone, not yet on {conventions.title}"
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)
@@ -48,6 +45,9 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     ) -> GatewayDeployment:
         return resolve.resolve(blueprint, fleet, environment)
 
+    def list_managed(self, deployment: GatewayDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
+        return managed.list_rows(deployment.stack, connect) if deployment.stack else []
+
     def refresh(self, deployment: GatewayDeployment, blueprint: Blueprint) -> GatewayDeployment:
         return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
@@ -56,6 +56,9 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
             route = blueprint.value.routes[name]
             fallback = f", then {' and '.join(route.fallback)}" if route.fallback else ""
             yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}"
+        if stack := deployment.stack:
+            yield "database", f"{stack.database_type} of RDS in two zones, {stack.database_gib} GiB"
+            yield "cache", f"2 x {stack.cache_type} of ElastiCache for Valkey"
         for name, team in deployment.teams.items():
             yield "team", f"{name}: {', '.join([*team.models, *_list_limits(team)])}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -27,13 +27,16 @@ _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
 
 
-def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str]) -> dict[str, Any]:
+def build_config(
+    settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str], redis: Mapping[str, Any]
+) -> dict[str, Any]:
     """Build config.yaml of LiteLLM 1.106.
 
     Args:
         urls: base URL of each backend, without /v1, by id.
         models: `model` of the requests to each backend, by id.
         keyed: ids of the backends that get the key in the environment.
+        redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
@@ -45,12 +48,12 @@ def build_config(settings: Blueprint, urls: dict[str, str], models: dict[str, st
             "cooldown_time": _COOL_DOWN_S,
             "num_retries": 0,
             "fallbacks": fallbacks,
-            **_build_redis(settings),
+            **{f"redis_{key}": value for key, value in redis.items()},
         },
         "litellm_settings": {
             "telemetry": False,
             "callbacks": [GUARD],
-            **({"cache": True, "cache_params": _build_cache(settings)} if settings.shared_counts else {}),
+            **({"cache": True, "cache_params": _build_cache(redis)} if redis else {}),
         },
         "general_settings": {
             "allow_requests_on_db_unavailable": True,
@@ -122,21 +125,21 @@ def _build_price(route: Route) -> dict[str, float]:
     return {name: round(usd / MILLION, 15) for name, usd in prices.items()}
 
 
-def _build_redis(settings: Blueprint) -> dict[str, Any]:
-    if settings.shared_counts is None:
+def parse_redis(url: str | None) -> dict[str, Any]:
+    """Parse `shared_counts`; empty where it is left out."""
+    if url is None:
         return {}
-    address = urlsplit(settings.shared_counts)
+    address = urlsplit(url)
     return {
-        "redis_host": address.hostname,
-        "redis_port": address.port or 6379,
-        "redis_db": int(address.path.lstrip("/") or 0),
-        **({"redis_ssl": True} if address.scheme == "rediss" else {}),
+        "host": address.hostname,
+        "port": address.port or 6379,
+        "db": int(address.path.lstrip("/") or 0),
+        **({"ssl": True} if address.scheme == "rediss" else {}),
     }
 
 
-def _build_cache(settings: Blueprint) -> dict[str, Any]:
+def _build_cache(redis: Mapping[str, Any]) -> dict[str, Any]:
     """Build the cache of counts: only with it does LiteLLM share limits. It caches no answers."""
-    redis = {key.removeprefix("redis_"): value for key, value in _build_redis(settings).items()}
     return {"type": "redis", "supported_call_types": [], **redis}
 
 

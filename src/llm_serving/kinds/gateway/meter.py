@@ -7,8 +7,10 @@ deployment's own routers, with keys, is in a second table, a row where a counter
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -103,10 +105,17 @@ def _format(counters: tuple[float, float] | None) -> str:
 def read_counters(backend: Backend) -> tuple[float, float] | None:
     """Read the tokens of all prompts and of all answers; None where an engine does not answer."""
     try:
-        pages = [_read_page(url) for url in backend.metrics_urls]
+        pages = [_read_page(page) for url in backend.metrics_urls for page in list_pages(url)]
     except (OSError, ValueError):
         return None
     return _sum(pages, backend.prompt_tokens), _sum(pages, backend.output_tokens)
+
+
+def list_pages(url: str) -> list[str]:
+    """List the URL at each address of its host: on EKS a name has an address for each engine."""
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    found = {row[4][0] for row in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}
+    return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(map(str, found))]
 
 
 def _read_page(url: str) -> str:

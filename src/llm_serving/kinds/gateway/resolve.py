@@ -8,16 +8,17 @@ from collections.abc import Iterator
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import blueprint as settings_of
-from llm_serving.kinds.gateway import gateway_program, litellm_settings, meter, meter_program
+from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program
 from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import MOCK, Place
 from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
-from llm_serving.services.environment import Environment
+from llm_serving.services.deployments import ENTRY_PORT
+from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import ErrorCollector
 
 _START_S = 600.0
@@ -33,12 +34,14 @@ def list_port_names() -> list[str]:
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> GatewayDeployment:
-    """Resolve the blueprint on the fleet, in the environment of this machine.
+    """Resolve the blueprint on the fleet, in the environment of its target.
 
     Raises:
         InputError: it cannot work; has every reason with its line of the file.
     """
-    settings, name = blueprint.value, resolve_name(blueprint)
+    settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
+    if not is_local:
+        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
     found = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
     places = list(litellm_settings.list_places(settings))
@@ -49,14 +52,15 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         target=environment.target,
         fleet=fleet.value.name,
         environment=environment,
-        url=environment.conventions.url.format(deployment=name, namespace="", port=ports[GATEWAY]),
-        admin_url=f"http://{environment.hidden_host}:{ports[ADMIN]}",
-        database_port=ports[DATABASE],
+        url=_format_url(environment, name),
+        admin_url=f"http://{environment.hidden_host}:{ports[ADMIN]}" if is_local else "",
+        database_port=ports[DATABASE] if is_local else 0,
+        stack=None if is_local else cloud.resolve(settings, fleet.value, environment, name),
         teams=dict(settings.teams),
         routes={route: tuple(backend for backend in backends if backend.route == route) for route in settings.routes},
         sample=settings.sample,
         slo=settings.slo,
-        notes=tuple(_list_notes(backends)),
+        notes=tuple(_list_notes(backends, environment)),
         emulated=environment.emulated,
     )
     urls = {place.id: _find_url(place.backend, found) for place in places}
@@ -64,9 +68,21 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     keyed = {
         place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
     }
-    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models, keyed))
-    services = (_build_meter(deployment, settings.audit.keep), _build_gateway(deployment, config))
-    return deployment.model_copy(update={"services": services})
+    redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
+    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models, keyed, redis))
+    if is_local:
+        services = (_build_meter(deployment, settings.audit.keep), _build_gateway(deployment, config))
+    else:
+        services = cloud.build_services(settings, fleet.value, deployment, config, places)
+    deployment = deployment.model_copy(update={"services": services})
+    raise_mistakes([] if is_local else blueprint.locate(cloud.find_large_settings(deployment)))
+    return deployment
+
+
+def _format_url(environment: Environment, name: str) -> str:
+    if not environment.conventions.is_local:
+        return f"http://{format_peer_name(name, GATEWAY, environment.namespace)}:{ENTRY_PORT}"
+    return environment.conventions.url.format(deployment=name, namespace="", port=environment.ports[GATEWAY])
 
 
 def _find_deployments(
@@ -118,13 +134,14 @@ def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment])
     return backend.model or next(iter(models), "")
 
 
-def _list_notes(backends: list[Backend]) -> Iterator[str]:
+def _list_notes(backends: list[Backend], environment: Environment) -> Iterator[str]:
     if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
     unpriced = sorted({backend.name for backend in backends if not backend.is_metered and backend.name != MOCK})
     if unpriced:
         yield f"What requests to {', '.join(unpriced)} cost is by the route's list price: no price an hour is known."
-    yield "Postgres takes the place of RDS."
+    if environment.conventions.is_local:
+        yield "Postgres takes the place of RDS."
 
 
 def _build_meter(deployment: GatewayDeployment, keep_s: float) -> Service:

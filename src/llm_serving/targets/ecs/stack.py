@@ -220,8 +220,11 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
     return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
 
 
-def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
+def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
     """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
+
+    Args:
+        port: another one of the task than that of clients.
 
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
@@ -248,7 +251,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
     command += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
     return tunnel.open_tunnel(
-        lambda local_port: [*command, f"portNumber={entry.port},localPortNumber={local_port}"],
+        lambda local_port: [*command, f"portNumber={port or entry.port},localPortNumber={local_port}"],
         plan.directory.logs / "tunnel.log",
         plan.aws.child_env,
     )

@@ -58,9 +58,9 @@ class EcsTarget(AwsTarget):
         """Print the tasks' logs from CloudWatch."""
         stack.show_logs(plan, role, lines=lines, follow=follow)
 
-    def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
+    def open_tunnel(self, plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
         """Forward a port of this machine to a router's task with Session Manager."""
-        return stack.open_tunnel(plan)
+        return stack.open_tunnel(plan, port)
 
     def launch_drivers(
         self,

@@ -101,9 +101,9 @@ class EksTarget(AwsTarget):
         """Print the pods' logs."""
         release.show_logs(plan, role, lines=lines, follow=follow)
 
-    def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
+    def open_tunnel(self, plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
         """Forward a port of this machine to the router."""
-        return release.open_tunnel(plan)
+        return release.open_tunnel(plan, port)
 
     def launch_drivers(
         self,

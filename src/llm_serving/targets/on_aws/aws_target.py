@@ -193,8 +193,12 @@ class AwsTarget(abc.ABC):
         """List the metrics pages of the replicas that run, by their addresses in the fleet's network."""
 
     @abc.abstractmethod
-    def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
-        """Open a tunnel to the router and return its URL on this machine."""
+    def open_tunnel(self, plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
+        """Open a tunnel to what clients call and return its URL on this machine.
+
+        Args:
+            port: another port of a replica than that of clients.
+        """
 
     def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
         """Remove the deployment from the target."""

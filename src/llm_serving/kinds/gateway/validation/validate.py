@@ -23,6 +23,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llm_serving import console
+from llm_serving.kinds.gateway.access import LocalAccess
 from llm_serving.kinds.gateway.blueprint import GatewaySlo
 from llm_serving.kinds.gateway.client import AdminClient
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
@@ -57,28 +58,32 @@ def validate(deployment: GatewayDeployment, options: ValidationOptions) -> tuple
     """Send the sample; return the report and its folder, RUNS/NAME/TIME.
 
     Raises:
-        InputError: an option is for load tests alone.
+        InputError: an option is for load tests alone, or the gateway is on AWS.
         Unavailable: the administration does not answer, or the report cannot be written.
     """
     for option, value in {"--user": options.user_file, "--driver": options.driver}.items():
         if value is not None:
             raise InputError(f"{option}: {quote_value(value)}: a gateway has no load driver. Fix: leave it out.")
+    if deployment.stack:
+        fix = "call it from the fleet's network, with a key of `blueprint gateway key create`"
+        raise InputError(f"{deployment.name}: a validation creates keys on this machine alone. Fix: {fix}.")
     runs = options.runs / deployment.name
     run_folder.require_writable(runs)
     with run_folder.lock_work(options.logs, deployment.name) as work:
         started = datetime.datetime.now(datetime.UTC)
         url = (options.url or deployment.url).removesuffix("/v1")
-        calls, refusals = _measure(deployment, url, options.requests or deployment.sample.requests)
+        with LocalAccess(deployment).connect() as client:
+            calls, refusals = _measure(deployment, client, url, options.requests or deployment.sample.requests)
         report = build_report(deployment, calls, refusals, started)
         page = html_report.render_page("gateway.html.j2", Path(__file__).parent, report=report, pictures={})
         return report, run_folder.publish(report, page, work, runs)
 
 
 def _measure(
-    deployment: GatewayDeployment, url: str, count: int
+    deployment: GatewayDeployment, client: AdminClient, url: str, count: int
 ) -> tuple[dict[tuple[str, str], list[Call]], list[Refusal]]:
     """Call by each team; return the calls by team and model, and what had to be refused."""
-    client, output_tokens = AdminClient(deployment), deployment.sample.output_tokens
+    output_tokens = deployment.sample.output_tokens
     some_model = next(iter(deployment.routes))
     calls: dict[tuple[str, str], list[Call]] = {}
     refusals = [

@@ -1,0 +1,214 @@
+"""What a gateway keeps on AWS: its database (RDS for PostgreSQL), its cache of counts (ElastiCache), its secret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs.account import Account
+from infra.constructs.policy import Statement, allow
+from infra.constructs.security_group import add_security_group
+from infra.constructs.task_network import add_rule
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.gateway.stack import (
+    AUTHORITY,
+    CACHE_PORT,
+    DATABASE,
+    DATABASE_PORT,
+    OWNER,
+    POSTGRES_VERSION,
+    GatewayStack,
+)
+
+CACHE_VERSION, CACHE_NODES = "8.0", 2
+
+_RESTORE_DAYS = 7
+"""How long the secret can be restored after `destroy`; the database without it has no keys."""
+
+
+@dataclass(frozen=True)
+class GatewayContext:
+    """The gateway and the resources that its parts use."""
+
+    fleet: Fleet
+    name: str
+    """The deployment's."""
+
+    gateway: GatewayStack
+    account: Account
+    vpc_id: str
+    subnets: list[str]
+    """Private subnets, one in each zone."""
+
+    key: aws.kms_key.KmsKey
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What the programs connect to."""
+
+    database: aws.db_instance.DbInstance
+    cache: aws.elasticache_replication_group.ElasticacheReplicationGroup
+    secret: aws.secretsmanager_secret.SecretsmanagerSecret
+    place: aws.ssm_parameter.SsmParameter
+
+    @property
+    def owner_secret(self) -> str:
+        """ARN of the secret with the password of the database's owner, which RDS makes and changes."""
+        return str(self.database.master_user_secret.get(0).secret_arn)
+
+
+@dataclass(frozen=True)
+class ServerGroups:
+    """Security groups of the servers."""
+
+    database: aws.security_group.SecurityGroup
+    cache: aws.security_group.SecurityGroup
+
+
+def add_groups(stack: TerraformStack, context: GatewayContext) -> ServerGroups:
+    """Add the servers' groups, which let nobody in yet."""
+    database, cache = (
+        add_security_group(
+            stack,
+            f"{part}-group",
+            name=f"{context.gateway.name}-{part}",
+            description=f"{title} of {context.name}",
+            vpc_id=context.vpc_id,
+        )
+        for part, title in (("database", "Database"), ("cache", "Cache"))
+    )
+    return ServerGroups(database, cache)
+
+
+def let_in(stack: TerraformStack, groups: ServerGroups, name: str, client_id: str) -> None:
+    """Let a security group reach both servers."""
+    servers = (("database", groups.database, DATABASE_PORT), ("cache", groups.cache, CACHE_PORT))
+    for part, group, port in servers:
+        add_rule(stack, f"{part}-from-{name}", group, "in", f"Programs: {name}", port, peer_id=client_id)
+
+
+def add_servers(stack: TerraformStack, context: GatewayContext, groups: ServerGroups) -> Servers:
+    """Add the servers, the gateway's secret, and the parameter that says where they are."""
+    database = _add_database(stack, context, groups)
+    cache = _add_cache(stack, context, groups)
+    # Without a value, which the first gateway to start creates: the state of Terraform has no secret.
+    secret = aws.secretsmanager_secret.SecretsmanagerSecret(
+        stack,
+        "secret",
+        name_prefix=f"{context.gateway.name}-",
+        description=f"What the keys of {context.name} come from",
+        kms_key_id=context.key.arn,
+        recovery_window_in_days=_RESTORE_DAYS,
+    )
+    value = {
+        "database": database.address,
+        "cache": cache.primary_endpoint_address,
+        "owner": str(database.master_user_secret.get(0).secret_arn),
+        "secret": secret.arn,
+    }
+    place = aws.ssm_parameter.SsmParameter(
+        stack,
+        "place",
+        name=context.gateway.place,
+        description=f"Where the parts of {context.name} are",
+        type="String",
+        value=json.dumps(value),
+    )
+    return Servers(database, cache, secret, place)
+
+
+def _add_database(stack: TerraformStack, context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
+    """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS alone."""
+    gateway = context.gateway
+    subnets = aws.db_subnet_group.DbSubnetGroup(
+        stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets
+    )
+    d = aws.db_parameter_group
+    parameters = d.DbParameterGroup(
+        stack,
+        "database-parameters",
+        name=gateway.name,
+        family=f"postgres{POSTGRES_VERSION}",
+        description=f"Database of {context.name}",
+        parameter=[d.DbParameterGroupParameter(name="rds.force_ssl", value="1")],
+    )
+    return aws.db_instance.DbInstance(
+        stack,
+        "database",
+        identifier=gateway.name,
+        engine="postgres",
+        engine_version=POSTGRES_VERSION,
+        auto_minor_version_upgrade=True,
+        ca_cert_identifier=AUTHORITY,
+        instance_class=gateway.database_type,
+        storage_type="gp3",
+        allocated_storage=gateway.database_gib,
+        storage_encrypted=True,
+        kms_key_id=context.key.arn,
+        db_name=DATABASE,
+        username=OWNER,
+        manage_master_user_password=True,
+        master_user_secret_kms_key_id=context.key.key_id,
+        multi_az=True,
+        publicly_accessible=False,
+        db_subnet_group_name=subnets.name,
+        vpc_security_group_ids=[groups.database.id],
+        parameter_group_name=parameters.name,
+        backup_retention_period=gateway.backup_days,
+        copy_tags_to_snapshot=True,
+        # Backups stay for as long after `destroy`: a final snapshot's name would be in the way of the next one.
+        delete_automated_backups=False,
+        skip_final_snapshot=True,
+    )
+
+
+def _add_cache(
+    stack: TerraformStack, context: GatewayContext, groups: ServerGroups
+) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
+    """Add the cache: two nodes in two zones, the second of which takes over, reached over TLS alone."""
+    gateway = context.gateway
+    subnets = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
+        stack, "cache-subnets", name=gateway.name, subnet_ids=context.subnets
+    )
+    return aws.elasticache_replication_group.ElasticacheReplicationGroup(
+        stack,
+        "cache",
+        replication_group_id=gateway.name,
+        description=f"Counts of {context.name}",
+        engine="valkey",
+        engine_version=CACHE_VERSION,
+        node_type=gateway.cache_type,
+        num_cache_clusters=CACHE_NODES,
+        automatic_failover_enabled=True,
+        multi_az_enabled=True,
+        at_rest_encryption_enabled="true",
+        transit_encryption_enabled=True,
+        kms_key_id=context.key.arn,
+        port=CACHE_PORT,
+        subnet_group_name=subnets.name,
+        security_group_ids=[groups.cache.id],
+        snapshot_retention_limit=1,
+    )
+
+
+def build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:
+    """Build a program's permissions: to find the servers, and to read what it logs in with.
+
+    Args:
+        prepares: it also prepares the database, as its owner, and creates the gateway's secret.
+    """
+    yield allow("Find", ["ssm:GetParameter"], servers.place.arn)
+    read = [servers.secret.arn, *([servers.owner_secret] if prepares else [])]
+    yield allow("Read", ["secretsmanager:GetSecretValue"], read)
+    if prepares:
+        yield allow("Create", ["secretsmanager:PutSecretValue"], servers.secret.arn)
+    yield allow(
+        "Decrypt",
+        ["kms:Decrypt", *(["kms:GenerateDataKey"] if prepares else [])],
+        context.key.arn,
+        condition={"StringLike": {"kms:ViaService": f"secretsmanager.{context.fleet.region}.amazonaws.com*"}},
+    )

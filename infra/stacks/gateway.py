@@ -1,0 +1,311 @@
+"""A gateway: its database, its cache, its secret, and the roles or services of its programs.
+
+On ECS the programs are services of this stack. On EKS they are pods of charts/batch, and the stack has their roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from infra.bindings import aws, cdktf
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.constructs import (
+    gateway,
+    network,
+    pod_identity,
+    task,
+    task_checks,
+    task_load_balancer,
+    task_network,
+    task_place,
+    task_roles,
+    task_service,
+    task_watch,
+)
+from infra.constructs.account import read_account
+from infra.constructs.gateway import GatewayContext, ServerGroups, Servers
+from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.policy import Statement
+from infra.constructs.role import add_role, list_policies
+from infra.constructs.task_place import AddedService, TaskPlace
+from infra.stacks import base
+from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
+
+KIND = "gateway"
+
+_LOG_RETENTION_DAYS = 90
+
+Gateway = Rendered[GatewayStack]
+
+
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+    """Return the stack of each gateway that is rendered for ECS or EKS.
+
+    Raises:
+        InputError: a rendered file is wrong, or a gateway is rendered for both.
+    """
+    stacks: dict[str, DeploymentStack] = {}
+    for file in files:
+        if rendered.read_kind(file, document.value) != KIND:
+            continue
+        stack = DeploymentStack(read(file, document))
+        if stack.NAME in stacks:
+            raise InputError(
+                f"{file}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target that does not "
+                "run, or set another name."
+            )
+        stacks[stack.NAME] = stack
+    return list(stacks.values())
+
+
+def read(file: Path, fleet: Document[Fleet]) -> Gateway:
+    """Read a rendered gateway.
+
+    Raises:
+        InputError: with every mistake of the file: of its form, then of what ECS does not take.
+    """
+    document = rendered.read(file, fleet, Gateway)
+    if document.value.stack.orchestrator == "ecs":
+        task_checks.check_services(document, fleet.value)
+    return document.value
+
+
+class DeploymentStack:
+    """The stack of one gateway."""
+
+    def __init__(self, deployment: Gateway) -> None:
+        self.NAME = rendered.format_stack_name(KIND, deployment.name)
+        self.NEEDS = (deployment.stack.orchestrator, "storage")
+        self._deployment = deployment
+
+    def is_enabled(self, fleet: Fleet) -> bool:
+        """Return whether a pool of the fleet runs on the gateway's orchestrator."""
+        return self._deployment.stack.orchestrator in fleet.orchestrators
+
+    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
+        """Add the stack to the app.
+
+        Outputs: database_host, cache_host; on ECS those of `task_place.add_outputs`, and load_balancer if there is one.
+        """
+        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+
+
+def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> None:
+    account, log_group = read_account(stack, fleet), format_log_group(fleet, KIND, deployment.name)
+    on_tasks = deployment.stack.orchestrator == "ecs"
+    place = task_place.find_place(stack, fleet, account) if on_tasks else None
+    key = add_key(
+        stack,
+        "gateway-key",
+        alias=f"{fleet.name}-gateway-{deployment.name}",
+        description=f"Database, counts, secrets and logs of {deployment.name}",
+        account=account,
+        grants=(build_log_group_grant(account, log_group),) if on_tasks else (),
+    )
+    vpc_id, subnets = _find_network(stack, fleet, place)
+    context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key)
+    groups = gateway.add_groups(stack, context)
+    servers = gateway.add_servers(stack, context, groups)
+    if place:
+        _add_tasks(stack, context, deployment, place, servers, groups)
+    else:
+        _add_pods(stack, context, deployment, servers, groups)
+    base.add_output(stack, "database_host", servers.database.address, "Host of the database")
+    base.add_output(stack, "cache_host", servers.cache.primary_endpoint_address, "Host of the cache")
+
+
+def _find_network(stack: TerraformStack, fleet: Fleet, place: TaskPlace | None) -> tuple[str, list[str]]:
+    """Find the VPC's id and the private subnets."""
+    if place:
+        return place.vpc_id, [*place.subnets.values()]
+    found = network.find_network(stack, fleet)
+    return found.vpc_id, [*found.private_subnets.values()]
+
+
+def _add_program_role(
+    stack: TerraformStack,
+    context: GatewayContext,
+    service: Service,
+    servers: Servers,
+    *,
+    trust: str,
+    statements: Iterable[Statement] = (),
+) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
+    """Add the role of the gateway or of the meter; returns its policies too."""
+    purpose = names.format_deployment_purpose(context.name, "gate" if service.is_entry else "meter")
+    role = add_role(
+        stack,
+        purpose,
+        fleet=context.fleet.name,
+        account=context.account,
+        description=f"{service.name} of {context.name}",
+        trust=trust,
+        statements=(*gateway.build_statements(context, servers, prepares=service.is_entry), *statements),
+    )
+    return role, list_policies(stack, purpose)
+
+
+def _add_pods(
+    stack: TerraformStack, context: GatewayContext, deployment: Gateway, servers: Servers, groups: ServerGroups
+) -> None:
+    """Add the pods' roles, and let the cluster's nodes, whose security group pods have, reach the servers."""
+    cluster = names.format_cluster_name(context.fleet)
+    found = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=cluster)
+    nodes = found.vpc_config.get(0).cluster_security_group_id
+    gateway.let_in(stack, groups, "nodes", nodes)
+    trust = pod_identity.build_trust_policy(cluster, context.account)
+    for service in deployment.services:
+        role, _ = _add_program_role(stack, context, service, servers, trust=trust)
+        pod_identity.add_association(
+            stack,
+            service.name,
+            cluster_name=cluster,
+            namespace=names.SERVING_NAMESPACE,
+            service_account=f"{deployment.name}-{service.name}",
+            role=role,
+        )
+
+
+def _add_tasks(
+    stack: TerraformStack,
+    context: GatewayContext,
+    deployment: Gateway,
+    place: TaskPlace,
+    servers: Servers,
+    groups: ServerGroups,
+) -> None:
+    """Add the programs as ECS services, with their outputs."""
+    fleet, name = context.fleet, deployment.name
+    task_service.add_force_variable(stack)
+    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack,
+        "tasks-logs",
+        name=format_log_group(fleet, KIND, name),
+        retention_in_days=_LOG_RETENTION_DAYS,
+        kms_key_id=context.key.arn,
+    )
+    roles = _add_task_roles(stack, context, deployment, place, servers, log_group)
+    task_groups = _add_task_groups(stack, context, deployment, place, groups)
+    entry = deployment.entry
+    services_context = task_service.ServiceContext(
+        fleet=fleet,
+        deployment=name,
+        cluster_arn=place.cluster_arn,
+        subnets=place.subnets,
+        load_balancer=_add_load_balancer(stack, context, deployment, place, task_groups[entry.name]),
+    )
+    added: dict[str, AddedService] = {}
+    for service in deployment.services:
+        definition = task.add_definition(
+            stack,
+            service,
+            family=f"{fleet.name}-{name}-{service.name}",
+            roles=roles[service.name],
+            logs=task.LogDestination(log_group.name, fleet.region),
+            image_prefixes={},
+        )
+        registry = (
+            task_network.add_discovery_service(stack, name, service, namespace_id=place.namespace_id)
+            if service.is_entry
+            else None
+        )
+        ecs_services = task_service.add_services(
+            stack,
+            services_context,
+            service,
+            definition=definition,
+            security_group=task_groups[service.name],
+            registry=registry,
+            dependencies=[log_group, servers.place, *roles[service.name].policies],
+        )
+        added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
+        task_watch.add_running_alarm(stack, fleet, name, service, task_service.list_names(fleet, name, service))
+    task_place.add_outputs(
+        stack, fleet, deployment, place, added, roles=roles[entry.name], security_group=task_groups[entry.name]
+    )
+
+
+def _add_task_roles(
+    stack: TerraformStack,
+    context: GatewayContext,
+    deployment: Gateway,
+    place: TaskPlace,
+    servers: Servers,
+    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+) -> dict[str, task.TaskRoles]:
+    """Add the programs' roles, by service."""
+    fleet, account = context.fleet, context.account
+    execution = task_roles.add_execution_role(stack, fleet, context.name, account=account, log_group=log_group)
+    start_policies = list_policies(stack, names.format_deployment_purpose(context.name, "start"))
+    roles = {}
+    for service in deployment.services:
+        role, policies = _add_program_role(
+            stack,
+            context,
+            service,
+            servers,
+            trust=task_roles.build_trust_policy(account),
+            statements=task_roles.build_exec_statements(fleet, account, place.cluster_key),
+        )
+        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
+    return roles
+
+
+def _add_task_groups(
+    stack: TerraformStack, context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
+) -> dict[str, aws.security_group.SecurityGroup]:
+    """Add the programs' security groups, by service: clients reach the gateway, which reaches all servers."""
+    task_groups = task_network.add_groups(
+        stack, context.fleet, context.name, [service.name for service in deployment.services], place.vpc_id
+    )
+    task_network.add_entry_rules(stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc)
+    servers = ((DATABASE_CALL, groups.database, DATABASE_PORT), (CACHE_CALL, groups.cache, CACHE_PORT))
+    for service in deployment.services:
+        group = task_groups[service.name]
+        for call, server, port in servers:
+            if call not in service.calls:
+                continue
+            purpose = service.calls[call].purpose
+            task_network.add_rule(stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
+            task_network.add_rule(stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
+        others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
+        task_network.add_call_rules(stack, service.model_copy(update={"calls": others}), group, place.vpc)
+    return task_groups
+
+
+def _add_load_balancer(
+    stack: TerraformStack,
+    context: GatewayContext,
+    deployment: Gateway,
+    place: TaskPlace,
+    entry_group: aws.security_group.SecurityGroup,
+) -> task_load_balancer.TaskLoadBalancer | None:
+    """Add the load balancer, and the output with its name; None where the gateway has none."""
+    settings, entry = deployment.stack.load_balancer, deployment.entry
+    if settings is None:
+        return None
+    assert entry.probe
+    load_balancer = task_load_balancer.add_load_balancer(
+        stack,
+        context.fleet,
+        context.name,
+        entry,
+        settings,
+        vpc_id=place.vpc_id,
+        vpc=place.vpc,
+        subnet_ids=list(place.subnets.values()),
+        entry_group=entry_group,
+        health_path=entry.probe.health,
+    )
+    name = load_balancer.balancer.dns_name
+    base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
+    return load_balancer

@@ -1,0 +1,215 @@
+"""A gateway on AWS: LiteLLM and the meter as containers, RDS and ElastiCache by its stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import cast
+from urllib.parse import urlsplit
+
+from llm_serving import paths
+from llm_serving.catalog import own_image
+from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.pool import Orchestrator
+from llm_serving.kinds.gateway import cloud_program, gateway_program, litellm_settings, meter, meter_program
+from llm_serving.kinds.gateway.blueprint import Blueprint
+from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
+from llm_serving.kinds.gateway.litellm_settings import Place
+from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
+from llm_serving.services import load_balancer
+from llm_serving.services.deployments import ENTRY_PORT, WORKER_PORT
+from llm_serving.services.environment import Environment
+from llm_serving.services.load_balancer import StackLoadBalancer
+from llm_serving.services.service import LOOPBACK, Call, Placement, Probe, Replicas, Resources, Service, Stop
+from llm_serving.settings.document import Conflict
+
+IMAGE = "gateway"
+
+ADMIN_PORT = 4000
+"""Of LiteLLM itself, at each replica's loopback address."""
+
+MAX_NAME = 40
+"""Maximum characters of the cache's name. Source: ElastiCache API reference, CreateReplicationGroup, 2026-11."""
+
+MAX_SETTINGS = 48 * 1024
+"""Maximum bytes of teams and routes together. A task definition has 64 KiB. Source: ECS developer guide, "Amazon ECS
+service quotas", 2026-11."""
+
+MIN_ZONES = 2
+"""Zones of the database and its standby."""
+
+CPUS, MEMORY_BYTES = 1, 2 * 2**30
+"""Of each container: Fargate's minimum memory for a core. LiteLLM has one process, of up to 0.9 GB under load."""
+
+STOP_S = 120
+"""Seconds for requests in flight after the stop signal: Fargate's maximum."""
+
+HEALTH = "/health/liveliness"
+"""Answers without a key, and says nothing of the gateway."""
+
+_DATABASE = Call(purpose="Keys, teams and usage", port=DATABASE_PORT)
+
+REDIS = {"host": f"os.environ/{cloud_program.CACHE_VARIABLE}", "port": CACHE_PORT, "ssl": True}
+
+
+def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
+    """Yield what AWS refuses, and what no container reaches."""
+    title = environment.conventions.title
+    if settings.shared_counts:
+        reason = f"on {title} the stack has a cache of its own"
+        yield Conflict(("shared_counts",), reason, "remove shared_counts", settings.shared_counts)
+    for place in litellm_settings.list_places(settings):
+        if urlsplit(place.backend.url or "").hostname in (LOOPBACK, "localhost"):
+            reason = f"containers on {title} do not reach this machine"
+            yield Conflict(("routes", place.route), reason, "use an address in the fleet's network", place.backend.url)
+    if len(fleet.zones) < MIN_ZONES:
+        reason = f"the database takes {MIN_ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
+        yield Conflict(("aws", "database_type"), reason, "add zones to the fleet", settings.aws.database_type)
+    if len(_format_name(fleet, name)) > MAX_NAME:
+        reason = f"{_format_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
+        yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
+    if not (paths.IMAGES / IMAGE / "rds-ca" / f"{fleet.region}.pem").is_file():
+        reason = f"the image has no certificate of RDS's authority of {fleet.region}, by which it knows the database"
+        fix = f"add images/{IMAGE}/rds-ca/{fleet.region}.pem of AWS's bundle"
+        yield Conflict(("aws", "database_type"), reason, fix, settings.aws.database_type)
+    if settings.load_balancer:
+        on_kubernetes = environment.conventions.is_kubernetes
+        yield from load_balancer.check(settings.load_balancer, fleet, on_kubernetes=on_kubernetes)
+
+
+def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
+    """Yield teams and routes that a container's environment cannot hold."""
+    size = max(sum(len(value.encode()) for value in service.env.values()) for service in deployment.services)
+    if size > MAX_SETTINGS:
+        reason = f"teams and routes take {size:,} bytes, and a container {MAX_SETTINGS:,}"
+        yield Conflict(("teams",), reason, "deploy several gateways, each with some of the teams")
+
+
+def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> GatewayStack:
+    """Resolve the data of the stack."""
+    balancer = settings.load_balancer
+    return GatewayStack(
+        orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
+        name=_format_name(fleet, name),
+        place=_format_place(fleet, name),
+        database_type=settings.aws.database_type,
+        database_gib=math.ceil(settings.aws.database_storage / 2**30),
+        backup_days=settings.aws.backup_days,
+        cache_type=settings.aws.cache_type,
+        load_balancer=StackLoadBalancer(
+            certificate=balancer.certificate,
+            web_acl=balancer.web_acl or "",
+            idle_timeout_s=load_balancer.IDLE_TIMEOUT_S,
+            drain_s=STOP_S,
+        )
+        if balancer
+        else None,
+    )
+
+
+def build_services(
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, config: str, places: Iterable[Place]
+) -> tuple[Service, Service]:
+    """Build the containers: the meter and the gateway."""
+    gateway = _build_gateway(settings, fleet, deployment, config, list(places))
+    return _build_meter(deployment, gateway, settings.audit.keep), gateway
+
+
+def _build_gateway(
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, config: str, places: list[Place]
+) -> Service:
+    """Build LiteLLM behind nginx, which lets only the inference API through."""
+    environment = deployment.environment
+    front = ("router-front", f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", "--")
+    replicas = settings.aws.replicas
+    return Service(
+        name=GATEWAY,
+        role=GATEWAY,
+        is_entry=True,
+        image=own_image.IMAGES[IMAGE].format_image(environment.registry, environment.image_digests),
+        command=(*front, *build_command("gateway", str(ADMIN_PORT))),
+        env={
+            **environment.env,
+            cloud_program.PLACE_VARIABLE: _format_place(fleet, deployment.name),
+            gateway_program.CONFIG_VARIABLE: config,
+            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(deployment.teams),
+        },
+        calls={
+            **_list_calls(places),
+            DATABASE_CALL: _DATABASE,
+            CACHE_CALL: Call(purpose="Counts of limits", port=CACHE_PORT),
+        },
+        clients=_list_clients(settings, fleet, environment),
+        port=ENTRY_PORT,
+        probe=Probe(path=HEALTH, body={}, health=HEALTH, deadline_s=600),
+        replicas=Replicas(min=replicas, max=replicas),
+        resources=Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
+        # Prisma's engine and the lock of packages are of this architecture.
+        placement=Placement(labels={"kubernetes.io/arch": "amd64"}),
+        stop=Stop(stop_s=STOP_S),
+    )
+
+
+def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float) -> Service:
+    metered = meter.list_metered(deployment.routes)
+    engines = {
+        f"engines-{backend.name}": Call(
+            purpose=f"Metrics of {backend.name}",
+            port=WORKER_PORT,
+            deployment=backend.name,
+            labels={"inference/kind": "engine"},
+        )
+        for backend in metered
+    }
+    env = {
+        **deployment.environment.env,
+        cloud_program.PLACE_VARIABLE: gateway.env[cloud_program.PLACE_VARIABLE],
+        meter_program.BACKENDS_VARIABLE: litellm_settings.dump(metered),
+        meter_program.KEEP_VARIABLE: str(keep_s),
+    }
+    update = {
+        "name": METER,
+        "role": METER,
+        "is_entry": False,
+        "command": build_command("meter"),
+        "env": env,
+        "calls": {**engines, DATABASE_CALL: _DATABASE},
+        "clients": (),
+        "port": 0,
+        "probe": None,
+        "replicas": Replicas(),
+    }
+    return gateway.model_copy(update=update)
+
+
+def build_command(*words: str) -> tuple[str, ...]:
+    """Build the command of a program in the image."""
+    return ("python3", "-m", cloud_program.__name__, *words)
+
+
+def _list_calls(places: list[Place]) -> dict[str, Call]:
+    """List the connections to what answers, each once."""
+    calls: dict[str, Call] = {}
+    for place in places:
+        if name := place.backend.deployment:
+            calls[name] = Call(purpose=f"Requests to {name}", port=ENTRY_PORT, deployment=name)
+        elif place.backend.url:
+            address = urlsplit(place.backend.url)
+            port = address.port or (443 if address.scheme == "https" else 80)
+            calls[f"url-{port}"] = Call(purpose="Requests to URLs", port=port, in_network=False)
+    return calls
+
+
+def _list_clients(settings: Blueprint, fleet: Fleet, environment: Environment) -> tuple[str, ...]:
+    """List who calls it on EKS where a load balancer does: its addresses, and the deployments' namespace."""
+    if settings.load_balancer and environment.conventions.is_kubernetes:
+        return (*load_balancer.list_ranges(fleet), environment.namespace)
+    return ()
+
+
+def _format_name(fleet: Fleet, name: str) -> str:
+    return f"{fleet.name}-{name}"
+
+
+def _format_place(fleet: Fleet, name: str) -> str:
+    return f"/{fleet.name}/gateway/{name}"

@@ -1,0 +1,120 @@
+"""What a stack gateway-NAME must hold: servers that its programs alone reach, and no secret in Terraform's state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import stack_rules
+from llm_serving.fleet import loading
+from llm_serving.kinds.gateway.cloud_program import Place
+from tests.infra.deployments import Stack
+from tests.infra.gateway.conftest import SHAPES
+from tests.infra.presumed_names import find_missing
+
+Stacks = dict[str, Stack]
+
+
+def read_statements(stack: Stack, role: str) -> dict[str, dict[str, Any]]:
+    """The statements of a role by their Sid."""
+    policy = stack["resource"]["aws_iam_role_policy"][f"{role}-role-policy"]["policy"]
+    return {statement["Sid"]: statement for statement in json.loads(policy)["Statement"]}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
+    assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
+
+
+def test_what_a_gateway_names_is_made_by_its_own_stack_or_the_fleets(all_stacks: Stacks) -> None:
+    assert find_missing(all_stacks) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_programs_read_where_the_servers_are_from_one_parameter(
+    stacks: Stacks, manifests: dict[str, Path], shape: str
+) -> None:
+    parameter = stacks[shape]["resource"]["aws_ssm_parameter"]["place"]
+    services = yaml.safe_load(manifests[shape].read_text())["services"]
+    assert {service["env"]["GATEWAY_PLACE"] for service in services} == {parameter["name"]}
+    assert Place(**json.loads(parameter["value"])) == Place(
+        database="${aws_db_instance.database.address}",
+        cache="${aws_elasticache_replication_group.cache.primary_endpoint_address}",
+        owner="${aws_db_instance.database.master_user_secret[0].secret_arn}",
+        secret="${aws_secretsmanager_secret.secret.arn}",
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_terraform_knows_no_secret(stacks: Stacks, shape: str) -> None:
+    resources = stacks[shape]["resource"]
+    assert resources["aws_db_instance"]["database"]["manage_master_user_password"] is True
+    assert not {"aws_secretsmanager_secret_version", "random_password"} & resources.keys()
+    assert not {"password", "auth_token"} & {key for rows in resources.values() for row in rows.values() for key in row}
+
+
+def test_the_gateway_s_programs_alone_reach_its_servers(stacks: Stacks) -> None:
+    rules = stacks["edge"]["resource"]["aws_vpc_security_group_ingress_rule"]
+    group = "${{aws_security_group.{}-group.id}}".format
+    assert {
+        (rule["security_group_id"], rule.get("referenced_security_group_id"), rule["from_port"])
+        for name, rule in rules.items()
+        if not name.startswith(("gateway-from-vpc", "balancer-from-vpc"))
+    } == {
+        (group("database"), group("gateway"), 5432),
+        (group("database"), group("meter"), 5432),
+        (group("cache"), group("gateway"), 6379),
+        (group("gateway"), group("balancer"), 8080),
+    }
+
+
+def test_nodes_of_the_cluster_alone_reach_the_servers_of_pods(stacks: Stacks) -> None:
+    rules = stacks["pods"]["resource"]["aws_vpc_security_group_ingress_rule"]
+    nodes = "${data.aws_eks_cluster.cluster.vpc_config[0].cluster_security_group_id}"
+    assert {(name, rule["referenced_security_group_id"]) for name, rule in rules.items()} == {
+        ("database-from-nodes", nodes),
+        ("cache-from-nodes", nodes),
+    }
+
+
+def test_tasks_connect_to_the_named_deployment_in_the_network_and_to_urls_anywhere(stacks: Stacks) -> None:
+    rules = stacks["edge"]["resource"]["aws_vpc_security_group_egress_rule"]
+    chat, url = rules["gateway-to-chat"], rules["gateway-to-url-8443"]
+    assert (chat["cidr_ipv4"], chat["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
+    assert (url["cidr_ipv4"], url["from_port"]) == ("0.0.0.0/0", 8443)
+
+
+def test_the_meter_reads_its_login_and_the_gateway_alone_prepares_the_database(stacks: Stacks) -> None:
+    gate, meter = (read_statements(stacks["pods"], f"pods-{part}") for part in ("gate", "meter"))
+    own, owner = (
+        "${aws_secretsmanager_secret.secret.arn}",
+        "${aws_db_instance.database.master_user_secret[0].secret_arn}",
+    )
+    assert gate["Read"]["Resource"] == [own, owner]
+    assert gate["Create"]["Resource"] == own
+    assert (meter.keys(), meter["Read"]["Resource"]) == ({"Find", "Read", "Decrypt"}, [own])
+
+
+def test_pods_get_the_roles_of_their_service_accounts(stacks: Stacks) -> None:
+    associations = stacks["pods"]["resource"]["aws_eks_pod_identity_association"].values()
+    assert {row["service_account"] for row in associations} == {"pods-gateway", "pods-meter"}
+
+
+def test_the_load_balancer_asks_for_a_path_that_needs_no_key(stacks: Stacks) -> None:
+    resources = stacks["edge"]["resource"]
+    [group], [listener] = resources["aws_lb_target_group"].values(), resources["aws_lb_listener"].values()
+    assert (group["health_check"]["path"], listener["protocol"]) == ("/health/liveliness", "HTTPS")
+    assert resources["aws_lb"]["balancer"]["internal"] is True
+    assert "aws_lb" not in stacks["pods"]["resource"], "on EKS the chart's Ingress has it"
+
+
+def test_clients_reach_nginx_and_litellm_listens_to_its_own_task_alone(manifests: dict[str, Path]) -> None:
+    for file in manifests.values():
+        [gateway] = [row for row in yaml.safe_load(file.read_text())["services"] if row["is_entry"]]
+        front, _, program = " ".join(gateway["command"]).partition(" -- ")
+        assert front == "router-front --listen=0.0.0.0:8080 --router=127.0.0.1:4000"
+        assert program == "python3 -m llm_serving.kinds.gateway.cloud_program gateway 4000"

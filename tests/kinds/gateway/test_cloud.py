@@ -1,0 +1,153 @@
+"""A gateway on AWS: what it resolves to, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.kinds.gateway import cloud, cloud_program, gateway_program, meter_program
+from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.services import deployments
+from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.service import Service
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning
+
+FLEET = """\
+name: cotton
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: both
+pools: {general: {types: g6e.2xlarge, size: 0..8, orchestrator: eks}, tasks: {types: g6e.2xlarge, size: 1, orchestrator: ecs}}
+"""
+ONE_ZONE = """\
+name: cotton
+region: us-west-2
+zones: us-west-2a
+orchestrator: ecs
+pools: {tasks: {types: g6e.2xlarge, size: 1}}
+"""
+MINIMAL = """\
+kind: gateway
+pattern: gateway
+teams: {search: {models: chat}}
+routes: {chat: {deployments: {mock: Hello.}}}
+"""
+BIG = FoundDeployment(
+    name="big", kind="serving", url="http://big.serving.svc:8080", models=("m",), usd_h=4.0,
+    metrics_urls=("http://big-engines.serving.svc:8000/metrics",),
+    metrics={"prompt-tokens": "vllm:prompt_tokens_total", "output-tokens": "vllm:generation_tokens_total"},
+)  # fmt: skip
+
+
+def resolve(root: Path, text: str, target: str, *, fleet: str = FLEET, name: str = "edge") -> GatewayDeployment:
+    folder = root / name
+    folder.mkdir()
+    (root / "fleet.yaml").write_text(fleet)
+    (folder / "blueprint.yaml").write_text(text)
+    for file in (paths.PATTERNS / "gateway").glob("*.j2"):
+        (folder / file.name).write_text(file.read_text())
+    deployment = planning.resolve_offline(folder, root / "fleet.yaml", target)[2]
+    assert isinstance(deployment, GatewayDeployment)
+    return deployment
+
+
+def read_config(gateway: Service) -> Any:
+    return json.loads(gateway.env[gateway_program.CONFIG_VARIABLE])
+
+
+@pytest.mark.parametrize(
+    ("target", "url"),
+    [("eks", "http://edge-gateway.serving:8080"), ("ecs", "http://edge-gateway.cotton.internal:8080")],
+)
+def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, url: str) -> None:
+    deployment = resolve(tmp_path, MINIMAL, target)
+    meter, gateway = deployment.services
+    assert meter.name == "meter"
+    assert (deployment.url, gateway.port, gateway.replicas.min) == (url, 8080, 2)
+    assert deployment.admin_url == "", "nobody but its own container calls the administration"
+
+
+def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_path: Path) -> None:
+    config = read_config(resolve(tmp_path, MINIMAL, "ecs").entries[0])
+    host = f"os.environ/{cloud_program.CACHE_VARIABLE}"
+    shared = {key: config["router_settings"][f"redis_{key}"] for key in ("host", "port", "ssl")}
+    assert shared == {"host": host, "port": 6379, "ssl": True}
+    assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **shared}
+
+
+def test_a_meter_runs_where_the_price_and_the_engines_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "find", lambda *_: BIG)
+    meter, gateway = resolve(tmp_path, MINIMAL.replace("mock: Hello.", "deployment: big"), "eks").services
+    [metered] = json.loads(meter.env[meter_program.BACKENDS_VARIABLE])
+    assert (metered["name"], metered["usd_h"]) == ("big", 4.0)
+    assert meter.calls["engines-big"].labels == {"inference/kind": "engine"}
+    assert (meter.image, meter.replicas.max, meter.port, meter.probe) == (gateway.image, 1, 0, None)
+    assert (gateway.calls["big"].port, gateway.calls["big"].deployment) == (8080, "big")
+
+
+REFUSALS = {
+    "shared_counts: rediss://cache.example.com\n": (
+        '5:16: shared_counts: "rediss://cache.example.com": on ECS the stack has a cache of its own. Fix: remove '
+        "shared_counts."
+    ),
+    "load_balancer: {certificate: arn:aws:acm:us-east-1:123456789012:certificate/1}\n": (
+        '5:30: load_balancer.certificate: "arn:aws:acm:us-east-1:123456789012:certificate/1": a load balancer takes those of '
+        "its own region, us-west-2. Fix: use one in us-west-2."
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_what_aws_does_not_take_is_refused_at_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path, MINIMAL + text, "ecs")
+    assert str(refused.value) == f"{tmp_path}/edge/blueprint.yaml:{REFUSALS[text]}"
+
+
+def test_a_url_of_this_machine_is_refused(tmp_path: Path) -> None:
+    backend = '{url: "http://127.0.0.1:8000", model: m}'
+    with pytest.raises(
+        InputError, match=r'routes\.chat: "http://127\.0\.0\.1:8000": containers on EKS do not reach this'
+    ):
+        resolve(tmp_path, MINIMAL.replace("{mock: Hello.}", backend), "eks")
+
+
+def test_a_fleet_of_one_zone_has_no_place_for_a_standby(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the database takes 2 zones, and the fleet cotton has 1\. Fix: add zones"):
+        resolve(tmp_path, MINIMAL, "ecs", fleet=ONE_ZONE)
+
+
+def test_a_region_whose_authority_the_image_does_not_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "IMAGES", tmp_path)
+    with pytest.raises(InputError, match=r"no certificate of RDS's authority of us-west-2"):
+        resolve(tmp_path, MINIMAL, "ecs")
+
+
+def test_more_teams_than_a_container_s_environment_holds_are_refused(tmp_path: Path) -> None:
+    teams = "".join(f"  team-{number}: {{models: chat}}\n" for number in range(1000))
+    text = MINIMAL.replace("teams: {search: {models: chat}}\n", f"teams:\n{teams}")
+    with pytest.raises(
+        InputError, match=r"and a container 49,152\. Fix: deploy several gateways, each with some of the"
+    ):
+        resolve(tmp_path, text, "ecs")
+
+
+def test_every_certificate_in_the_image_is_of_its_region_s_authority_and_valid_for_decades() -> None:
+    from cryptography import x509
+
+    folder = paths.IMAGES / cloud.IMAGE / "rds-ca"
+    for file in folder.iterdir():
+        [certificate] = x509.load_pem_x509_certificates(file.read_bytes())
+        [name] = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        assert name.value == f"Amazon RDS {file.stem} Root CA RSA2048 G1"
+        assert certificate.issuer == certificate.subject
+        assert certificate.not_valid_after_utc.year >= 2060
