@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.data_aws_iam_session_context as data_aws_iam_session_context
     import cdktf_cdktf_provider_aws.data_aws_kms_alias as data_aws_kms_alias
     import cdktf_cdktf_provider_aws.data_aws_partition as data_aws_partition
+    import cdktf_cdktf_provider_aws.data_aws_prefix_list as data_aws_prefix_list
     import cdktf_cdktf_provider_aws.data_aws_secretsmanager_secret as data_aws_secretsmanager_secret
     import cdktf_cdktf_provider_aws.data_aws_service_discovery_dns_namespace as data_aws_service_discovery_dns_namespace
     import cdktf_cdktf_provider_aws.data_aws_ssm_parameter as data_aws_ssm_parameter

@@ -1,4 +1,4 @@
-"""The table over a batch's Parquet results in the Glue Data Catalog, by which Athena and Spark find them.
+"""Tables over Parquet results in the Glue Data Catalog, by which Athena and Spark find them.
 
 Athena computes the partitions from the table's properties, so that neither a crawler nor a worker registers any. The
 objects are encrypted by the results bucket's key; that the catalog's own entries are is a setting of the whole account.
@@ -7,6 +7,8 @@ objects are encrypted by the results bucket's key; that the catalog's own entrie
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
@@ -14,9 +16,13 @@ from llm_serving import paths
 from llm_serving.fleet.aws_limits import convert_to_days
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable
+from llm_serving.kinds.streaming.stack import AnswerFiles
 
 COLUMNS_FILE = paths.IMAGES / "batch-worker" / "batch" / "result_columns.json"
-"""The columns that a worker writes, which reads them from this file too."""
+"""The columns that a batch's worker writes, which reads them from this file too."""
+
+ANSWER_COLUMNS_FILE = paths.IMAGES / "stream-job" / "src" / "main" / "resources" / "answer_columns.json"
+"""Those of a stream's job, likewise."""
 
 TABLE = "results"
 
@@ -25,48 +31,98 @@ _FORMAT = "org.apache.hadoop.hive.ql.io.parquet"
 
 
 def add_results_table(stack: TerraformStack, fleet: Fleet, name: str, batch: BatchStack, table: ResultsTable) -> None:
-    """Add the database of the batch, and its table."""
-    database = aws.glue_catalog_database.GlueCatalogDatabase(
-        stack, "results-database", name=table.database, description=f"Results of {name}"
+    """Add the database of the batch, and its table.
+
+    A job's folder below the partitions is none: one of unknown values takes a condition on it in every query. A job is
+    found by the column `job`.
+    """
+    _add_table(
+        stack,
+        fleet,
+        database=table.database,
+        description=f"A row for each row of the jobs of {name}",
+        location=f"s3://{batch.bucket}/{batch.prefix}/results/",
+        columns=COLUMNS_FILE,
+        partitions={"team": "Whose job it is", "date": "Of its submission, YYYY-MM-DD in UTC"},
+        projection={"projection.team.type": "enum", "projection.team.values": ",".join(table.teams)},
+    )
+
+
+def add_answers_table(stack: TerraformStack, fleet: Fleet, name: str, files: AnswerFiles) -> None:
+    """Add the database of the stream, and its table."""
+    _add_table(
+        stack,
+        fleet,
+        database=files.database,
+        description=f"A row for each answer of {name}",
+        location=f"s3://{files.bucket}/{files.prefix}/",
+        columns=ANSWER_COLUMNS_FILE,
+        partitions={"date": "Of its writing, YYYY-MM-DD in UTC"},
+    )
+
+
+def _add_table(
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    database: str,
+    description: str,
+    location: str,
+    columns: Path,
+    partitions: Mapping[str, str],
+    projection: Mapping[str, str] | None = None,
+) -> None:
+    """Add a database with one table.
+
+    Args:
+        partitions: comment of each, which lie in folders of Hive's form: NAME=VALUE/. One is `date`.
+        projection: how Athena computes those other than `date`.
+    """
+    own = aws.glue_catalog_database.GlueCatalogDatabase(
+        stack, "results-database", name=database, description=description
     )
     g = aws.glue_catalog_table
-    columns = json.loads(COLUMNS_FILE.read_text(encoding="utf-8"))
     g.GlueCatalogTable(
         stack,
         "results-table",
         name=TABLE,
-        database_name=database.name,
-        description=f"A row for each row of the jobs of {name}",
+        database_name=own.name,
+        description=description,
         table_type="EXTERNAL_TABLE",
-        parameters={"EXTERNAL": "TRUE", "classification": "parquet", **_build_projection(fleet, table)},
+        parameters={
+            "EXTERNAL": "TRUE",
+            "classification": "parquet",
+            **(projection or {}),
+            **_build_date_projection(fleet),
+        },
         partition_keys=[
-            g.GlueCatalogTablePartitionKeys(name="team", type="string", comment="Whose job it is"),
-            g.GlueCatalogTablePartitionKeys(name="date", type="string", comment="Of its submission, YYYY-MM-DD in UTC"),
+            g.GlueCatalogTablePartitionKeys(name=name, type="string", comment=comment)
+            for name, comment in partitions.items()
         ],
         storage_descriptor=g.GlueCatalogTableStorageDescriptor(
-            location=f"s3://{batch.bucket}/{batch.prefix}/results/",
+            location=location,
             input_format=f"{_FORMAT}.MapredParquetInputFormat",
             output_format=f"{_FORMAT}.MapredParquetOutputFormat",
             ser_de_info=g.GlueCatalogTableStorageDescriptorSerDeInfo(
                 serialization_library=f"{_FORMAT}.serde.ParquetHiveSerDe"
             ),
-            columns=[g.GlueCatalogTableStorageDescriptorColumns(**column) for column in columns],
+            columns=[
+                g.GlueCatalogTableStorageDescriptorColumns(**column)
+                for column in json.loads(columns.read_text(encoding="utf-8"))
+            ],
         ),
     )
 
 
-def _build_projection(fleet: Fleet, table: ResultsTable) -> dict[str, str]:
-    """How Athena computes partitions, which lie in folders of Hive's form: team=TEAM/date=DATE/.
+def _build_date_projection(fleet: Fleet) -> dict[str, str]:
+    """Build how Athena computes the days.
 
-    A job's folder below these is no partition: one of unknown values takes a condition on it in every query. A job is
-    found by the column `job`. Source: Athena user guide, "Supported types for partition projection", 2026-11.
+    Source: Athena user guide, "Supported types for partition projection", 2026-11.
     """
     # S3 deletes a day or so after the time is over.
     days = convert_to_days(fleet.storage.results_kept) + 2
     return {
         "projection.enabled": "true",
-        "projection.team.type": "enum",
-        "projection.team.values": ",".join(table.teams),
         "projection.date.type": "date",
         "projection.date.format": "yyyy-MM-dd",
         "projection.date.range": f"NOW-{days}DAYS,NOW",

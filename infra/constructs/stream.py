@@ -21,6 +21,7 @@ from llm_serving.kinds.streaming.stack import (
     KAFKA_VERSION,
     PLACE_GROUP,
     SETTINGS_GROUP,
+    AnswerFiles,
     StreamStack,
 )
 
@@ -126,6 +127,19 @@ def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security
         from_port=stream.endpoint_port,
         to_port=stream.endpoint_port,
     )
+    if stream.answer_files:
+        name = f"{context.account.service_prefix}.{context.fleet.region}.s3"
+        prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(stack, "s3-addresses", name=name)
+        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+            stack,
+            "job-to-s3",
+            security_group_id=group.id,
+            description="S3",
+            prefix_list_id=prefixes.id,
+            ip_protocol="tcp",
+            from_port=443,
+            to_port=443,
+        )
     return group
 
 
@@ -310,6 +324,15 @@ def _build_code(
     )
 
 
+def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:
+    """Build the permissions of Flink's file system of S3, which keeps what is not yet part of a file as an object."""
+    bucket = f"arn:{context.account.partition}:s3:::{files.bucket}"
+    actions = ["AbortMultipartUpload", "DeleteObject", "GetObject", "ListMultipartUploadParts", "PutObject"]
+    yield allow("Files", [f"s3:{action}" for action in actions], f"{bucket}/{files.prefix}/*")
+    yield allow("ListFiles", ["s3:ListBucket"], bucket)
+    yield allow("Encrypt", ["kms:GenerateDataKey"], context.storage_key)
+
+
 def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     """Build the job's permissions: its code, its log, its network interfaces, its topics.
 
@@ -320,6 +343,8 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     bucket = f"arn:{account.partition}:s3:::{stream.bucket}"
     yield allow("Code", ["s3:GetObject", "s3:GetObjectVersion"], f"{bucket}/{stream.archive_key}")
     yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
+    if stream.answer_files:
+        yield from _build_file_statements(context, stream.answer_files)
     yield allow("FindLogs", ["logs:DescribeLogGroups"], "*")
     yield allow("Log", ["logs:DescribeLogStreams", "logs:PutLogEvents"], f"{context.log_group.arn}:*")
     yield allow(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.bindings import aws, cdktf
-from infra.constructs import network, stream, stream_watch
+from infra.constructs import network, results_table, stream, stream_watch
 from infra.constructs.account import read_account
 from infra.constructs.key import add_key, build_log_group_grant, find_key
 from infra.constructs.stream import StreamContext
@@ -88,6 +88,8 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream
     cache = stream.add_cache(stack, context, groups)
     job = stream.add_job(stack, context, groups, kafka, cache)
     stream_watch.add_alarms(stack, context)
+    if deployment.stack.answer_files:
+        results_table.add_answers_table(stack, fleet, name, deployment.stack.answer_files)
     base.add_output(stack, "brokers", kafka.bootstrap_brokers_sasl_iam, "Kafka, for clients that log in with a role")
     base.add_output(stack, "cache_url", stream.format_cache_url(cache), "The cache")
     base.add_output(stack, "clients_group", groups.clients.id, "Security group of whoever reaches Kafka and the cache")

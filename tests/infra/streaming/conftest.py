@@ -32,6 +32,7 @@ kind: streaming
 pattern: near-real-time
 endpoint: {url: "https://llm.example.com/v1", model: tiny}
 checkpoint: 10s
+parquet: true
 partitions: 12
 aws: {brokers: 6, broker_type: kafka.m7g.xlarge, broker_storage: 1Ti, cache_type: cache.r7g.large, parallelism: 12}
 slo: {dead_events: 5%}

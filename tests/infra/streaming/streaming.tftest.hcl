@@ -76,4 +76,13 @@ run "outside" {
     )
     error_message = "sizes are the blueprint's"
   }
+
+  assert {
+    condition = (
+      aws_glue_catalog_table.results-table.database_name == aws_glue_catalog_database.results-database.name &&
+      aws_glue_catalog_table.results-table.parameters["classification"] == "parquet" &&
+      aws_vpc_security_group_egress_rule.job-to-s3.prefix_list_id == data.aws_prefix_list.s3-addresses.id
+    )
+    error_message = "answers in S3 have a table, and the job reaches S3"
+  }
 }

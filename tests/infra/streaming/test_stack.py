@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from infra import stack_rules
+from infra.constructs import results_table
 from llm_serving.catalog import signals
 from llm_serving.fleet import loading
 from llm_serving.kinds.streaming import cloud, programs
@@ -73,7 +74,8 @@ def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
 )
 def test_the_job_reaches_its_endpoint_alone_beside_them(stacks: Stacks, shape: str, address: str, port: int) -> None:
     rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
-    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint"}
+    files = {"job-to-s3"} if shape == "outside" else set()
+    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", *files}
     rule = rules["job-to-endpoint"]
     assert (rule["cidr_ipv4"], rule["from_port"], rule["to_port"]) == (address, port, port)
 
@@ -85,6 +87,30 @@ def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks
     topic += "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
     assert statements["Read"]["Resource"] == f"{topic}events"
     assert statements["Write"]["Resource"] == [f"{topic}results", f"{topic}dead-letters"]
+
+
+def test_answers_go_to_s3_only_where_the_blueprint_says_so_and_the_table_has_their_columns(stacks: Stacks) -> None:
+    assert "aws_glue_catalog_table" not in stacks["shop"]["resource"]
+    [table] = stacks["outside"]["resource"]["aws_glue_catalog_table"].values()
+    columns = json.loads(results_table.ANSWER_COLUMNS_FILE.read_text())
+    assert table["storage_descriptor"]["columns"] == columns
+    assert [key["name"] for key in table["partition_keys"]] == ["date"]
+    assert table["parameters"]["projection.date.range"] == "NOW-92DAYS,NOW"
+    groups = read_groups(stacks["outside"])["settings"]
+    job = json.loads("".join(groups[name] for name in sorted(groups)))
+    assert re.fullmatch(r"s3a://cotton-results-\S+/streaming/outside/answers/", job["answerFiles"])
+    assert table["storage_descriptor"]["location"] == job["answerFiles"].replace("s3a:", "s3:")
+
+
+def test_the_job_writes_files_below_its_own_prefix_alone(stacks: Stacks) -> None:
+    def read_statements(shape: str) -> dict[str, Any]:
+        [role] = stacks[shape]["resource"]["aws_iam_role_policy"].values()
+        return {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
+
+    assert not {"Files", "ListFiles", "Encrypt"} & set(read_statements("shop"))
+    files = read_statements("outside")["Files"]
+    assert files["Resource"].endswith("/streaming/outside/answers/*")
+    assert "s3:DeleteObject" in files["Action"]
 
 
 def test_every_alarm_reads_metrics_by_the_dimensions_that_their_service_publishes(stacks: Stacks) -> None:

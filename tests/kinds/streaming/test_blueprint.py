@@ -59,6 +59,19 @@ def test_the_job_is_told_the_prompt_the_schema_and_every_limit(folder: Path) -> 
     assert [service.name for service in deployment.services] == ["endpoint", "taskmanager", "generator", "jobmanager"]
 
 
+def test_answers_go_to_the_embedded_s3_only_where_the_blueprint_says_so(folder: Path) -> None:
+    deployment = resolve(folder)
+    assert (deployment.answer_files, read_job(deployment)["answerFiles"]) == ("", "")
+    assert not any("s3." in word for service in deployment.services for word in service.command)
+    change(folder / "blueprint.yaml", "parquet: false", "parquet: true")
+    deployment = resolve(folder)
+    assert read_job(deployment)["answerFiles"] == f"s3://{deployment.environment.bucket}/streaming/shop/answers/"
+    for service in deployment.services:
+        has_s3 = service.name in ("taskmanager", "jobmanager")
+        assert (f"-Ds3.endpoint={deployment.environment.s3_endpoint}" in service.command) == has_s3
+        assert ("FLINK_PLUGINS_DIR" in service.env) == has_s3
+
+
 def test_every_heap_is_bounded(folder: Path) -> None:
     commands = [service.command for service in resolve(folder).services if service.command[0] == "java"]
     heaps = [int(word[4:-1]) for command in commands for word in command if word.startswith("-Xmx")]

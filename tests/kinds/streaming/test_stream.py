@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from llm_serving import paths, processes
@@ -22,6 +26,7 @@ from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.validation import validate as validation
+from llm_serving.rehearsal import emulator
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import supervisor
 
@@ -178,6 +183,39 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
         returner.join()
     assert read_checkpoints(folder)["failed"] >= failed + 3
     assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
+
+
+def read_files(folder: Path) -> list[dict[str, Any]]:
+    """Rows of all Parquet files of the answers."""
+    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+    assert isinstance(deployment, StreamingDeployment)
+    environment = deployment.environment
+    bucket, _, prefix = deployment.answer_files.removeprefix("s3://").partition("/")
+    s3 = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+    files = [key for key in keys if re.fullmatch(rf"{prefix}date=\d{{4}}-\d\d-\d\d/[^/_][^/]*\.parquet", key)]
+    bodies = (s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in files)
+    return [row for body in bodies for row in pq.read_table(io.BytesIO(body)).to_pylist()]
+
+
+def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(folder: Path) -> None:
+    file = folder / "blueprint.yaml"
+    file.write_text(file.read_text().replace("parquet: false", "parquet: true"))
+    assert main.run(["deploy", "shop", "--yes"]) == 0
+    sent = folder.parent / ".blueprint" / "shop" / "logs" / "validation" / "sent.jsonl"
+    validate(folder)
+    expected = {event["id"] for event in map(json.loads, sent.read_text().splitlines()) if not event["bad"]}
+    deadline = time.monotonic() + 120
+    while missing := expected - {row["id"] for row in read_files(folder)}:
+        assert time.monotonic() < deadline, missing
+        time.sleep(1)
+    rows = read_files(folder)
+    counts = Counter(row["id"] for row in rows)
+    assert set(counts.values()) == {1}
+    columns = json.loads((programs.JOB / "src" / "main" / "resources" / "answer_columns.json").read_text())
+    assert [column["name"] for column in columns] == list(rows[0])
+    assert rows[0]["answer"] == "mock answer"
 
 
 def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from llm_serving.services.addresses import build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
-from llm_serving.settings.units import Duration, Memory, Share, TextFormat
+from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
@@ -209,6 +209,9 @@ class Blueprint(BaseBlueprint):
     checkpoint: Annotated[Duration, Field(ge=0.1, le=3600)] = parse_default("1s")
     """Time between checkpoints. Readers of Kafka as `read_committed` see answers that late; the cache has them at
     once."""
+
+    parquet: Annotated[bool, Switch()] = False
+    """Whether answers also go to S3 as Parquet, at each `checkpoint` a file of each task. AWS has a table over them."""
 
     aws: Aws = Aws()
     """What runs on AWS."""

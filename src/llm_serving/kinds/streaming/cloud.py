@@ -11,7 +11,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.kinds.streaming.stack import ZONES, StreamStack
+from llm_serving.kinds.streaming.stack import ZONES, AnswerFiles, StreamStack
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK
 from llm_serving.settings.document import Conflict
@@ -86,9 +86,15 @@ def resolve(
         bucket=environment.bucket,
         archive_key=f"streaming/{deployment.name}/{archive.name}",
         settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
+        answer_files=_locate_answer_files(deployment, _format_name(fleet, deployment.name)),
         lag_alarm_s=math.ceil(settings.aws.lag_alarm),
         dead_alarm=settings.slo.dead_events or 0.01,
     )
+
+
+def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:
+    bucket, _, prefix = deployment.answer_files.removeprefix("s3://").partition("/")
+    return AnswerFiles(bucket=bucket, prefix=prefix.rstrip("/"), database=name.replace("-", "_")) if bucket else None
 
 
 def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:

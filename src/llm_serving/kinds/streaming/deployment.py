@@ -35,6 +35,9 @@ class StreamingDeployment(Deployment):
     cache_url: str
     """Empty on AWS, as `brokers`."""
 
+    answer_files: str = ""
+    """Folder of S3 with the answers as Parquet; empty for none."""
+
     stack: StreamStack | None = None
     """None on this machine."""
 

@@ -20,11 +20,11 @@ DIGESTS = JOB / "jars.sha256"
 """Digest of each jar, in the format of sha256sum."""
 
 _CLIENT = paths.ROOT / "clients" / "java"
-_SOURCES = tuple(folder / "src" / "main" / "java" for folder in (JOB, _CLIENT / "client", _CLIENT / "flink"))
-"""What `pom.xml` of the job compiles."""
+_SOURCES = tuple(folder / "src" / "main" for folder in (JOB, _CLIENT / "client", _CLIENT / "flink"))
+"""What `pom.xml` of the job makes the job of."""
 
 _FOLDER = paths.ROOT / ".stream-job"
-_JARS, _SERVERS, _CLASSES = "jars", "servers", "classes"
+_JARS, _SERVERS, _PLUGINS, _CLASSES = "jars", "servers", "plugins", "classes"
 _STAMP = ".set-up"
 _LOG = _FOLDER / "maven.log"
 _LEAST_JAVA = 17
@@ -38,8 +38,8 @@ _CACHE_PROGRAMS = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "re
 def locate() -> Path:
     """Return the folder of all programs, named by what decides them: those that run keep theirs when that changes."""
     digest = hashlib.sha256()
-    sources = [file for folder in _SOURCES for file in sorted(folder.rglob("*.java"))]
-    for file in (DIGESTS, JOB / "pom.xml", JOB / "servers" / "pom.xml", *sources):
+    sources = [file for folder in _SOURCES for file in sorted(folder.rglob("*.*"))]
+    for file in (DIGESTS, *(folder / "pom.xml" for folder in (JOB, JOB / _SERVERS, JOB / _PLUGINS)), *sources):
         digest.update(file.read_bytes())
     return _FOLDER / digest.hexdigest()[:12]
 
@@ -47,6 +47,11 @@ def locate() -> Path:
 def locate_cache() -> Path:
     """Return the program of Redis."""
     return locate() / _SERVERS / "redis-server"
+
+
+def locate_plugins() -> Path:
+    """Return the folder of Flink's plugins, which has a folder for each."""
+    return locate() / _PLUGINS
 
 
 def locate_archive() -> Path:
@@ -91,7 +96,9 @@ def install(on_progress: Callable[[str], None]) -> None:
         on_progress("building the job")
         _run_maven("compile", _COPY, "-DincludeScope=compile", f"-DoutputDirectory={folder / _JARS}")
         on_progress("downloading Kafka and Redis")
-        _run_maven(_COPY, "-f", str(JOB / "servers" / "pom.xml"), f"-DoutputDirectory={folder / _SERVERS}")
+        _run_maven(_COPY, "-f", str(JOB / _SERVERS / "pom.xml"), f"-DoutputDirectory={folder / _SERVERS}")
+        on_progress("downloading Flink's file system of S3")
+        _run_maven(_COPY, "-f", str(JOB / _PLUGINS / "pom.xml"), f"-DoutputDirectory={folder / _PLUGINS / 's3'}")
         check_digests(folder)
         _unpack_cache(folder / _SERVERS)
         (_FOLDER / _CLASSES).rename(folder / _CLASSES)
@@ -149,7 +156,7 @@ def check_digests(folder: Path) -> None:
         Unavailable: names the first that is not.
     """
     pinned = {line.split()[1]: line.split()[0] for line in DIGESTS.read_text().splitlines()}
-    for file in sorted(folder.glob("*/*.jar")):
+    for file in sorted(folder.rglob("*.jar")):
         name = file.relative_to(folder).as_posix()
         if pinned.get(name) != hashlib.sha256(file.read_bytes()).hexdigest():
             fix = "delete it from ~/.m2/repository, and deploy again"

@@ -68,6 +68,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
         endpoint_url=url,
         model=model,
+        answer_files=_format_answer_files(settings, environment, name),
         cache_url=f"redis://{LOOPBACK}:{environment.ports[CACHE]}" if is_local else "",
         checkpoint_s=settings.checkpoint,
         deadline_s=settings.endpoint.deadline,
@@ -84,6 +85,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
     return deployment.model_copy(update={"stack": stack, "cost": price.describe(stack, fleet.value)})
+
+
+def _format_answer_files(settings: Blueprint, environment: Environment, name: str) -> str:
+    bucket = environment.results_bucket or environment.bucket
+    return f"s3://{bucket}/streaming/{name}/answers/" if settings.parquet else ""
 
 
 def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:
@@ -163,7 +169,7 @@ def _build_task_manager(deployment: StreamingDeployment) -> Service:
     arguments = _build_flink_arguments(deployment, options)
     main = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
     command = programs.build_command(main, *arguments, heap_mb=_TASK_MANAGER_MB)
-    return _build_java(deployment.environment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
+    return _build_flink(deployment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
 
 
 def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object]) -> Service:
@@ -177,8 +183,8 @@ def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object
     }
     folder = _locate_checkpoints(deployment)
     arguments = (folder, "--job-classname", "stream.StreamJob", *_build_flink_arguments(deployment, options))
-    service = _build_java(
-        deployment.environment,
+    service = _build_flink(
+        deployment,
         JOB_MANAGER,
         programs.build_command("stream.LocalCluster", *arguments, heap_mb=_JOB_MANAGER_MB),
         heap_mb=_JOB_MANAGER_MB,
@@ -192,6 +198,13 @@ def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object
             "probe": Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
         }
     )
+
+
+def _build_flink(deployment: StreamingDeployment, role: str, command: tuple[str, ...], *, heap_mb: int) -> Service:
+    """Build a process of Flink, which has the file system of S3 where answers go there."""
+    service = _build_java(deployment.environment, role, command, heap_mb=heap_mb)
+    plugins = {"FLINK_PLUGINS_DIR": str(programs.locate_plugins())} if deployment.answer_files else {}
+    return service.model_copy(update={"env": {**service.env, **plugins}})
 
 
 def _build_java(environment: Environment, role: str, command: tuple[str, ...], *, heap_mb: int) -> Service:
@@ -212,10 +225,20 @@ def _build_flink_arguments(deployment: StreamingDeployment, own: dict[str, objec
         "jobmanager.rpc.port": deployment.environment.ports[RPC],
         "execution.checkpointing.dir": f"file://{_locate_checkpoints(deployment)}",
         "io.tmp.dirs": f"{deployment.environment.data_folder}/flink",
+        **(_build_s3_options(deployment.environment) if deployment.answer_files else {}),
         **own,
     }
     named = [f"-D{key}={value}" for key, value in options.items()]
     return ("--configDir", str(paths.IMAGES / "stream-job" / "conf"), *named)
+
+
+def _build_s3_options(environment: Environment) -> dict[str, object]:
+    """Build the options of Flink's file system of S3, which takes the keys from the variables of the process."""
+    return {
+        "s3.endpoint": environment.s3_endpoint,
+        "s3.endpoint.region": environment.region,
+        "s3.path.style.access": "true",
+    }
 
 
 def _locate_checkpoints(deployment: StreamingDeployment) -> str:
@@ -254,6 +277,8 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
         "cache": {"url": deployment.cache_url, "ttlS": round(settings.cache.ttl)},
         "prompt": _encode(files.prompt),
         "eventSchema": _encode(files.schema),
+        # Managed Flink's file system that can write. Source: aws-samples, examples of sinks to S3, 2026-11.
+        "answerFiles": deployment.answer_files.replace("s3:", "s3:" if is_local else "s3a:"),
         "checkpointMs": to_ms(settings.checkpoint),
     }
 

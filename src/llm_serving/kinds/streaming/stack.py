@@ -26,6 +26,16 @@ ZONES = 3
 """Zones of the brokers: with three copies of each event, one may be away."""
 
 
+class AnswerFiles(Settings):
+    """Answers in S3 as Parquet, and the database of their table in the Glue Data Catalog."""
+
+    bucket: str
+    """The results bucket, whose objects expire."""
+
+    prefix: str
+    database: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,255}$")]
+
+
 class StreamStack(Settings):
     """What the stack makes."""
 
@@ -57,6 +67,9 @@ class StreamStack(Settings):
 
     settings: Annotated[tuple[str, ...], AllowSingleItem(), Field(min_length=1, max_length=50)]
     """The job's settings, in parts that a property can hold."""
+
+    answer_files: AnswerFiles | None = None
+    """None where answers are not written to S3."""
 
     lag_alarm_s: Annotated[int, Field(ge=1)]
     """Consumer lag at which the alarm rings."""

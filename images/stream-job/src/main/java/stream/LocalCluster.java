@@ -22,7 +22,9 @@ public final class LocalCluster {
     public static void main(String[] arguments) throws IOException {
         List<String> flinkArguments = new ArrayList<>(List.of(arguments).subList(1, arguments.length));
         findLatest(Path.of(arguments[0]))
-                .ifPresent(checkpoint -> flinkArguments.addAll(List.of("--fromSavepoint", checkpoint.toString())));
+                .ifPresent(checkpoint -> flinkArguments.addAll(
+                        // Answers that no longer go to files have state there.
+                        List.of("--fromSavepoint", checkpoint.toString(), "--allowNonRestoredState")));
         StandaloneApplicationClusterEntryPoint.main(flinkArguments.toArray(new String[0]));
     }
 

@@ -11,7 +11,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * What the job is told, as one JSON document. Times are in milliseconds, files in base64.
+ * What the job is told, as one JSON document. Times are in milliseconds, files in base64; {@code answerFiles} is the
+ * folder of Parquet, empty for none.
  *
  * <p>It is in the variable STREAM_SETTINGS; or, on Managed Service for Apache Flink, in parts in the group of properties
  * {@code settings}, with the addresses of Kafka and of the cache in the group {@code place}.
@@ -25,6 +26,7 @@ public record Settings(
         Cache cache,
         byte[] prompt,
         byte[] eventSchema,
+        String answerFiles,
         long checkpointMs)
         implements Serializable {
 

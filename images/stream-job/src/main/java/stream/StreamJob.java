@@ -76,6 +76,9 @@ public final class StreamJob {
                 .uid("counts")
                 .name("counts");
         answers.sinkTo(buildSink(settings, settings.kafka().results())).uid("results").name("results");
+        if (!settings.answerFiles().isEmpty()) {
+            answers.sinkTo(AnswerFiles.buildSink(settings.answerFiles())).uid("files").name("files");
+        }
         deadLetters.sinkTo(buildSink(settings, settings.kafka().deadLetters())).uid("dead").name("dead letters");
     }
 
