@@ -183,7 +183,7 @@ def test_a_template_reaches_nothing_of_python(tmp_path: Path, template: str) -> 
 def test_a_template_that_needs_too_much_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
 ) -> None:
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(template_sandbox, "CPU_LIMIT_S", 1)
     folder, children = _copy_with_template(tmp_path, template), psutil.Process().children()
     with pytest.raises(InputError) as error:
         render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")

@@ -21,8 +21,11 @@ import psutil
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel
 
-TIME_LIMIT_S = 10.0
-"""Longest rendering; those of this repository take some milliseconds."""
+CPU_LIMIT_S = 10
+"""Most CPU time of a rendering, which no other program's load lengthens; those of this repository take milliseconds."""
+
+_WAIT_LIMIT_S = 300.0
+"""Longest wait for a rendering, however busy the machine is."""
 
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 """Longest rendered file; those of this repository have some kilobytes for each role."""
@@ -77,7 +80,7 @@ def run(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], F
         describe: turns what it raises into a failure.
 
     Raises:
-        LimitExceeded: it took too long, or too much memory, or wrote too much.
+        LimitExceeded: it took too much time or memory, or wrote too much.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -87,10 +90,14 @@ def run(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], F
     os.close(write_end)
     try:
         content = _read(read_end)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
     finally:
         os.close(read_end)
-        os.kill(child, signal.SIGKILL)  # it has ended, or is to end
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        raise LimitExceeded(f"it does not finish within {CPU_LIMIT_S} s of CPU time")
     if not content:
         raise LimitExceeded(f"it needs more than {MEMORY_LIMIT_BYTES // 2**20} MiB of memory")
     kind, value = json.loads(content)
@@ -104,6 +111,8 @@ def _answer(write_end: int, generate: Callable[[], Iterable[str]], describe: Cal
     try:
         limit = psutil.Process().memory_info().vms + MEMORY_LIMIT_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with os.fdopen(write_end, "wb") as pipe:
             pipe.write(json.dumps(_collect(generate, describe)).encode())
     finally:
@@ -129,11 +138,11 @@ def _collect(generate: Callable[[], Iterable[str]], describe: Callable[[Exceptio
 def _read(read_end: int) -> bytes:
     """Read until the other end is closed."""
     chunks: list[bytes] = []
-    deadline = time.monotonic() + TIME_LIMIT_S
+    deadline = time.monotonic() + _WAIT_LIMIT_S
     while True:
         ready, _, _ = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise LimitExceeded(f"it does not finish within {TIME_LIMIT_S:.0f} s")
+            raise LimitExceeded(f"it does not finish within {_WAIT_LIMIT_S:.0f} s")
         chunk = os.read(read_end, 2**16)
         if not chunk:
             return b"".join(chunks)

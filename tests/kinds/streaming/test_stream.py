@@ -25,10 +25,13 @@ from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.validation import outcomes
 from llm_serving.kinds.streaming.validation import validate as validation
+from llm_serving.kinds.streaming.validation.report import EventCounts
 from llm_serving.rehearsal import emulator
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import supervisor
+from llm_serving.validation.reports import run_folder
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -72,6 +75,17 @@ def validate(folder: Path) -> dict[str, Any]:
     return report
 
 
+def send_patiently(folder: Path) -> EventCounts:
+    """Send the sample, and wait for what becomes of it as long as a busy machine takes to start programs again."""
+    directory = DeploymentDir("shop", folder.parent)
+    deployment = directory.load_deployment()
+    assert isinstance(deployment, StreamingDeployment)
+    validation.wait_running(deployment.url)
+    with run_folder.lock_work(directory.logs, "shop") as work:
+        validation.send(deployment, deployment.sample.events, work, drain_s=240)
+        return outcomes.count(outcomes.read(work))
+
+
 def find_program(name: str, program: str = "java") -> psutil.Process:
     """Find the process of a service that runs a program."""
     running = supervisor.find_running(DeploymentDir("shop", Path.cwd()))
@@ -110,11 +124,11 @@ def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folde
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        events = validate(folder)["events"]
+        events = send_patiently(folder)
     finally:
         killer.join()
     assert killed == ["taskmanager", "kafka"]
-    assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
+    assert (events.answered, events.lost, events.duplicated) == (200, 0, 0)
 
 
 def send(folder: Path) -> dict[str, Any]:
@@ -178,11 +192,11 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
     returner = threading.Thread(target=return_store)
     returner.start()
     try:
-        events = validate(folder)["events"]
+        events = send_patiently(folder)
     finally:
         returner.join()
     assert read_checkpoints(folder)["failed"] >= failed + 3
-    assert (events["answered"], events["lost"], events["duplicated"]) == (200, 0, 0)
+    assert (events.answered, events.lost, events.duplicated) == (200, 0, 0)
 
 
 def read_files(folder: Path) -> list[dict[str, Any]]:
