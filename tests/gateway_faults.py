@@ -130,7 +130,8 @@ class Run:
             id="", route="", name="big", usd_h=1.0, metrics_urls=(f"{self.engine}/metrics",),
             prompt_tokens="vllm:prompt_tokens_total", output_tokens="vllm:generation_tokens_total",
         )  # fmt: skip
-        return Tokens(*(round(tokens) for tokens in meter.read_counters(backend) or (0, 0)))
+        [tokens] = meter.read_counters(backend).values()
+        return Tokens(*map(round, tokens))
 
     def count_records(self) -> Tokens:
         """Return what the database has."""

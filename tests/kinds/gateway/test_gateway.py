@@ -189,7 +189,8 @@ def read_engine_tokens(url: str, name: str) -> tuple[float, float]:
         id="", route="", name=name, usd_h=1.0, metrics_urls=(f"{url}/metrics",),
         prompt_tokens="vllm:prompt_tokens_total", output_tokens="vllm:generation_tokens_total",
     )  # fmt: skip
-    return meter.read_counters(backend) or (0.0, 0.0)
+    [tokens] = meter.read_counters(backend).values()
+    return tokens
 
 
 def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:

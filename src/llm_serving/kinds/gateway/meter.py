@@ -6,10 +6,12 @@ deployment's own routers, with keys, is in a second table, a row where a counter
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,7 +25,7 @@ TABLE, DOOR_TABLE = "blueprint_meter", "blueprint_door"
 
 _CREATE = f"""\
 CREATE TABLE IF NOT EXISTS {TABLE} (
-  deployment text, at timestamptz DEFAULT now(), usd_h float8, input_tokens float8, output_tokens float8);
+  deployment text, at timestamptz DEFAULT now(), usd_h float8, tokens jsonb);
 CREATE TABLE IF NOT EXISTS {DOOR_TABLE} (
   deployment text, team text, model text, at timestamptz DEFAULT now(), is_first bool,
   requests float8, input_tokens float8, output_tokens float8);
@@ -42,14 +44,14 @@ def list_metered(routes: Mapping[str, Iterable[Backend]]) -> list[Backend]:
 
 
 def record(login: Login, backends: Iterable[Backend]) -> None:
-    """Add a row for each deployment; NULL in place of counters that do not answer.
+    """Add a row for each deployment, with the counters of each engine that answers.
 
     Raises:
         Unavailable: the database does not answer.
     """
     inserts = [
-        f"INSERT INTO {TABLE} (deployment, usd_h, input_tokens, output_tokens) "
-        f"VALUES ('{backend.name}', {backend.usd_h!r}, {_format(read_counters(backend))});"
+        f"INSERT INTO {TABLE} (deployment, usd_h, tokens) "
+        f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format(read_counters(backend))});"
         for backend in backends
     ]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
@@ -98,17 +100,26 @@ def read_use(backend: Backend) -> dict[tuple[str, str], list[float]] | None:
     return use
 
 
-def _format(counters: tuple[float, float] | None) -> str:
-    return "NULL, NULL" if counters is None else f"{counters[0]!r}, {counters[1]!r}"
+class Tokens(NamedTuple):
+    """What an engine counted since it started."""
+
+    prompts: float
+    answers: float
 
 
-def read_counters(backend: Backend) -> tuple[float, float] | None:
-    """Read the tokens of all prompts and of all answers; None where an engine does not answer."""
-    try:
-        pages = [_read_page(page) for url in backend.metrics_urls for page in list_pages(url)]
-    except (OSError, ValueError):
-        return None
-    return _sum(pages, backend.prompt_tokens), _sum(pages, backend.output_tokens)
+def _format(counters: Mapping[str, Tokens]) -> str:
+    return database.quote(json.dumps({page: sum(tokens) for page, tokens in counters.items()}))
+
+
+def read_counters(backend: Backend) -> dict[str, Tokens]:
+    """Read the counters of each engine by its page: an engine that starts anew counts from 0, the others count on."""
+    counters = {}
+    with contextlib.suppress(OSError):  # of the names
+        for page in [page for url in backend.metrics_urls for page in list_pages(url)]:
+            with contextlib.suppress(OSError, ValueError):
+                text = _read_page(page)
+                counters[page] = Tokens(_sum(text, backend.prompt_tokens), _sum(text, backend.output_tokens))
+    return counters
 
 
 def list_pages(url: str) -> list[str]:
@@ -123,8 +134,8 @@ def _read_page(url: str) -> str:
         return str(response.read().decode())
 
 
-def _sum(pages: Iterable[str], name: str) -> float:
-    return sum(float(sample.value) for page in pages for sample in _list_samples(page, name))
+def _sum(page: str, name: str) -> float:
+    return sum(float(sample.value) for sample in _list_samples(page, name))
 
 
 def _list_samples(page: str, name: str) -> Iterator[Sample]:

@@ -41,7 +41,7 @@ WHERE team_id IS NOT NULL AND status = 'success' AND "endTime" >= now() AT TIME 
 GROUP BY 1, 2, 3"""
 
 _METER = f"""\
-SELECT deployment, extract(epoch FROM at) AS at, usd_h, input_tokens, output_tokens FROM {meter.TABLE}
+SELECT deployment, extract(epoch FROM at) AS at, usd_h, tokens FROM {meter.TABLE}
 WHERE at >= now() - interval '{{since_s}} s' ORDER BY at"""
 
 
@@ -174,19 +174,18 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Metered]:
 
 def _measure(rows: Sequence[Mapping[str, Any]]) -> Metered:
     busy_usd, idle_usd, tokens = 0.0, 0.0, 0.0
-    counts = [_sum_tokens(row) for row in rows]
-    last_known = next((count for count in counts if count is not None), 0.0)
-    for (before, after), count in zip(itertools.pairwise(rows), counts[1:], strict=True):
+    last_known = dict(rows[0]["tokens"])
+    for before, after in itertools.pairwise(rows):
         usd = before["usd_h"] * (after["at"] - before["at"]) / 3600
-        # Counters begin at 0 again where an engine started anew.
-        made = 0.0 if count is None else count - last_known if count >= last_known else count
-        last_known = last_known if count is None else count
+        made = sum(_compute_growth(count, last_known.get(engine)) for engine, count in after["tokens"].items())
+        last_known |= after["tokens"]
         tokens += made
         busy_usd, idle_usd = (busy_usd + usd, idle_usd) if made else (busy_usd, idle_usd + usd)
     return Metered(busy_usd, idle_usd, tokens)
 
 
-def _sum_tokens(row: Mapping[str, Any]) -> float | None:
-    if row["input_tokens"] is None or row["output_tokens"] is None:
-        return None
-    return float(row["input_tokens"] + row["output_tokens"])
+def _compute_growth(count: float, last_known: float | None) -> float:
+    """Compute what an engine made since it was last known: it counts from 0 again where it started anew."""
+    if last_known is None:
+        return 0.0
+    return count - last_known if count >= last_known else count
