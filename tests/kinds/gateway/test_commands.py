@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 from collections.abc import Iterator
@@ -59,6 +60,10 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
     [
         (["key", "create", "edge", "--team", "adz"],
          '--team: "adz": there is no such team. Fix: choose search or ads.'),
+        (["usage", "edge", "--month", "2026-13"],
+         '--month: "2026-13": it is no month. Fix: write one as 2026-11.'),
+        (["usage", "edge", "--month", "2026-11", "--since", "7d"],
+         "--month: a month has a beginning of its own. Fix: remove --since or --month."),
         (["usage", "edge", "--by", "team,user"],
          '--by: "user": there is no such column. Fix: use team or model or deployment, with commas between.'),
         (["usage", "edge", "--since", "7"],
@@ -104,6 +109,20 @@ def test_keys_are_exported_as_hashes_by_team(runner: CliRunner) -> None:
         "search": [f"sha256:{KEYS[0].id}"],
         "ads": [f"sha256:{KEYS[1].id}", f"sha256:{KEYS[2].id}"],
     }
+
+
+def test_the_usage_of_a_month_is_csv_for_the_books(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {"team": "ads", "model": "chat", "backend": "chat/llm.example.com", "requests": 1_000, "list_usd": 0.25,
+               "input_tokens": 90_000, "output_tokens": 10_000}  # fmt: skip
+    periods: list[usage.Period] = []
+    monkeypatch.setattr(meter, "record", lambda *_: None)
+    monkeypatch.setattr(usage, "read", lambda _, period, __: periods.append(period) or usage.Records([request], []))
+    assert invoke(runner, "usage", "edge", "--month", "2026-12", "--csv").splitlines() == [
+        "team,model,requests,input_tokens,output_tokens,usd,usd_per_million_tokens",
+        "ads,chat,1000,90000,10000,0.25,2.5",
+    ]
+    starts = [datetime.datetime(*month, 1, tzinfo=datetime.UTC).timestamp() for month in ((2026, 12), (2027, 1))]
+    assert [list(period) for period in periods] == [starts]
 
 
 def test_the_audit_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import re
@@ -252,7 +253,7 @@ def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) ->
 
 def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours(gateway: Running) -> None:
     gateway.run("usage", "edge")
-    records = usage.read(gateway.login, 86400, "edge")
+    records = usage.read(gateway.login, usage.build_last(86400), "edge")
     rows = usage.build_rows(records, ("team", "deployment"))
     for name, usd_h in PRICES.items():
         times = [row["at"] for row in records.meter if row["deployment"] == name]
@@ -260,6 +261,28 @@ def test_the_rows_add_up_to_what_the_deployments_cost_with_a_line_for_idle_hours
         assert sum(row["usd"] for row in rows if row["deployment"] == name) == pytest.approx(paid, rel=1e-5)
     idle = {row["deployment"]: row["usd"] for row in rows if row["team"] == usage.IDLE}
     assert idle["big-b"] > 0
+
+
+def test_the_months_add_up_to_what_a_deployment_cost(gateway: Running) -> None:
+    rows = {
+        "2025-10-31 12:00": 0,
+        "2025-10-31 23:59:30": 100,
+        "2025-11-01 00:00:30": 300,
+        "2025-11-15": 300,
+        "2025-12-02": 600,
+    }
+    values = ", ".join(f"""('past', '{at}+00', 3.6, '{{"engine": {tokens}}}')""" for at, tokens in rows.items())
+    database.execute(gateway.login, ["--command", f"INSERT INTO {meter.TABLE} VALUES {values}"])
+
+    def sum_usd(period: usage.Period) -> float:
+        lines = usage.build_rows(usage.read(gateway.login, period, "edge"), ("deployment",))
+        return sum(row["usd"] for row in lines if row["deployment"] == "past")
+
+    months = [sum_usd(usage.build_month(datetime.date(2025, month, 1))) for month in (10, 11, 12)]
+    hours = (datetime.datetime(2025, 12, 2) - datetime.datetime(2025, 10, 31, 12)).total_seconds() / 3600
+    assert sum(months) == pytest.approx(3.6 * hours)
+    assert sum_usd(usage.build_last(86400 * 3650)) == pytest.approx(3.6 * hours)
+    assert min(months) > 0
 
 
 def test_a_team_calls_its_own_models_alone_and_sees_no_other(gateway: Running) -> None:

@@ -15,7 +15,7 @@ from llm_serving.aws import session
 from llm_serving.kinds.gateway import audit, cloud, cloud_program, database, meter, usage
 from llm_serving.kinds.gateway.client import AdminClient
 from llm_serving.kinds.gateway.deployment import DATABASE, GATEWAY, GatewayDeployment
-from llm_serving.kinds.gateway.usage import Records
+from llm_serving.kinds.gateway.usage import Period, Records
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import planning, registry
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -46,8 +46,8 @@ class Access(ABC):
         """
 
     @abstractmethod
-    def read_records(self, since_s: float) -> Records:
-        """Read what teams used in the last seconds.
+    def read_records(self, period: Period) -> Records:
+        """Read what teams used in a time.
 
         Raises:
             Unavailable: the database does not answer.
@@ -64,9 +64,9 @@ class LocalAccess(Access):
     def connect(self) -> Iterator[AdminClient]:
         yield AdminClient(self.deployment.admin_url, self._login.password)
 
-    def read_records(self, since_s: float) -> Records:
+    def read_records(self, period: Period) -> Records:
         meter.record(self._login, meter.list_metered(self.deployment.routes))
-        return usage.read(self._login, since_s, self.deployment.name)
+        return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
         return audit.read(self._login, since_s)
@@ -94,8 +94,8 @@ class CloudAccess(Access):
         with self.target.open_tunnel(self.plan, cloud.ADMIN_PORT) as url:
             yield AdminClient(url, secret)
 
-    def read_records(self, since_s: float) -> Records:
-        return Records(**self._run(cloud_program.USAGE, f"{since_s:.0f}", self.deployment.name))
+    def read_records(self, period: Period) -> Records:
+        return Records(**self._run(cloud_program.USAGE, *map(str, period), self.deployment.name))
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = self._run(cloud_program.AUDIT, f"{since_s:.0f}")

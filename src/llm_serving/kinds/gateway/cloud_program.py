@@ -1,4 +1,4 @@
-"""Runs a program of a gateway in a container on AWS: gateway PORT, meter, usage SECONDS NAME or audit SECONDS.
+"""Runs a program of a gateway in a container on AWS: gateway PORT, meter, usage START END NAME or audit SECONDS.
 
 The stack writes where everything is into a parameter of Systems Manager. The password of the database's owner is RDS'
 own, which rotates. All other keys come from a secret that the first gateway to start creates: Terraform's state has
@@ -81,12 +81,13 @@ def run_gateway(place: Place, port: str) -> NoReturn:
     gateway_program.start(login, secret, folder, (LOOPBACK, port), LITELLM)
 
 
-def read_rows(login: Login, program: str, since_s: str, *name: str) -> Any:
-    """Read what `blueprint gateway` shows of the last seconds."""
+def read_rows(login: Login, program: str, *arguments: str) -> Any:
+    """Read what `blueprint gateway` shows."""
     if program == AUDIT:
-        return audit.read(login, float(since_s))
+        return audit.read(login, *map(float, arguments))
+    *period, name = arguments
     meter.record(login, [])  # creates its tables
-    return usage.read(login, float(since_s), *name)._asdict()
+    return usage.read(login, usage.Period(*map(float, period)), name)._asdict()
 
 
 def read_place(ssm: Any, name: str) -> Place:

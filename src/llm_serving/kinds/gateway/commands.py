@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -112,17 +115,23 @@ def audit_(
 def usage_(
     folder: Folder,
     by: Annotated[str, typer.Option(metavar="COLUMNS", help="Of team, model and deployment.")] = "team,model",
-    since: Annotated[str, typer.Option(metavar="DURATION", help="How far back, such as 24h.")] = "7d",
+    since: Annotated[str | None, typer.Option(metavar="DURATION", help="How far back; 7d if left out.")] = None,
+    month: Annotated[str | None, typer.Option(metavar="YYYY-MM", help="A calendar month, UTC.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for the books.")] = False,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Show what teams used, and what it cost the fleet."""
-    columns, since_s = _parse_columns(by), _parse_since(since)
+    columns, period = _parse_columns(by), _parse_period(since, month)
     with access.open_access(folder, fleet, target) as gateway:
-        rows = usage.build_rows(gateway.read_records(since_s), columns)
+        rows = usage.build_rows(gateway.read_records(period), columns)
     if as_json:
         print(json.dumps(rows, indent=2))
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, [*columns, *usage.NUMBERS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     else:
         console.out.print(_render_usage(rows, columns))
 
@@ -140,6 +149,17 @@ def _parse_columns(text: str) -> list[str]:
             fix = f"use {' or '.join(usage.COLUMNS)}, with commas between"
             raise InputError(f"--by: {quote_value(column)}: there is no such column. Fix: {fix}.")
     return columns
+
+
+def _parse_period(since: str | None, month: str | None) -> usage.Period:
+    if month is None:
+        return usage.build_last(_parse_since(since or "7d"))
+    if since is not None:
+        raise InputError("--month: a month has a beginning of its own. Fix: remove --since or --month.")
+    try:
+        return usage.build_month(datetime.datetime.strptime(month, "%Y-%m").date())
+    except ValueError:
+        raise InputError(f"--month: {quote_value(month)}: it is no month. Fix: write one as 2026-11.") from None
 
 
 def _parse_since(text: str) -> float:

@@ -9,7 +9,11 @@ costs the list price of its route.
 
 from __future__ import annotations
 
+import calendar
+import datetime
 import itertools
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +29,8 @@ COLUMNS = ("team", "model", "deployment")
 """What rows can be grouped by."""
 
 _COUNTS = ("requests", "input_tokens", "output_tokens")
+NUMBERS = (*_COUNTS, "usd", "usd_per_million_tokens")
+"""What each row has."""
 
 
 def _format_growth(name: str) -> str:
@@ -37,21 +43,44 @@ _RECORDS = """\
 SELECT team_id AS team, model_group AS model, model_id AS backend, count(*) AS requests,
   sum(prompt_tokens) AS input_tokens, sum(completion_tokens) AS output_tokens, sum(spend) AS list_usd
 FROM "LiteLLM_SpendLogs"
-WHERE team_id IS NOT NULL AND status = 'success' AND "endTime" >= now() AT TIME ZONE 'UTC' - interval '{since_s} s'
+WHERE team_id IS NOT NULL AND status = 'success'
+  AND "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}
 GROUP BY 1, 2, 3"""
 
 _METER = f"""\
-SELECT deployment, extract(epoch FROM at) AS at, usd_h, tokens FROM {meter.TABLE}
-WHERE at >= now() - interval '{{since_s}} s' ORDER BY at"""
-
+SELECT deployment, extract(epoch FROM at) AS at, usd_h, tokens FROM {meter.TABLE} AS rows
+WHERE at < {{end}} AND at >= coalesce(
+  (SELECT max(at) FROM {meter.TABLE} AS before WHERE before.deployment = rows.deployment AND before.at < {{start}}),
+  {{start}})
+ORDER BY at"""
+"""From the last row before the time on, so that what months cost adds up to all."""
 
 _DOOR = f"""\
 SELECT deployment, team, model, {", ".join(f"sum({name}) AS {name}" for name in _COUNTS)} FROM (
   SELECT deployment, team, model, at, is_first, {", ".join(map(_format_growth, _COUNTS))} FROM {meter.DOOR_TABLE}
   WINDOW earlier AS (PARTITION BY deployment, team, model ORDER BY at)
 ) AS steps
-WHERE NOT is_first AND team NOT IN ('', '{{gateway}}') AND at >= now() - interval '{{since_s}} s'
+WHERE NOT is_first AND team NOT IN ('', '{{gateway}}') AND at >= {{start}} AND at < {{end}}
 GROUP BY 1, 2, 3"""
+
+
+class Period(NamedTuple):
+    """A time, in seconds since 1970."""
+
+    start: float
+    end: float = math.inf
+
+
+def build_last(seconds: float) -> Period:
+    """Build the time of the last seconds."""
+    return Period(time.time() - seconds)
+
+
+def build_month(month: datetime.date) -> Period:
+    """Build the calendar month, UTC, of a day."""
+    first = month.replace(day=1)
+    following = first + datetime.timedelta(days=calendar.monthrange(first.year, first.month)[1])
+    return Period(*(float(calendar.timegm(day.timetuple())) for day in (first, following)))
 
 
 class Records(NamedTuple):
@@ -93,8 +122,8 @@ class _Line(NamedTuple):
         )
 
 
-def read(login: Login, since_s: float, gateway: str) -> Records:
-    """Read the records of the last seconds.
+def read(login: Login, period: Period, gateway: str) -> Records:
+    """Read the records of a time.
 
     Args:
         gateway: its name, which is the team of its own key for deployments that ask for keys: what it sent there is in
@@ -103,7 +132,8 @@ def read(login: Login, since_s: float, gateway: str) -> Records:
     Raises:
         Unavailable: the database does not answer.
     """
-    values = {"since_s": round(since_s), "gateway": gateway}
+    start, end = (f"to_timestamp('{second}'::float8)" for second in period)
+    values = {"start": start, "end": end, "gateway": gateway}
     return Records(*(database.query(login, text.format(**values)) for text in (_RECORDS, _METER, _DOOR)))
 
 
