@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs import valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.security_group import add_security_group
@@ -23,7 +24,7 @@ from llm_serving.kinds.gateway.stack import (
     GatewayStack,
 )
 
-CACHE_VERSION, CACHE_NODES = "8.0", 2
+CACHE_NODES = 2
 
 _RESTORE_DAYS = 7
 """How long the secret can be restored after `destroy`; the database without it has no keys."""
@@ -169,29 +170,17 @@ def _add_database(stack: TerraformStack, context: GatewayContext, groups: Server
 def _add_cache(
     stack: TerraformStack, context: GatewayContext, groups: ServerGroups
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add the cache: two nodes in two zones, the second of which takes over, reached over TLS alone."""
-    gateway = context.gateway
-    subnets = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
-        stack, "cache-subnets", name=gateway.name, subnet_ids=context.subnets
-    )
-    return aws.elasticache_replication_group.ElasticacheReplicationGroup(
+    return valkey.add_cache(
         stack,
-        "cache",
-        replication_group_id=gateway.name,
+        name=context.gateway.name,
         description=f"Counts of {context.name}",
-        engine="valkey",
-        engine_version=CACHE_VERSION,
-        node_type=gateway.cache_type,
-        num_cache_clusters=CACHE_NODES,
-        automatic_failover_enabled=True,
-        multi_az_enabled=True,
-        at_rest_encryption_enabled="true",
-        transit_encryption_enabled=True,
-        kms_key_id=context.key.arn,
+        node_type=context.gateway.cache_type,
+        nodes=CACHE_NODES,
         port=CACHE_PORT,
-        subnet_group_name=subnets.name,
-        security_group_ids=[groups.cache.id],
-        snapshot_retention_limit=1,
+        subnets=context.subnets,
+        security_group=groups.cache.id,
+        key=context.key,
+        snapshot_days=1,
     )
 
 

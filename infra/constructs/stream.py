@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import policy
+from infra.constructs import policy, valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
@@ -27,8 +27,6 @@ from llm_serving.kinds.streaming.stack import (
 
 KAFKA_PORT, CACHE_PORT = 9098, 6379
 """Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
-
-CACHE_VERSION = "8.0"
 
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false
@@ -188,28 +186,17 @@ def add_kafka(stack: TerraformStack, context: StreamContext, groups: Groups) -> 
 def add_cache(
     stack: TerraformStack, context: StreamContext, groups: Groups
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add the cache: two nodes in two zones, the second of which takes over, reached over TLS alone."""
-    stream = context.stream
-    subnets = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
-        stack, "cache-subnets", name=stream.name, subnet_ids=context.subnets
-    )
-    return aws.elasticache_replication_group.ElasticacheReplicationGroup(
+    """Add the cache of answers."""
+    return valkey.add_cache(
         stack,
-        "cache",
-        replication_group_id=stream.name,
+        name=context.stream.name,
         description=f"Answers of {context.name}",
-        engine="valkey",
-        engine_version=CACHE_VERSION,
-        node_type=stream.cache_type,
-        num_cache_clusters=CACHE_NODES,
-        automatic_failover_enabled=True,
-        multi_az_enabled=True,
-        at_rest_encryption_enabled="true",
-        transit_encryption_enabled=True,
-        kms_key_id=context.key.arn,
+        node_type=context.stream.cache_type,
+        nodes=CACHE_NODES,
         port=CACHE_PORT,
-        subnet_group_name=subnets.name,
-        security_group_ids=[groups.cache.id],
+        subnets=context.subnets,
+        security_group=groups.cache.id,
+        key=context.key,
     )
 
 

@@ -10,14 +10,16 @@ import graphlib
 import importlib
 import os
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from infra.bindings import aws, cdktf
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
+from llm_serving.services import rendered
 from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
 
 REQUIRED_TERRAFORM = ">= 1.10"
 """First with a lock file beside a state in S3, of Terraform and of OpenTofu alike."""
@@ -55,6 +57,42 @@ def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stac
         if stack.is_enabled(document.value)
     }
     return [enabled[name] for name in sort_by_needs({name: stack.NEEDS for name, stack in enabled.items()})]
+
+
+class Named(Protocol):
+    """A stack, of which the name alone is needed."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - as `Stack` has it
+        """Unique."""
+
+
+NamedT = TypeVar("NamedT", bound=Named)
+
+
+def list_deployments(
+    kind: str, document: Document[Fleet], files: Sequence[Path], build: Callable[[Path], NamedT]
+) -> list[NamedT]:
+    """Return the stack of each rendered deployment of a kind.
+
+    Args:
+        build: reads a rendered file, and returns its stack.
+
+    Raises:
+        InputError: a rendered file is wrong, or a deployment is rendered for two targets.
+    """
+    stacks: dict[str, NamedT] = {}
+    for file in files:
+        if rendered.read_kind(file, document.value) != kind:
+            continue
+        stack = build(file)
+        if stack.NAME in stacks:
+            raise InputError(
+                f"{file}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target that does not "
+                "run, or set another name."
+            )
+        stacks[stack.NAME] = stack
+    return list(stacks.values())
 
 
 def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:

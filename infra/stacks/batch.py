@@ -37,7 +37,6 @@ from llm_serving.kinds.batch.stack import BatchStack
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
 
 KIND = "batch"
 
@@ -52,19 +51,7 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong, or a batch is rendered for both.
     """
-    stacks: dict[str, DeploymentStack] = {}
-    for file in files:
-        if rendered.read_kind(file, document.value) != KIND:
-            continue
-        batch = read(file, document)
-        stack = DeploymentStack(batch)
-        if stack.NAME in stacks:
-            raise InputError(
-                f"{file}: {batch.name}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target "
-                "that does not run, or set another name."
-            )
-        stacks[stack.NAME] = stack
-    return list(stacks.values())
+    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Batch:

@@ -38,7 +38,6 @@ from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
 
 KIND = "gateway"
 
@@ -53,18 +52,7 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong, or a gateway is rendered for both.
     """
-    stacks: dict[str, DeploymentStack] = {}
-    for file in files:
-        if rendered.read_kind(file, document.value) != KIND:
-            continue
-        stack = DeploymentStack(read(file, document))
-        if stack.NAME in stacks:
-            raise InputError(
-                f"{file}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target that does not "
-                "run, or set another name."
-            )
-        stacks[stack.NAME] = stack
-    return list(stacks.values())
+    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Gateway:

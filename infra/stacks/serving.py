@@ -60,7 +60,7 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong.
     """
-    return [DeploymentStack(read(file, document)) for file in files if rendered.read_kind(file, document.value) == KIND]
+    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Serving:

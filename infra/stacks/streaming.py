@@ -31,11 +31,9 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong.
     """
-    return [
-        DeploymentStack(rendered.read(file, document, Stream).value)
-        for file in files
-        if rendered.read_kind(file, document.value) == KIND
-    ]
+    return base.list_deployments(
+        KIND, document, files, lambda file: DeploymentStack(rendered.read(file, document, Stream).value)
+    )
 
 
 class DeploymentStack:

@@ -199,8 +199,8 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     with pytest.raises(InputError) as refusal:
         main.synthesize(document, tmp_path / "out", found)
     assert str(refusal.value) == (
-        f"{files[1]}: mine: both targets have the stack batch-mine. Fix: delete the folder of the target that does "
-        "not run, or set another name."
+        f"{files[1]}: both targets have the stack batch-mine. Fix: delete the folder of the target that does not "
+        "run, or set another name."
     )
 
 
