@@ -12,6 +12,7 @@ LIBRARY = Path(__file__).parents[2] / "src" / "llm_serving"
 
 WRITERS = {
     "cli/main.py": "--debug, for this process and those that it starts",
+    "kinds/gateway/cloud_program.py": "of the program that it becomes",
     "kinds/gateway/gateway_program.py": "LiteLLM's, which takes this process's place",
     "targets/local/engine_imports.py": "the engine's own process",
     "targets/local/engine_plugins.py": "the engine's own process",

@@ -67,6 +67,8 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
         "lws",
         "kueue",
         "queues",
+        "keda",
+        "kuberay-operator",
     ]
     assert {"neuron", "karpenter", "node-pools"} <= set(list_rows("mixed"))
     assert "nvidia-device-plugin" not in list_rows("trn2")
@@ -194,8 +196,8 @@ def test_the_plan_is_shown_without_a_cluster(
     out = capsys.readouterr().out
     assert "helm pull nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin --version 0.19.2" in out
     assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
-    assert out.count("pinned by sha256:") == 7
-    assert out.count("pinned by version alone: its first digest goes to ") == 1, "lws"
+    assert out.count("pinned by sha256:") == 8
+    assert out.count("pinned by version alone: its first digest goes to ") == 2, "lws and kuberay-operator"
     assert out.count("kubectl apply") == 2, "the storage class and the queues"
 
 
@@ -229,5 +231,5 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     monkeypatch.setattr(installer, "_apply", record)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
-    assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[:-2]
+    assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[: list_rows("p5-efa").index("lws") + 1]
     assert "helm upgrade --install lws" in capsys.readouterr().err

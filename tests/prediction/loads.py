@@ -34,7 +34,7 @@ class Load(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "requests": [list(request) for request in self.requests],
+            "requests": [request._asdict() for request in self.requests],
             "limits": self.limits._asdict(),
             "times_us": list(self.times_us),
         }

@@ -63,16 +63,15 @@ def build_scheduler(model: str, limits: dict[str, int]) -> Scheduler:
     )
 
 
-def build_request(index: int, row: list[Any], hasher: Any) -> Request:
+def build_request(index: int, row: dict[str, Any], hasher: Any) -> Request:
     """Return a request whose prompt is its group's beginning and tokens of its own."""
-    _, input_tokens, output_tokens, group, shared = row
-    shared = min(shared, input_tokens)
-    own = [1000 + index] * (input_tokens - shared)
-    sampling = SamplingParams(ignore_eos=True, max_tokens=output_tokens)
+    shared = min(row["shared_tokens"], row["input_tokens"])
+    own = [1000 + index] * (row["input_tokens"] - shared)
+    sampling = SamplingParams(ignore_eos=True, max_tokens=row["output_tokens"])
     sampling.update_from_generation_config({}, 2)
     return Request(
         request_id=str(index),
-        prompt_token_ids=[100 + group] * shared + own,
+        prompt_token_ids=[100 + row["group"]] * shared + own,
         sampling_params=sampling,
         pooling_params=None,
         block_hasher=hasher,
@@ -90,8 +89,8 @@ def run(model: str, load: dict[str, Any]) -> dict[str, Any]:
     ttft, gaps, e2e, preemptions = [], [], [], 0
     while len(e2e) < len(rows):
         if not scheduler.has_requests():
-            now = max(now, rows[next_row][0])
-        while next_row < len(rows) and rows[next_row][0] <= now:
+            now = max(now, rows[next_row]["at_s"])
+        while next_row < len(rows) and rows[next_row]["at_s"] <= now:
             scheduler.add_request(requests[str(next_row)])
             next_row += 1
         output = scheduler.schedule()
@@ -113,7 +112,7 @@ def run(model: str, load: dict[str, Any]) -> dict[str, Any]:
         for name, ids in zip(names, sampled, strict=True):
             if not ids:
                 continue
-            at = rows[int(name)][0]
+            at = rows[int(name)]["at_s"]
             if name in last:
                 gaps.append(now - last[name])
             else:

@@ -57,6 +57,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to create instances",
         "permission to create EKS",
         "permission to deploy kind: batch",
+        "permission to deploy kind: gateway",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
     assert lines["permission to create network"].message.startswith("all 39 ")
@@ -80,10 +81,11 @@ def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -
 
 def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
-    batch = lines.pop("permission to deploy kind: batch")
+    kinds = {kind: lines.pop(f"permission to deploy kind: {kind}") for kind in ("batch", "gateway")}
     assert {line.status for line in lines.values()} == {"fail"}
-    assert batch.status == "warn"
-    assert batch.fix.startswith("only if you deploy blueprints of kind: batch: another identity")
+    for kind, line in kinds.items():
+        assert line.status == "warn"
+        assert line.fix.startswith(f"only if you deploy blueprints of kind: {kind}: another identity")
     assert "none of its" in lines["permission to create storage"].message
 
 
@@ -191,7 +193,7 @@ def test_a_fleet_asks_for_the_service_roles_that_it_needs(
     assert list(checks) == [f"AWSServiceRoleFor{role}" for role in roles]
 
 
-_API_NAMES = {"states": "stepfunctions"}
+_API_NAMES = {"states": "stepfunctions", "elasticloadbalancing": "elbv2"}
 """AWS's own name of an API, by IAM's prefix of its actions."""
 
 _NO_CALLS = ("iam:PassRole", "lambda:InvokeFunction", "logs:CreateLogDelivery", "logs:DeleteLogDelivery")

@@ -81,7 +81,13 @@ def test_check_says_what_aws_runs(plan: DeploymentPlan) -> None:
     from llm_serving.kinds.streaming.kind import KIND
 
     assert isinstance(plan.deployment, StreamingDeployment)
-    rows = dict(KIND.describe(plan.blueprint, plan.deployment))
+    deployment = plan.deployment.model_copy(update={"answer_files": "s3://shop/answers/"})
+    listed = list(KIND.describe(plan.blueprint, deployment))
+    rows = dict(listed)
+    assert len(rows) == len(listed), "nothing is said twice"
     assert rows["kafka"] == "3 x kafka.m7g.large of MSK, 100 GiB each"
     assert rows["job"] == "4 KPUs of Managed Service for Apache Flink, and one to manage them"
     assert rows["cache"] == "2 x cache.m7g.large of ElastiCache for Valkey"
+    assert rows["parquet"] == "s3://shop/answers/"
+    plain = dict(KIND.describe(plan.blueprint, plan.deployment))
+    assert (plain["cache"], "parquet" in plain) == (rows["cache"], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,7 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
     """Fake Terraform with one service to create; return its calls."""
     calls: list[str] = []
     name = "serving-aggregated"
+    (tmp_path / "cdk.tf.json").write_text(json.dumps({"variable": {"force_new_deployment": {"type": "bool"}}}))
     fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, cloud_name="AWS")
     changes = {
         address: ResourceChange(address, actions)

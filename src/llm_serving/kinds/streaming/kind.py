@@ -78,10 +78,10 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             yield "job", f"{stack.parallelism} KPUs of Managed Service for Apache Flink, and one to manage them"
             yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"
             yield "cost", deployment.cost
-        if deployment.answer_files:
-            yield "parquet", deployment.answer_files
         else:
             yield "cache", deployment.cache_url
+        if deployment.answer_files:
+            yield "parquet", deployment.answer_files
 
     def build_summary(self, deployment: StreamingDeployment) -> dict[str, Any]:
         return {
