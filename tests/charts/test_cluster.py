@@ -15,6 +15,7 @@ import pytest
 from llm_serving import paths, processes
 from llm_serving.catalog import instances
 from llm_serving.fleet.loading import load_fleet
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.operations.kube_api import POD
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects, test_patterns
@@ -96,7 +97,7 @@ def test_the_api_server_accepts_each_object_of_a_preset(
 def test_the_api_server_accepts_each_object_of_a_pattern(
     secured_cluster: ControlPlane, render_chart: Render, cell: Cell
 ) -> None:
-    assert validate(secured_cluster, render_chart(test_patterns.render_values(cell)), "privileged") == []
+    assert validate(secured_cluster, test_patterns.render_objects(render_chart, cell), "privileged") == []
 
 
 def test_an_unknown_kubernetes_field_is_detected(
@@ -124,8 +125,8 @@ def test_pods_keep_to_the_strictest_level_of_pod_security_that_their_devices_all
 
 ACCELERATED_CELLS = [
     cell
-    for cell in test_patterns.CELLS
-    if cell.deployment
+    for cell in test_patterns.SERVING_CELLS
+    if isinstance(cell.deployment, ServingDeployment)
     and all(role.resources.accelerators for role in cell.deployment.engine_roles)
     and not cell.deployment.workload  # whose operator makes the pods
 ]
@@ -141,7 +142,7 @@ def scheduling_errors(
     }
     for cell in ACCELERATED_CELLS:
         pods_by_case[format_case(cell)] = (
-            build_pods(render_chart(test_patterns.render_values(cell)), format_case(cell)),
+            build_pods(test_patterns.render_objects(render_chart, cell), format_case(cell)),
             cell,
         )
     namespaces = [item for name in pods_by_case for item in build_namespace(name)]

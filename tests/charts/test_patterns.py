@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,29 @@ from llm_serving.targets import matrix, planning, render
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects
 from tests.charts.conftest import Render
+from tests.charts.test_network import STRANGER, is_allowed
+from tests.charts.test_objects import filter_by_kind
 
 CELLS = [cell for cell in matrix.build_cells() if cell.target == "eks" and cell.deployment]
 FEEDS_ANOTHER_DEPLOYMENT = "offline-batch"
-"""The pattern with a chart of its own, which no fleet alone can render: tests/charts/test_batch.py renders it."""
+"""The pattern that no fleet alone can render: tests/charts/test_batch.py renders it."""
 
-each_cell = pytest.mark.parametrize(
-    "cell", CELLS, ids=lambda cell: f"{cell.pattern}-{cell.fleet}-{cell.engine}-{cell.framework}"
-)
+SERVING_CELLS = [cell for cell in CELLS if isinstance(cell.deployment, ServingDeployment)]
+"""Of charts/inference."""
+
+OTHER_CELLS = [cell for cell in CELLS if not isinstance(cell.deployment, ServingDeployment)]
+"""Of charts/batch."""
+
+
+def parametrize_cells(cells: Sequence[Cell]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "cell", cells, ids=lambda cell: f"{cell.pattern}-{cell.fleet}-{cell.engine}-{cell.framework}"
+    )
+
+
+each_cell = parametrize_cells(CELLS)
+each_serving_cell = parametrize_cells(SERVING_CELLS)
+each_other_cell = parametrize_cells(OTHER_CELLS)
 
 
 def render_values(cell: Cell) -> dict[str, Any]:
@@ -33,17 +49,26 @@ def render_values(cell: Cell) -> dict[str, Any]:
     return chart_values
 
 
+def render_objects(render_chart: Render, cell: Cell) -> list[dict[str, Any]]:
+    """What the cell's chart makes of its values; charts/batch refuses a release of another name than the blueprint's."""
+    assert cell.deployment
+    own_name = {"fullnameOverride": cell.deployment.name} if cell.deployment.chart == "batch" else {}
+    return render_chart({**render_values(cell), **own_name}, paths.CHARTS / cell.deployment.chart)
+
+
 def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> None:
     patterns = {folder.name for folder in paths.list_patterns() if "eks" in render.list_targets(folder)}
     assert {cell.pattern for cell in CELLS} == patterns - {FEEDS_ANOTHER_DEPLOYMENT}
+    charts = [{cell.deployment.chart for cell in cells if cell.deployment} for cells in (SERVING_CELLS, OTHER_CELLS)]
+    assert charts == [{"inference"}, {"batch"}]
 
 
 @each_cell
 def test_kubernetes_accepts_the_chart_s_objects(render_chart: Render, schema_location: str, cell: Cell) -> None:
-    assert objects.validate(yaml.safe_dump_all(render_chart(render_values(cell))), schema_location) == []
+    assert objects.validate(yaml.safe_dump_all(render_objects(render_chart, cell)), schema_location) == []
 
 
-@each_cell
+@each_serving_cell
 def test_its_prometheus_rule_is_the_plain_rule_file(render_chart: Render, cell: Cell) -> None:
     assert cell.deployment and isinstance(cell.deployment, ServingDeployment)
     manifests = render_chart({**render_values(cell), "monitoring": {"podMonitors": True, "rules": True}})
@@ -53,11 +78,34 @@ def test_its_prometheus_rule_is_the_plain_rule_file(render_chart: Render, cell: 
     assert any("window" in entry["labels"] for group in rule["spec"]["groups"] for entry in group["rules"])
 
 
-@each_cell
-def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deployment(
+@each_other_cell
+def test_its_pods_run_the_commands_of_the_services_and_only_what_they_call_is_let_through(
     render_chart: Render, cell: Cell
 ) -> None:
     assert cell.deployment
+    manifests = render_objects(render_chart, cell)
+    pods = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod for pod in objects.list_pods(manifests)}
+    assert pods.keys() == {service.name for service in cell.deployment.services}
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for service in cell.deployment.services:
+        spec, labels = pods[service.name]["spec"], pods[service.name]["metadata"]["labels"]
+        [container] = spec["containers"]
+        assert container["command"] == list(service.command)
+        assert {entry["name"]: entry["value"] for entry in container["env"]} == {"HOME": "/tmp", **service.env}
+        assert container["resources"]["limits"] == {"memory": f"{service.resources.memory_bytes // 2**20}Mi"}
+        assert spec["serviceAccountName"] == f"{cell.deployment.name}-{service.name}"
+        for call in service.calls.values():
+            assert is_allowed(policies, "egress", labels, "10.0.1.7", call.port)
+        assert not is_allowed(policies, "egress", labels, "169.254.169.254", 80), "the node's own role"
+        assert not is_allowed(policies, "egress", labels, STRANGER, 8080)
+        assert not is_allowed(policies, "ingress", labels, STRANGER, service.port or 8080)
+
+
+@each_serving_cell
+def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deployment(
+    render_chart: Render, cell: Cell
+) -> None:
+    assert isinstance(cell.deployment, ServingDeployment)
     pod_templates = objects.list_pods(render_chart(render_values(cell)))
     specs = {
         (

@@ -94,7 +94,7 @@ def load_example_fleet(cell: Cell) -> Fleet:
 
 @test_patterns.each_cell
 def test_a_pattern_presumes_nothing_that_its_fleet_does_not_install(render_chart: Render, cell: Cell) -> None:
-    assert find_missing(render_chart(test_patterns.render_values(cell)), load_example_fleet(cell)) == []
+    assert find_missing(test_patterns.render_objects(render_chart, cell), load_example_fleet(cell)) == []
 
 
 @each_preset
@@ -173,5 +173,5 @@ def load_own_manifests(manifest: str) -> list[dict[str, Any]]:
 def test_every_custom_kind_of_a_pattern_is_one_that_the_tests_api_server_checks(render_chart: Render) -> None:
     definitions = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in objects.CRDS.glob("*.yaml")]
     known = {definition["spec"]["group"] for definition in definitions} | BUILT_IN_GROUPS
-    manifests = [item for cell in test_patterns.CELLS for item in render_chart(test_patterns.render_values(cell))]
+    manifests = [item for cell in test_patterns.CELLS for item in test_patterns.render_objects(render_chart, cell)]
     assert {item["apiVersion"].rpartition("/")[0] for item in manifests} <= known
