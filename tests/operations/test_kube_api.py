@@ -50,9 +50,9 @@ def pod(control_plane: ControlPlane) -> Iterator[str]:
     ]
     processes.wait_until(lambda: bool(control_plane.api.find(ACCOUNT, "default", "default")), "the account", 90)
     control_plane.api.apply(objects)
-    processes.wait_until(lambda: is_ready(control_plane.read(POD, "web-0", "default")), "web-0", 60)
+    processes.wait_until(lambda: is_ready(control_plane.read(POD, "web-0", "default")), "web-0", 120)
     yield "web-0"
-    control_plane.api.delete_objects(reversed(objects), timeout_s=60)
+    control_plane.api.delete_objects(reversed(objects), timeout_s=240)
 
 
 def build_config_map(name: str, **data: str) -> dict[str, Any]:
