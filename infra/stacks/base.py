@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 from infra.bindings import aws, cdktf
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.pool import Orchestrator
 from llm_serving.services import rendered
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
@@ -93,6 +94,19 @@ def list_deployments(
             )
         stacks[stack.NAME] = stack
     return list(stacks.values())
+
+
+class TaskOrPodStack:
+    """The stack of one deployment whose programs are tasks of ECS or pods of EKS."""
+
+    def __init__(self, kind: str, name: str, orchestrator: Orchestrator) -> None:
+        self.NAME = rendered.format_stack_name(kind, name)
+        self.NEEDS = (orchestrator, "storage")
+        self._orchestrator = orchestrator
+
+    def is_enabled(self, fleet: Fleet) -> bool:
+        """Return whether a pool of the fleet runs on the deployment's orchestrator."""
+        return self._orchestrator in fleet.orchestrators
 
 
 def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:

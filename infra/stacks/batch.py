@@ -66,17 +66,12 @@ def read(file: Path, fleet: Document[Fleet]) -> Batch:
     return document.value
 
 
-class DeploymentStack:
+class DeploymentStack(base.TaskOrPodStack):
     """The stack of one batch."""
 
     def __init__(self, batch: Batch) -> None:
-        self.NAME = rendered.format_stack_name(KIND, batch.name)
-        self.NEEDS = (batch.stack.orchestrator, "storage")
+        super().__init__(KIND, batch.name, batch.stack.orchestrator)
         self._batch = batch
-
-    def is_enabled(self, fleet: Fleet) -> bool:
-        """Return whether a pool of the fleet runs on the batch's orchestrator."""
-        return self._batch.stack.orchestrator in fleet.orchestrators
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.

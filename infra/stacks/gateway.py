@@ -67,17 +67,12 @@ def read(file: Path, fleet: Document[Fleet]) -> Gateway:
     return document.value
 
 
-class DeploymentStack:
+class DeploymentStack(base.TaskOrPodStack):
     """The stack of one gateway."""
 
     def __init__(self, deployment: Gateway) -> None:
-        self.NAME = rendered.format_stack_name(KIND, deployment.name)
-        self.NEEDS = (deployment.stack.orchestrator, "storage")
+        super().__init__(KIND, deployment.name, deployment.stack.orchestrator)
         self._deployment = deployment
-
-    def is_enabled(self, fleet: Fleet) -> bool:
-        """Return whether a pool of the fleet runs on the gateway's orchestrator."""
-        return self._deployment.stack.orchestrator in fleet.orchestrators
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
@@ -115,8 +110,8 @@ def _find_network(stack: TerraformStack, fleet: Fleet, place: TaskPlace | None) 
     """Find the VPC's id and the private subnets."""
     if place:
         return place.vpc_id, [*place.subnets.values()]
-    found = network.find_network(stack, fleet)
-    return found.vpc_id, [*found.private_subnets.values()]
+    vpc = network.find_network(stack, fleet)
+    return vpc.vpc_id, [*vpc.private_subnets.values()]
 
 
 def _add_program_role(

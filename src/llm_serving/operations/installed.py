@@ -79,8 +79,8 @@ def _count_amis(aws: AwsSession, fleet: Fleet) -> dict[str, int]:
         return {}
     with session.translate_errors():
         filters = [{"Name": "image-id", "Values": sorted(counts)}]
-        found = aws.client("ec2").describe_images(Filters=filters, IncludeDeprecated=True)["Images"]
-    return {str(image["Name"]): counts[str(image["ImageId"])] for image in found}
+        named_images = aws.client("ec2").describe_images(Filters=filters, IncludeDeprecated=True)["Images"]
+    return {str(image["Name"]): counts[str(image["ImageId"])] for image in named_images}
 
 
 def _read_task_images(aws: AwsSession, fleet: Fleet) -> Iterator[str]:

@@ -125,8 +125,8 @@ def read_counters(backend: Backend) -> dict[str, Tokens]:
 def list_pages(url: str) -> list[str]:
     """List the URL at each address of its host: on EKS a name has an address for each engine."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
-    found = {row[4][0] for row in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}
-    return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(map(str, found))]
+    addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}
+    return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(addresses)]
 
 
 def _read_page(url: str) -> str:
