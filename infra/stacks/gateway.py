@@ -289,6 +289,7 @@ def _add_load_balancer(
         entry_group=entry_group,
         health_path=entry.probe.health,
     )
+    task_watch.add_certificate_alarm(stack, context.fleet, context.name, settings.certificate)
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer

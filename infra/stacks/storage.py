@@ -1,4 +1,7 @@
-"""The storage stack: the fleet's key, the model and results buckets, a registry for each image, and the image cache."""
+"""The storage stack: the fleet's key, the model and results buckets, a registry for each image, and the image cache.
+
+What watches the whole fleet is here too, because every fleet has this stack: its budget and its quotas.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from infra.constructs import image_cache
 from infra.constructs.account import read_account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.budget import add_budget
+from infra.constructs.capacity_watch import add_capacity_watch
 from infra.constructs.key import add_key
 from infra.constructs.registry import add_repository
 from infra.stacks import base
@@ -61,6 +65,8 @@ def add(app: App, document: Document[Fleet]) -> None:
     image_cache.add_rules(stack, fleet)
     if fleet.budget_to and fleet.spend_limit:
         add_budget(stack, fleet, fleet.spend_limit)
+    if fleet.alarms_to:
+        add_capacity_watch(stack, fleet, fleet.alarms_to)
     urls = {image: repository.repository_url for image, repository in repositories.items()}
     base.add_output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
     base.add_output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")

@@ -185,10 +185,6 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (VALID.replace("us-west-2b]", "us-west-2a]"), ['fleet.yaml:3:21: zones[1]: "us-west-2a": it is listed twice. Fix: remove the duplicate.']),
         # alarms that would reach nobody
         (
-            VALID + "alarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n",
-            ["fleet.yaml:8:12: alarms_to: \"arn:aws:sns:us-west-2:123456789012:on-call\": the fleet has no ECS cluster; on EKS, alarms come from Prometheus. Fix: remove alarms_to and configure Alertmanager's receivers."],
-        ),
-        (
             VALID + "orchestrator: ecs\nalarms_to: arn:aws:sns:us-east-1:123456789012:on-call\n",
             ['fleet.yaml:9:12: alarms_to: "arn:aws:sns:us-east-1:123456789012:on-call": an alarm can only notify topics in its own region, us-west-2. Fix: use a topic in us-west-2.'],
         ),

@@ -54,6 +54,7 @@ FLEETS = {
         "  rocket: {types: g6e.2xlarge, size: 3..9, os: bottlerocket, taints: [team=ads:NoExecute], ami: ami-0123456789abcdef0}\n"
         "  pulled: {types: g6e.2xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}}\n"
         "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
+        "alarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n"
         "eks:\n"
         '  version: "1.36"\n'
         "  public_from: [203.0.113.0/24]\n"

@@ -2,7 +2,8 @@
 
 Codes, names and defaults: Service Quotas' own listings of accounts (`aws service-quotas list-service-quotas`), AWS
 General Reference ("Amazon EC2 endpoints and quotas", "Amazon EKS ..."), VPC user guide ("Amazon VPC quotas"), read
-2026-11. The default is what a new account has; what counts is the account's own value, which preflight asks for.
+2026-11. Classes of use: `UsageMetric` of the same listings. The default is what a new account has; what counts is the
+account's own value, which preflight asks for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class Quota:
     unit: str = ""
     """What it counts, where the name does not say."""
 
+    usage_class: str = ""
+    """Dimension `Class` of CloudWatch's metric of its use, AWS/Usage; empty where none is published, as of Trn."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -40,27 +44,31 @@ class Family:
     spot: Quota
 
 
-def _build_vcpu_quota(code: str, name: str, default: float) -> Quota:
-    return Quota("ec2", code, name, default, "vCPUs")
+def _build_vcpu_quota(code: str, name: str, default: float, usage_class: str = "") -> Quota:
+    return Quota("ec2", code, name, default, "vCPUs", usage_class)
 
 
 STANDARD = Family(
     ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
-    _build_vcpu_quota("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5),
-    _build_vcpu_quota("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5),
+    _build_vcpu_quota(
+        "L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5, "Standard/OnDemand"
+    ),
+    _build_vcpu_quota(
+        "L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5, "Standard/Spot"
+    ),
 )
 
 FAMILIES = (
     Family(
         ("g", "gr", "vt"),
-        _build_vcpu_quota("L-DB2E81BA", "Running On-Demand G and VT instances", 0),
-        _build_vcpu_quota("L-3819A6DF", "All G and VT Spot Instance Requests", 0),
+        _build_vcpu_quota("L-DB2E81BA", "Running On-Demand G and VT instances", 0, "G/OnDemand"),
+        _build_vcpu_quota("L-3819A6DF", "All G and VT Spot Instance Requests", 0, "G/Spot"),
     ),
     Family(
         ("p",),
-        _build_vcpu_quota("L-417A185B", "Running On-Demand P instances", 0),
+        _build_vcpu_quota("L-417A185B", "Running On-Demand P instances", 0, "P/OnDemand"),
         # Until 2025 P5 had its own spot quota (L-C4BD4855); listings of 2026 have this one for all of P.
-        _build_vcpu_quota("L-7212CCBC", "All P Spot Instance Requests", 0),
+        _build_vcpu_quota("L-7212CCBC", "All P Spot Instance Requests", 0, "P/Spot"),
     ),
     Family(
         ("trn",),
@@ -69,8 +77,8 @@ FAMILIES = (
     ),
     Family(
         ("inf",),
-        _build_vcpu_quota("L-1945791B", "Running On-Demand Inf instances", 0),
-        _build_vcpu_quota("L-B5D1601B", "All Inf Spot Instance Requests", 0),
+        _build_vcpu_quota("L-1945791B", "Running On-Demand Inf instances", 0, "Inf/OnDemand"),
+        _build_vcpu_quota("L-B5D1601B", "All Inf Spot Instance Requests", 0, "Inf/Spot"),
     ),
     STANDARD,
 )

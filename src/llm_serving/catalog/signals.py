@@ -18,7 +18,7 @@ from llm_serving.catalog.engines import load_engines, load_routers
 
 FILE = Path(__file__).with_name("signals.yaml")
 
-SignalRole = Literal["engine", "router", "replica", "task", "batch", "stream", "gpu"]
+SignalRole = Literal["engine", "router", "replica", "task", "batch", "stream", "gpu", "account"]
 """Whose metric it is."""
 
 

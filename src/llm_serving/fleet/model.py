@@ -405,8 +405,10 @@ class Fleet(Settings):
     allocation tag, and then some hours late."""
 
     alarms_to: TopicArn | None = None
-    """ARN of the SNS topic for CloudWatch's alarms on ECS, when they start and when they end. If your own key
-    encrypts it, the key's policy must let cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
+    """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS, when they start and when they end, and for
+    Capacity Blocks that end, of which events.amazonaws.com tells: the topic's policy must let it publish. If your own
+    key encrypts it, the key's policy must let it and cloudwatch.amazonaws.com use kms:Decrypt and
+    kms:GenerateDataKey*."""
 
     state: State = "local"
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
@@ -523,9 +525,6 @@ class Fleet(Settings):
         if self.alarms_to and parse_arn_region(self.alarms_to) != self.region:
             reason = f"an alarm can only notify topics in its own region, {self.region}"
             yield Conflict(("alarms_to",), reason, f"use a topic in {self.region}")
-        if self.alarms_to and "ecs" not in self.orchestrators:
-            reason = "the fleet has no ECS cluster; on EKS, alarms come from Prometheus"
-            yield Conflict(("alarms_to",), reason, "remove alarms_to and configure Alertmanager's receivers")
 
     @property
     def is_closed(self) -> bool:

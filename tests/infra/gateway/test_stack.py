@@ -13,7 +13,7 @@ from infra import stack_rules
 from llm_serving.fleet import loading
 from llm_serving.kinds.gateway.cloud_program import Place
 from tests.infra.deployments import Stack
-from tests.infra.gateway.conftest import SHAPES
+from tests.infra.gateway.conftest import CERTIFICATE, SHAPES
 from tests.infra.presumed_names import find_missing
 
 Stacks = dict[str, Stack]
@@ -118,3 +118,11 @@ def test_clients_reach_nginx_and_litellm_listens_to_its_own_task_alone(manifests
         front, _, program = " ".join(gateway["command"]).partition(" -- ")
         assert front == "router-front --listen=0.0.0.0:8080 --router=127.0.0.1:4000"
         assert program == "python3 -m llm_serving.kinds.gateway.cloud_program gateway 4000"
+
+
+def test_an_alarm_rings_before_the_load_balancers_certificate_ends(stacks: Stacks) -> None:
+    alarm = stacks["edge"]["resource"]["aws_cloudwatch_metric_alarm"]["certificate-alarm"]
+    [query] = alarm["metric_query"]
+    assert query["metric"]["dimensions"] == {"CertificateArn": CERTIFICATE}
+    assert alarm["alarm_name"] == "cotton-edge-certificate"
+    assert "certificate-alarm" not in stacks["pods"]["resource"].get("aws_cloudwatch_metric_alarm", {})

@@ -52,10 +52,12 @@ _MACHINES = (
     *("ec2:CreateTags", "iam:CreateInstanceProfile", "iam:TagInstanceProfile", "iam:AddRoleToInstanceProfile"),
     *("iam:CreateServiceLinkedRole", *_ROLE),
 )
+_ALARMS = ("cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms")
+_RULES = ("events:PutRule", "events:TagResource", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule")
 _FUNCTION = (
     *("lambda:CreateFunction", "lambda:TagResource", "lambda:UpdateFunctionCode", "lambda:AddPermission"),
     *("lambda:DeleteFunction", *_LOG_GROUP),
-    *("events:PutRule", "events:TagResource", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule"),
+    *_RULES,
 )
 _EKS = (
     *("eks:CreateCluster", "eks:UpdateClusterConfig", "eks:CreateNodegroup", "eks:CreateAddon"),
@@ -68,7 +70,7 @@ _ECS = (
     *("ecs:CreateCluster", "ecs:CreateCapacityProvider", "ecs:PutClusterCapacityProviders"),
     *("ecs:RegisterTaskDefinition", "ecs:CreateService", "ecs:DeleteService", "ecs:DeleteCluster"),
     *("autoscaling:CreateAutoScalingGroup", "autoscaling:UpdateAutoScalingGroup", "autoscaling:DeleteAutoScalingGroup"),
-    *("ecs:TagResource", "autoscaling:CreateOrUpdateTags", "cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms"),
+    *("ecs:TagResource", "autoscaling:CreateOrUpdateTags", *_ALARMS),
     *("servicediscovery:CreateHttpNamespace", "servicediscovery:CreatePrivateDnsNamespace"),
     # Cloud Map makes the private namespace's zone in the caller's name.
     *("servicediscovery:TagResource", "servicediscovery:DeleteNamespace", "route53:CreateHostedZone"),
@@ -95,7 +97,10 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
             _NEW_NETWORK + (_NAT if fleet.network.nat else ()) + (_FLOW_LOGS if fleet.network.flow_logs else ())
         )
     parts["storage"] = (
-        _STORAGE + (_IMAGE_CACHE if fleet.image_cache else ()) + (("budgets:ModifyBudget",) if fleet.budget_to else ())
+        *_STORAGE,
+        *(_IMAGE_CACHE if fleet.image_cache else ()),
+        *(("budgets:ModifyBudget",) if fleet.budget_to else ()),
+        *((*_ALARMS, *_RULES) if fleet.alarms_to else ()),
     )
     if fleet.state != "local":
         parts["state"] = _STATE

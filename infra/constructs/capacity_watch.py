@@ -1,0 +1,78 @@
+"""Alarms on quotas that are nearly used, and word of a Capacity Block that ends, to the fleet's topic."""
+
+from __future__ import annotations
+
+import json
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm
+from llm_serving.catalog import instances, signals
+from llm_serving.fleet import capacity, groups
+from llm_serving.fleet.model import Fleet
+
+_QUOTA_PERCENT = 80
+_PERIOD_S = 300
+
+_BLOCK_ENDS = ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning")
+"""The event comes 40 minutes before the end; instances are ended from 30 minutes before it on.
+
+Source: EC2 user guide, "Monitor Capacity Blocks using EventBridge", whose editions differ in the name, 2026-11.
+"""
+
+
+def add_capacity_watch(stack: TerraformStack, fleet: Fleet, topic: str) -> None:
+    """Add an alarm for each quota of vCPUs that the fleet meets, and a rule for its Capacity Blocks."""
+    catalog = instances.load()
+    for need in capacity.compute(fleet, catalog).needs:
+        if need.quota.usage_class:
+            _add_quota_alarm(stack, fleet, need.quota.usage_class)
+    blocks = {
+        group.reservation
+        for group in groups.resolve_all(fleet, catalog)
+        if group.purchase_option == "capacity-block" and group.reservation
+    }
+    if blocks:
+        _add_block_rule(stack, fleet, sorted(blocks), topic)
+
+
+def _add_quota_alarm(stack: TerraformStack, fleet: Fleet, usage_class: str) -> None:
+    signal = signals.load()["vcpus-used"]
+    purpose = f"quota-{usage_class.lower().replace('/', '-')}"
+    used = alarm.build_metric_query(
+        "used",
+        namespace=signal.program,
+        name=signal.name,
+        dimensions={"Service": "EC2", "Type": "Resource", "Resource": "vCPU", "Class": usage_class},
+        stat="Maximum",
+        period_s=_PERIOD_S,
+    )
+    percent = alarm.build_expression_query("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota")
+    alarm.add_alarm(
+        stack,
+        f"{purpose}-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-{purpose}",
+        description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
+        threshold=_QUOTA_PERCENT,
+        periods=1,
+        metric_query=[used, percent],
+    )
+
+
+def _add_block_rule(stack: TerraformStack, fleet: Fleet, blocks: list[str], topic: str) -> None:
+    pattern = {
+        "source": ["aws.ec2"],
+        "detail-type": _BLOCK_ENDS,
+        "detail": {"capacity-reservation-id": blocks},
+    }
+    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+        stack,
+        "capacity-block-ends",
+        name=f"{fleet.name}-capacity-block-ends",
+        description="A Capacity Block ends in 40 minutes, and its instances from 10 minutes on",
+        event_pattern=json.dumps(pattern),
+    )
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, "capacity-block-ends-target", rule=rule.name, arn=topic, target_id="topic"
+    )
