@@ -124,6 +124,17 @@ def test_a_fleet_of_one_zone_has_no_place_for_a_standby(tmp_path: Path) -> None:
         resolve(tmp_path, MINIMAL, "ecs", fleet=ONE_ZONE)
 
 
+@pytest.mark.parametrize(("own", "other"), [("ecs", "eks"), ("eks", "ecs")])
+def test_a_fleet_without_the_target_s_orchestrator_is_refused(tmp_path: Path, own: str, other: str) -> None:
+    fleet = ONE_ZONE.replace("ecs", own).replace("us-west-2a", "[us-west-2a, us-west-2b]")
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path, MINIMAL, other, fleet=fleet)
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:1:7: kind: "gateway": {own} runs the fleet\'s containers, and the target is '
+        f"{other}. Fix: use --target {own}."
+    )
+
+
 def test_a_region_whose_authority_the_image_does_not_know_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from llm_serving.kinds.batch import secrets, worker_settings
 from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
 from llm_serving.kinds.batch.worker_settings import Answering
+from llm_serving.services import orchestrators
 from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
@@ -124,6 +125,7 @@ def _name_run_queues(settings: Blueprint, workflow: str) -> dict[str, str]:
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
     """Yield names that AWS refuses, and what no container reaches or runs on."""
     workflow = _format_workflow(fleet, name)
+    yield from orchestrators.check(fleet, environment.conventions, ("kind",), settings.kind)
     yield from _find_long_names(_name_run_queues(settings, workflow))
     yield from _find_long_rules(settings, workflow, name)
     yield from _find_unreachable(settings, environment)

@@ -16,7 +16,7 @@ from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
-from llm_serving.services import load_balancer
+from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.deployments import ENTRY_PORT, WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
@@ -55,6 +55,7 @@ REDIS = {"host": f"os.environ/{cloud_program.CACHE_VARIABLE}", "port": CACHE_POR
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
     """Yield what AWS refuses, and what no container reaches."""
     title = environment.conventions.title
+    yield from orchestrators.check(fleet, environment.conventions, ("kind",), settings.kind)
     if settings.shared_counts:
         reason = f"on {title} the stack has a cache of its own"
         yield Conflict(("shared_counts",), reason, "remove shared_counts", settings.shared_counts)

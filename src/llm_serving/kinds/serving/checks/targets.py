@@ -22,7 +22,7 @@ from llm_serving.kinds.serving.placement import (
     transfers_by_rdma,
 )
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
-from llm_serving.services import load_balancer
+from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
@@ -57,7 +57,8 @@ def check(
         yield from _check_one_machine(placed_roles)
         yield from _check_cores(environment, placed_roles)
     if conventions.orchestrator:
-        yield from _check_orchestrator(fleet, conventions.orchestrator, placed_roles)
+        for key_path, role, _ in placed_roles:
+            yield from orchestrators.check(fleet, conventions, (*key_path, "pool"), role.pool, pool=role.pool)
         yield from _check_buckets(settings, fleet, environment, placed_roles)
     if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
@@ -254,17 +255,6 @@ def _check_cores(environment: Environment, placed_roles: Sequence[PlacedRole]) -
         value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
         fix = "set fewer in a copy to try here; a target with more nodes, --target TARGET, renders it"
         yield Conflict((*key_path, key), reason, fix, value)
-
-
-def _check_orchestrator(
-    fleet: Fleet, target_orchestrator: str, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
-    for key_path, role, role_placement in placed_roles:
-        orchestrator = fleet.get_orchestrator(role_placement.pool)
-        if orchestrator != target_orchestrator:
-            reason = f"{orchestrator} runs the pool's containers, and the target is {target_orchestrator}"
-            fix = f"use --target {orchestrator}, or choose a pool of {target_orchestrator}"
-            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
 
 
 def _check_buckets(
