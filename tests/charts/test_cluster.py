@@ -145,6 +145,7 @@ def scheduling_errors(
             build_pods(test_patterns.render_objects(render_chart, cell), format_case(cell)),
             cell,
         )
+    assert len(pods_by_case) == len(NAMES) + len(ACCELERATED_CELLS), "two cases share a name"
     namespaces = [item for name in pods_by_case for item in build_namespace(name)]
     nodes = [item for name, (case_pods, cell) in pods_by_case.items() for item in build_machines(name, case_pods, cell)]
     waiting = [pod for case_pods, _ in pods_by_case.values() for pod in case_pods]
@@ -171,7 +172,7 @@ def format_slug(name: str) -> str:
 
 
 def format_case(cell: Cell) -> str:
-    return f"{cell.pattern}-on-{cell.fleet}"
+    return format_slug(f"{cell.pattern}-on-{cell.fleet}-{cell.engine}-{cell.framework}")
 
 
 def find_scheduling_error(pod: Object) -> str:
@@ -206,7 +207,7 @@ def test_a_preset_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     assert scheduling_errors[format_slug(name)] == []
 
 
-@pytest.mark.parametrize("cell", ACCELERATED_CELLS, ids=lambda cell: f"{cell.pattern}-{cell.fleet}")
+@test_patterns.parametrize_cells(ACCELERATED_CELLS)
 def test_a_pattern_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     scheduling_errors: dict[str, list[str]], cell: Cell
 ) -> None:

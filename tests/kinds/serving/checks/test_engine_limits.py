@@ -60,8 +60,8 @@ def get_flag(service: Service, name: str) -> str:
 
 PLUGIN = "vLLM's plugin for Neuron"
 OLDER = (
-    f"{PLUGIN} runs on Trainium2 and newer, and what served Trainium and Inferentia2 before, NxD Inference, gets no new "
-    "releases. Fix: use a pool of trn2, or one of GPUs."
+    f"{PLUGIN} runs on Trainium2 and newer; the last release for Trainium and Inferentia2 is vLLM 0.16.0 with Neuron "
+    "2.31.1, whose NxD Inference gets critical fixes alone. Fix: use a pool of trn2, or one of GPUs."
 )
 
 REFUSED = [
