@@ -26,8 +26,9 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4
-from llm_serving.catalog.step_times import Coefficients, FittedDevice, Interval, StepTimes
+from llm_serving.catalog.step_times import EFFICIENCIES, SECONDS, Coefficients, FittedDevice, Interval, StepTimes
 from llm_serving.engines import vllm
+from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime
 
@@ -73,6 +74,15 @@ class Point:
     users: int
     tpot_s: float
     step: StepTime
+
+    def build_load(self) -> Load:
+        """Return it as what calibrates the time between tokens."""
+
+        def predict(times: StepTimes) -> tuple[float, float]:
+            self.step.use(times)
+            return 0.0, self.predict_tpot_s()
+
+        return Load(0.0, self.tpot_s, predict)
 
     def predict_tpot_s(self) -> float:
         """Return the mean time between tokens: a step of all users, and its share of the prompts between."""
@@ -169,8 +179,6 @@ def is_held_out(point: Point) -> bool:
 ENGINES = "vLLM 0.7.3 to 0.20.1; NVIDIA NIM 1.0; AWS Neuron"
 SOURCE = "tests/prediction/data/serving-points.csv, fitted by scripts/fit_step_times.py"
 
-EFFICIENCIES = [name for name in Coefficients.model_fields if name.endswith("_efficiency")]
-SECONDS = ["step_s", "layer_s", "expert_layer_s", "sequence_s", "reduce_s"]
 MAX_EFFICIENCY = 0.95
 START = {
     "memory_efficiency": 0.8, "expert_efficiency": 0.8, "cache_efficiency": 0.8, "bf16_efficiency": 0.6,
@@ -252,36 +260,47 @@ class OpenLoop:
     ttft_p50_s: float
     ttft_p95_s: float
     e2e_s: float
+    step: StepTime
+
+    def build_load(self) -> Load:
+        """Return it as what calibrates."""
+
+        def predict(times: StepTimes) -> tuple[float, float]:
+            outcome = self.simulate(times)
+            return compute_percentile(outcome.ttft_s, 95), float(np.mean(outcome.e2e_s))
+
+        return Load(self.ttft_p95_s, self.e2e_s, predict)
 
     def simulate(self, times: StepTimes) -> Outcome:
         """Return two minutes of it."""
-        known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
-        device = find_device(self.shape.gpu)
-        step = StepTime(build_model(self.shape, known), device, Split(self.shape.tensor), times=times)
-        batch = vllm.select_batch(device)
+        self.step.use(times)
+        batch = vllm.select_batch(find_device(self.shape.gpu))
         requests = [
             Request(number / self.rate, self.input_tokens, self.output_tokens, 0, self.input_tokens)
             for number in range(round(120 * self.rate))
         ]
-        return Simulation(step, Limits(batch.sequences, batch.tokens, 10**6)).run(requests)
+        return Simulation(self.step, Limits(batch.sequences, batch.tokens, 10**6)).run(requests)
 
 
 def read_open_loops() -> list[OpenLoop]:
     """Return the open loops with their percentiles, vLLM 0.15.1 on H100."""
+    known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
     with POINTS.open(encoding="utf-8", newline="") as rows:
-        return [read_open_loop(row) for row in csv.DictReader(rows) if row["load"].startswith("open constant")]
+        return [read_open_loop(row, known) for row in csv.DictReader(rows) if row["load"].startswith("open constant")]
 
 
-def read_open_loop(row: Mapping[str, str]) -> OpenLoop:
+def read_open_loop(row: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> OpenLoop:
     """Return a row as an open loop: `open constant 5/s`, `p50; p95 30.8; p99 46.0`."""
+    shape = Shape(row["model"], row["gpu"], int(row["tensor"]), row["precision"], row["engine"])
     return OpenLoop(
-        shape=Shape(row["model"], row["gpu"], int(row["tensor"]), row["precision"], row["engine"]),
+        shape=shape,
         rate=float(row["load"].split()[-1].removesuffix("/s")),
         input_tokens=int(row["input_tokens"]),
         output_tokens=int(row["output_tokens"]),
         ttft_p50_s=float(row["ttft_ms"]) / 1000,
         ttft_p95_s=float(row["ttft_is"].split("p95 ")[1].split(";")[0]) / 1000,
         e2e_s=float(row["e2e_ms"]) / 1000,
+        step=StepTime(build_model(shape, known), find_device(shape.gpu), Split(shape.tensor)),
     )
 
 
@@ -311,8 +330,27 @@ def fit_all(points: Sequence[Point]) -> StepTimes:
     for fold in range(3):
         kept = [point for point in points if _fold(point) != fold]
         folds += list_errors([point for point in points if _fold(point) == fold], fit(kept))
-    intervals = {"catalog": compute_interval(folds), "extrapolated": compute_interval(left_out)}
+    intervals = {
+        "catalog": compute_interval(folds),
+        "extrapolated": compute_interval(left_out),
+        "calibrated": compute_interval(list_calibrated_errors(points, times)),
+    }
     return times.model_copy(update={"intervals": intervals})
+
+
+def list_calibrated_errors(points: Iterable[Point], times: StepTimes) -> list[float]:
+    """Return the errors of a configuration's loads beside those that calibrate it: its lowest, and a burst."""
+    by_shape: dict[tuple[Shape, int, int], list[Point]] = {}
+    for point in points:
+        by_shape.setdefault((point.shape, point.input_tokens, point.output_tokens), []).append(point)
+    errors = []
+    for loads in by_shape.values():
+        low, *others = sorted(loads, key=lambda point: point.users)
+        for burst in others if len(others) > 1 else ():
+            if burst.users >= BURST * low.users:
+                calibrated = calibrate(times, low.build_load(), burst.build_load())
+                errors += list_errors((point for point in others if point is not burst), calibrated)
+    return errors
 
 
 MIN_DEVICE_POINTS = 4

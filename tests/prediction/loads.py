@@ -12,7 +12,7 @@ from llm_serving.prediction.simulation import Limits, Request
 class LinearStep:
     """A step whose seconds are a sum of products, as `vllm_schedule.py` computes them."""
 
-    first_token_s = 0.0
+    first_token_s, steps_ahead = 0.0, 0
 
     def __init__(self, times_us: tuple[float, float, float, float]) -> None:
         self.fixed, self.token, self.sequence, self.context = (microseconds * 1e-6 for microseconds in times_us)

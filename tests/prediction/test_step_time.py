@@ -12,11 +12,12 @@ from llm_serving.catalog import instances, models, step_times
 from llm_serving.catalog.quantizations import FP8_TENSOR, MXFP4, NVFP4
 from llm_serving.catalog.step_times import StepTimes
 from llm_serving.engines import vllm
+from llm_serving.prediction.calibration import calibrate
 from llm_serving.prediction.simulation import Limits, Request, Simulation, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime, apply_precision, select_precision
 from llm_serving.settings.errors import InputError
 from scripts import fit_step_times
-from scripts.fit_step_times import Maximum, Point
+from scripts.fit_step_times import Maximum, OpenLoop, Point
 
 TYPES = (
     "g5.12xlarge", "g6.12xlarge", "g6e.12xlarge", "g7e.12xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge",
@@ -160,6 +161,37 @@ def test_whole_experts_wait_for_the_accelerator_that_has_most_to_do() -> None:
     assert all(whole.compute_base_s(tokens, 1) >= whole.compute_floor_s(tokens, 1, 0) for tokens in (1, 8, 64, 4096))
 
 
+def test_copies_of_the_attention_layers_exchange_the_tokens_of_their_experts() -> None:
+    model = models.find("Qwen/Qwen3-30B-A3B")
+    added = {}
+    for name in ("g6e.48xlarge", "p5.48xlarge"):
+        device = instances.find(name).accelerators
+        assert device
+        copies = StepTime(model, device, Split(data=8, whole_experts=True))
+        times = [copies.compute_base_s(tokens, tokens) for tokens in (1, 8, 64, 512)]
+        assert times == sorted(times)
+        assert all(copies.compute_base_s(tokens, 1) >= copies.compute_floor_s(tokens, 1, 0) for tokens in (1, 64, 512))
+        alone = copies.compute_base_s(512, 1)
+        copies._token_link_s = 0.0
+        added[name] = alone - copies.compute_base_s(512, 1)
+    # Each copy's 512 tokens of 2,048 numbers go to seven others and come back, in each of 48 layers.
+    moved = 512 * 2048 * 2 * 7 * 2 * 48
+    assert added["p5.48xlarge"] == pytest.approx(moved / (450e9 * step_times.load().coefficients.link_efficiency))
+    assert added["g6e.48xlarge"] > 10 * added["p5.48xlarge"], "PCIe joins them"
+
+
+def test_copies_of_the_attention_layers_read_the_latent_cache_once() -> None:
+    """Multi-head latent attention keeps its cache whole on every accelerator: split layers all read it."""
+    device = instances.find("p5en.48xlarge").accelerators
+    assert device
+    model = models.find("deepseek-ai/DeepSeek-V3")
+    split, copies = (StepTime(model, device, own) for own in (Split(8), Split(data=8, whole_experts=True)))
+    requests, context = 256, 256 * 8000
+    split_s = split.compute_base_s(requests, requests) + split.compute_cache_s(requests, context)
+    copies_s = copies.compute_base_s(requests // 8, requests // 8) + copies.compute_cache_s(requests // 8, context / 8)
+    assert copies_s < 0.9 * split_s
+
+
 def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
     loops = [loop for loop in fit_step_times.read_open_loops() if loop.rate > fit_step_times.LOW_RATE]
     ttft, e2e = [], []
@@ -170,6 +202,31 @@ def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
     assert len(loops) == 6
     assert np.median(ttft) <= 0.15
     assert np.median(e2e) <= 0.15
+
+
+def test_loads_between_those_that_calibrate_are_predicted_within_their_interval() -> None:
+    times = step_times.load()
+    calibrated = fit_step_times.list_calibrated_errors(read_held_out(), times)
+    interval = times.get_interval("calibrated")
+    inside = sum(math.log(interval.low) <= error <= math.log(interval.high) for error in calibrated)
+    assert len(calibrated) >= 30
+    assert np.median([abs(math.exp(-error) - 1) for error in calibrated]) <= 0.08
+    assert interval.high - interval.low < times.get_interval("catalog").high - times.get_interval("catalog").low
+    assert 0.70 <= inside / len(calibrated) <= 0.90
+
+
+def test_open_loops_calibrated_at_a_lower_load_are_predicted() -> None:
+    by_shape: dict[object, list[OpenLoop]] = {}
+    for loop in fit_step_times.read_open_loops():
+        by_shape.setdefault((loop.shape, loop.input_tokens), []).append(loop)
+    pairs = [sorted(loops, key=lambda loop: loop.rate) for loops in by_shape.values() if len(loops) == 2]
+    errors = []
+    for low, high in pairs:
+        ttft_s, e2e_s = high.build_load().predict(calibrate(step_times.load(), low.build_load(), None))
+        errors.append((abs(ttft_s / high.ttft_p95_s - 1), abs(e2e_s / high.e2e_s - 1)))
+    assert len(errors) == 4
+    assert np.median([ttft for ttft, _ in errors]) <= 0.07
+    assert np.median([e2e for _, e2e in errors]) <= 0.07
 
 
 def test_an_accelerator_without_a_known_bandwidth_is_refused() -> None:

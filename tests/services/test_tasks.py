@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import models
-from llm_serving.kinds.serving import capacity_estimate, summary
+from llm_serving.kinds.serving import predicted_load, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.kind import KIND
@@ -230,7 +230,7 @@ def test_arithmetic_counts_all_texts_of_a_request_and_no_answer(tmp_path: Path) 
         written = ", ".join(f"{key}: {value}" for key, value in {"users": 2, **settings}.items())
         text = LINES.replace("tiny-embed", "Qwen/Qwen3-Embedding-8B").replace("users: 2", written)
         deployment = resolve_text(tmp_path, text, "eks")
-        return capacity_estimate.estimate_requests_per_s(deployment) or 0
+        return predicted_load.predict_requests_per_s(deployment) or 0
 
     single = estimate(input_tokens=500)
     assert single > 0

@@ -59,6 +59,11 @@ class Coefficients(Row):
     """From the client to the engine and back, beside the steps."""
 
 
+EFFICIENCIES = [name for name in Coefficients.model_fields if name.endswith("_efficiency")]
+SECONDS = ["step_s", "layer_s", "expert_layer_s", "sequence_s", "reduce_s"]
+_OF_WEIGHTS = ("memory_efficiency", "expert_efficiency")
+
+
 class Link(Row):
     """What joins the accelerators of a node."""
 
@@ -102,9 +107,11 @@ class StepTimes(Row):
     """By name of the catalog and memory in MiB, as `A100 40960`."""
 
     intervals: Mapping[str, Interval]
-    """By basis: catalog, extrapolated."""
+    """By basis: catalog, extrapolated, calibrated."""
 
     links: tuple[Link, ...]
+    is_calibrated: bool = False
+    """Whether the coefficients fit a user's own measurements."""
 
     def get_scale(self, device: Accelerators) -> float:
         """Return the scale of an accelerator, or 1 where none was measured."""
@@ -113,11 +120,26 @@ class StepTimes(Row):
 
     def get_basis(self, device: Accelerators) -> str:
         """Return `catalog` for an accelerator that was measured, else `extrapolated`."""
+        if self.is_calibrated:
+            return "calibrated"
         return "catalog" if build_key(device) in self.devices else "extrapolated"
 
     def get_interval(self, basis: str) -> Interval:
         """Return what four in five times are, as multiples of a prediction on that basis."""
         return self.intervals[basis]
+
+    def scale(self, alone: float, batch: float, first_token_s: float) -> StepTimes:
+        """Return calibrated step times.
+
+        Args:
+            alone: what the step of one request takes: weights that are read, layers, sums; as a multiple.
+            batch: what each token and each request adds: operations, caches, transfers; as a multiple.
+        """
+        known = self.coefficients.model_dump()
+        scaled = {name: known[name] / (alone if name in _OF_WEIGHTS else batch) for name in EFFICIENCIES}
+        scaled |= {name: known[name] * (batch if name == "sequence_s" else alone) for name in SECONDS}
+        coefficients = Coefficients(**scaled, first_token_s=first_token_s)
+        return self.model_copy(update={"coefficients": coefficients, "is_calibrated": True})
 
     def get_link(self, device: Accelerators) -> Link:
         """Return the links of a node of such accelerators.

@@ -7,6 +7,7 @@ exceeds the best one found.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ from typing import NamedTuple
 from llm_serving.catalog import step_times
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
-from llm_serving.catalog.step_times import Interval
+from llm_serving.catalog.step_times import Interval, StepTimes
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Batch, Fit, count_ranks, list_tensor_sizes
+from llm_serving.engines.memory import Fit, count_ranks, list_tensor_sizes
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.simulation import (
     Limits,
@@ -54,8 +55,14 @@ _WITHOUT_ENGINE = ("Trainium", "Inferentia2")
 _PIPELINES = (2, 4)
 """Stages, each on a node of its own. As many batches are under way at once, each with its share of the requests."""
 
+_COPIES = (2, 4, 8)
+"""Of the attention layers of a mixture of experts, in a node."""
+
 _CLEARLY = 1.15
 """Multiple of a limit at which a scout's answer stands."""
+
+_HALVINGS = 7
+"""Of the rates between none and the most that a replica carries: to a hundredth."""
 
 _CUT_OFF = 3.0
 """Multiple of the time of arrivals after which what is still under way shows an overload."""
@@ -101,6 +108,36 @@ class Configuration:
         return math.ceil(replicas / self.replicas_per_node)
 
 
+Metrics = Mapping[str, Mapping[str, float]]
+"""Statistics of each metric, in milliseconds."""
+
+
+class MeasuredPoint(NamedTuple):
+    """One load of a sweep."""
+
+    rate: float
+    """Requests a second of each replica."""
+
+    metrics: Metrics
+
+    upper: Metrics
+    """Their upper bounds at 95% confidence; infinite where requests failed."""
+
+
+class Measured(NamedTuple):
+    """A sweep of a configuration, which outranks its simulation."""
+
+    configuration: Configuration
+    points: Sequence[MeasuredPoint]
+    """From the lowest rate on."""
+
+    source: str
+
+
+Calibrations = Mapping[tuple[str, Split, str], StepTimes]
+"""A user's own step times by accelerator, split and precision."""
+
+
 class Latency(NamedTuple):
     """Percentiles of one metric in milliseconds; `low` and `high` bound the 95th."""
 
@@ -125,6 +162,8 @@ class Candidate(NamedTuple):
     gap: float
     """The pessimistic end of the metric nearest to its limit, as a multiple of it; at most 1 where it is met."""
     prefill_replicas: int = 0
+    source: str = ""
+    """Of what was measured."""
 
     @property
     def nodes(self) -> int:
@@ -171,13 +210,16 @@ class Problem:
     context: int = 0
     """Tokens of the longest request; 0 for that of the workload."""
 
+    measured: Sequence[Measured] = ()
+    calibrations: Calibrations = field(default_factory=dict)
+
 
 class _SlowerStep:
     """A step at the pessimistic end of its interval."""
 
     def __init__(self, step: StepTime, share: float) -> None:
-        self._step, self._share, self.first_token_s = step, share, step.first_token_s
-        self._bases: dict[tuple[int, int], float] = {}
+        self._step, self._share = step, share
+        self.first_token_s, self.steps_ahead = step.first_token_s, step.steps_ahead
 
     def compute_base_s(self, tokens: int, sequences: int) -> float:
         return self._share * self._step.compute_base_s(tokens, sequences)
@@ -217,6 +259,37 @@ def search(problem: Problem, *, prune: bool = True) -> Result:
     return _Search(problem, prune=prune).run()
 
 
+def compute_busy_s(step: StepTime, limits: Limits, workload: Workload, read_tokens: float) -> float:
+    """Return seconds of a step that a request takes, at the batch that takes least.
+
+    Args:
+        read_tokens: of each prompt that are not found in the cache.
+    """
+    context = workload.mean_input + workload.mean_output / 2
+    own_context = context - workload.mean_shared
+    busy_s = math.inf
+    for sequences in _BOUND_SEQUENCES:
+        if sequences > limits.sequences or (sequences > 1 and sequences * own_context > limits.cache_tokens):
+            break
+        prompts = sequences * read_tokens / workload.mean_output
+        step_s = step.compute_base_s(round(sequences + prompts), sequences)
+        step_s += step.compute_cache_s(sequences, sequences * context)
+        busy_s = min(busy_s, workload.mean_output * step_s / sequences)
+    return busy_s
+
+
+def find_highest_rate(step: StepTime, limits: Limits, workload: Workload, slo: Sequence[Limit], most: float) -> float:
+    """Return the highest rate at which one replica meets an SLO, by halving; 0 where none of `most` shows it."""
+    low, high = 0.0, most
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        requests = replace(workload, rate=middle).draw(len(workload.lengths), 1, 0)
+        outcome = Simulation(step, limits).run(requests, limit_s=_CUT_OFF * (requests[-1].at_s + 1))
+        gap = max(compute_statistic(outcome, limit) / limit.ms for limit in slo) if outcome.is_complete else math.inf
+        low, high = (middle, high) if gap <= 1 else (low, middle)
+    return low
+
+
 def measure_gap(problem: Problem, candidate: Candidate, seed: int) -> float:
     """Return how near a candidate comes to a limit under other arrivals, as a multiple of it; over 1 misses it."""
     own, device = candidate.configuration, candidate.configuration.instance.accelerators
@@ -237,9 +310,12 @@ class _Search:
         self._reasons: dict[str, list[tuple[float, Rejection]]] = {}
         self._met: list[Candidate] = []
         self._missed: list[tuple[float, _Prepared, int, Outcome]] = []
+        self._measured = [measured.configuration for measured in problem.measured]
         self._read: dict[tuple[StepTime, int, int, float], Outcome] = {}
 
     def run(self) -> Result:
+        for measured in self._problem.measured:
+            self._add_measured(measured)
         for entry in sorted(self._prepare_all(), key=_rank):
             if entry.least_usd_h > self._get_ceiling(entry):
                 self._reject_dearer(entry)
@@ -257,6 +333,52 @@ class _Search:
         own = self._best_by_type.get(entry.configuration.instance.name, math.inf)
         # At the same price the one that was found first changes less of the model.
         return min(last, own * (1 - 1e-9), self._problem.max_usd_h)
+
+    # What was measured
+
+    def _add_measured(self, measured: Measured) -> None:
+        """Add the replicas that a sweep shows to be enough: at a load that it measured, or less."""
+        own, rate = measured.configuration, self._problem.workload.rate
+        kept = list(itertools.takewhile(lambda point: self._compute_measured_gap(point) <= 1, measured.points))
+        if not kept:
+            reason = f"{measured.source} shows that the lowest load measured misses the SLO"
+            self._reject(own.instance, reason, "ttft", 0.0)
+            return
+        replicas = max(1, math.ceil(rate / kept[-1].rate - 1e-9))
+        usd_h = own.count_nodes(replicas) * own.usd_h
+        if usd_h > self._problem.max_usd_h:
+            ceiling = self._problem.max_usd_h
+            reason = f"{_count(replicas)}, as measured, for {usd_h:,.2f} USD/h, more than {ceiling:,.2f}"
+            self._reject(own.instance, reason, "price", usd_h)
+            return
+        above = next(point for point in kept if point.rate * replicas >= rate * (1 - 1e-9))
+        below = next((point for point in reversed(kept) if point.rate * replicas <= rate), above)
+        gap_metric = max(self._problem.limits, key=lambda limit: above.upper[limit.metric][limit.statistic] / limit.ms)
+        self._met.append(
+            Candidate(
+                own,
+                replicas,
+                usd_h,
+                self._compute_usd_per_million_tokens(usd_h),
+                {metric: _interpolate(below, above, metric, rate / replicas) for metric in METRICS},
+                "measured",
+                gap_metric.metric.removesuffix("_ms"),
+                self._compute_measured_gap(above),
+                source=measured.source,
+            )
+        )
+        self._keep_price(self._met[-1])
+
+    def _compute_measured_gap(self, point: MeasuredPoint) -> float:
+        return max(point.upper[limit.metric][limit.statistic] / limit.ms for limit in self._problem.limits)
+
+    def _keep_price(self, candidate: Candidate) -> None:
+        name = candidate.configuration.instance.name
+        self._best_by_type[name] = min(candidate.usd_h, self._best_by_type.get(name, math.inf))
+
+    def _compute_usd_per_million_tokens(self, usd_h: float) -> float:
+        workload = self._problem.workload
+        return usd_h / (3600 * workload.rate * workload.mean_output) * 1e6
 
     # What fits
 
@@ -295,7 +417,7 @@ class _Search:
                 is_any = True
                 configuration = Configuration(instance, usd_h, split, precision, kv_type, None)
                 yield from self._prepare_possible(configuration, model, device, fit)
-                if disaggregation.can_transfer(instance, split):
+                if split.data == 1 and disaggregation.can_transfer(instance, split):
                     configuration = replace(configuration, is_disaggregated=True)
                     yield from self._prepare_possible(configuration, model, device, fit)
         if not is_any and instance.efa_interfaces:
@@ -330,39 +452,23 @@ class _Search:
     def prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
         """Return a configuration with its bound."""
         split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
-        step, batch = StepTime(model, device, split, kv_type), vllm.select_batch(device)
-        interval = step_times.load().get_interval(step.basis)
-        batch_tokens, lanes = configuration.batch_tokens or batch.tokens, split.pipeline
-        limits = Limits(max(1, batch.sequences // lanes), batch_tokens, fit.cache_tokens // lanes)
+        key = (step_times.build_key(device), split, configuration.precision)
+        times = self._problem.calibrations.get(key, step_times.load())
+        step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
+        interval = times.get_interval(step.basis)
+        batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
+        limits = Limits(max(1, batch.sequences // stages), batch_tokens, fit.cache_tokens // stages)
         tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
         if configuration.is_disaggregated:
             prefill = self._bound_lanes(step.compute_base_s(batch_tokens, 1) * tokens / batch_tokens, interval)
             token_s = disaggregation.compute_transfer_s(model, configuration.instance, split, kv_type)
             tokens = 1.0  # that decode computes again
-        least = self._bound_replicas(step, interval, batch, fit, tokens)
+        busy_s = compute_busy_s(step, Limits(batch.sequences, batch_tokens, fit.cache_tokens), workload, tokens)
+        least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
         return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
 
     def _limits_gaps(self) -> bool:
         return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
-
-    def _bound_replicas(self, step: StepTime, interval: Interval, batch: Batch, fit: Fit, tokens: float) -> int:
-        """Return the fewest replicas that may carry the load, at the batch that takes least of a step.
-
-        Args:
-            tokens: of each prompt that they read.
-        """
-        workload = self._problem.workload
-        context = workload.mean_input + workload.mean_output / 2
-        own_context = context - workload.mean_shared
-        busy_s = math.inf
-        for sequences in _BOUND_SEQUENCES:
-            if sequences > batch.sequences or (sequences > 1 and sequences * own_context > fit.cache_tokens):
-                break
-            prompts = sequences * tokens / workload.mean_output
-            step_s = step.compute_base_s(round(sequences + prompts), sequences)
-            step_s += step.compute_cache_s(sequences, sequences * context)
-            busy_s = min(busy_s, workload.mean_output * step_s / sequences)
-        return math.ceil(self._bound_lanes(busy_s, interval) / step.split.pipeline)
 
     def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
         return max(1, math.ceil(self._problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))
@@ -408,6 +514,8 @@ class _Search:
 
     def _find_replicas(self, entry: _Prepared) -> int | None:
         """Return the fewest replicas that meet the SLO at a price that can win; None where there are none."""
+        if entry.configuration in self._measured:
+            return None
         ceiling = self._get_ceiling(entry)
         low, replicas = entry.least_replicas - 1, entry.least_replicas
         last: Outcome | None = None
@@ -430,10 +538,8 @@ class _Search:
                 replicas, met = middle, outcome
             else:
                 low = middle
-        candidate = self._describe(entry, replicas, met)
-        self._met.append(candidate)
-        name = entry.configuration.instance.name
-        self._best_by_type[name] = min(candidate.usd_h, self._best_by_type.get(name, math.inf))
+        self._met.append(self._describe(entry, replicas, met))
+        self._keep_price(self._met[-1])
         return replicas
 
     def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
@@ -445,7 +551,7 @@ class _Search:
 
     def play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
         """Return what becomes of requests to one of the replicas whose steps take `share` of what is predicted."""
-        requests = self._draw(replicas * entry.configuration.split.pipeline, count)
+        requests = self._draw(replicas * entry.configuration.split.lanes, count)
         if entry.prefill:
             read = self._read_prompts(entry, count, share)
             if not read.is_complete:
@@ -480,7 +586,7 @@ class _Search:
 
     def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
         """Return a configuration with what it is predicted to do in the middle and at both ends."""
-        workload, configuration = self._problem.workload, entry.configuration
+        configuration = entry.configuration
         middle = self.play(entry, replicas, REQUESTS, 1.0)
         optimistic = self.play(entry, replicas, REQUESTS, entry.interval.low)
         predicted = {
@@ -498,7 +604,7 @@ class _Search:
             configuration,
             replicas,
             usd_h,
-            usd_h / (3600 * workload.rate * workload.mean_output) * 1e6,
+            self._compute_usd_per_million_tokens(usd_h),
             predicted,
             entry.step.basis,
             self._find_limit(pessimistic),
@@ -553,26 +659,39 @@ class _Search:
                 self._result.rejected.append(min(reasons, key=lambda entry: entry[0])[1])
 
 
+def _interpolate(below: MeasuredPoint, above: MeasuredPoint, metric: str, rate: float) -> Latency:
+    """Return a metric at a rate between two measured ones, which bound it."""
+    share = (rate - below.rate) / (above.rate - below.rate) if above.rate > below.rate else 1.0
+    low, high = below.metrics[metric], above.metrics[metric]
+    middle = {name: low[name] + share * (high[name] - low[name]) for name in ("p50", "p95", "p99")}
+    return Latency(**middle, low=min(low["p95"], middle["p95"]), high=max(above.upper[metric]["p95"], middle["p95"]))
+
+
 def _count(replicas: int) -> str:
     return f"{replicas} replica{'s' if replicas > 1 else ''}"
 
 
-def _rank(entry: _Prepared) -> tuple[float, bool, bool, bool, bool, int]:
+def _rank(entry: _Prepared) -> tuple[float, int, bool, bool, bool, bool, int]:
     """Return the order in which configurations are tried: the cheapest first, then what changes least."""
     own = entry.configuration
     is_changed = (own.is_disaggregated, own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
-    return (entry.least_usd_h, *is_changed, own.split.ranks)
+    return (entry.least_usd_h, own.split.data, *is_changed, own.split.ranks)
 
 
 def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
-    """Yield the splits of a node; whole experts are spread where parts of each are not possible."""
+    """Yield the splits of a node; whole experts are spread where parts of each are not possible, and over copies of the
+    attention layers, which keep a cache each."""
+    assert instance.accelerators
     for tensor in list_tensor_sizes(model, instance):
         is_indivisible = bool(model.experts) and bool(vllm.describe_indivisible(model, tensor))
         yield Split(tensor, whole_experts=is_indivisible)
+        for data in _COPIES if model.experts else ():
+            if tensor * data <= count_ranks(instance.accelerators):
+                yield Split(tensor, whole_experts=True, data=data)
 
 
 def _compute_fit(model: Model, instance: Instance, split: Split, context: int, kv_type: str) -> Fit:
-    expert_ranks = split.tensor if split.whole_experts else 0
+    expert_ranks = split.expert_ranks if split.whole_experts else 0
     return vllm.compute_fit(
         model,
         instance,

@@ -49,6 +49,8 @@ class Step(Protocol):
     """Seconds of a step; see `step_time.StepTime`."""
 
     first_token_s: float
+    steps_ahead: int
+    """Steps under way that the engine has scheduled already: a request that comes waits for them too."""
 
     def compute_base_s(self, tokens: int, sequences: int) -> float: ...
     def compute_cache_s(self, sequences: int, context: float) -> float: ...
@@ -95,14 +97,16 @@ class _Job:
     """A request under way."""
 
     __slots__ = (
-        "at_s", "blocks", "computed", "due", "free", "generated", "last_s", "left", "prefix", "prefix_blocks",
-        "request", "start_step",
+        "at_s", "blocks", "computed", "delay_s", "due", "free", "generated", "last_s", "left", "prefix",
+        "prefix_blocks", "request", "start_step",
     )  # fmt: skip
 
     def __init__(self, request: Request, at_s: float) -> None:
         self.request, self.at_s = request, at_s
         self.generated = 0
         self.computed = 0
+        self.delay_s = request.read_s
+        """Of each of its tokens, beside its steps."""
         self.blocks = 0
         """Its own, without those of its prefix."""
         self.prefix: _Prefix | None = None
@@ -355,6 +359,7 @@ class Simulation:
         tokens = decoding + sum(count for _, count in chunks)
         sequences = decoding + len(chunks)
         before = sum(job.computed for job, _ in chunks)
+        delay_s = self._step.first_token_s + self._compute_ahead_s()
         seconds = self._step.compute_base_s(tokens, sequences)
         seconds += self._step.compute_cache_s(sequences, self._context + before)
         seconds += sum(self._step.compute_attention_s(count, job.computed) for job, count in chunks)
@@ -366,14 +371,29 @@ class Simulation:
             job.computed += count
             if job.computed == self._count_tokens(job):
                 self._prefilling.remove(job)
+                if not job.generated:
+                    job.delay_s += delay_s
                 self._emit_first(job)
+
+    def _compute_ahead_s(self) -> float:
+        """Return seconds of the steps that are scheduled already: those of the requests that decode."""
+        if not (self._step.steps_ahead and self._decoding):
+            return 0.0
+        cache_s = self._step.compute_cache_s(self._decoding, self._context)
+        return self._step.steps_ahead * (self._compute_decode_base_s(self._decoding) + cache_s)
+
+    def _compute_decode_base_s(self, count: int) -> float:
+        base_s = self._bases.get(count)
+        if base_s is None:
+            base_s = self._bases[count] = self._step.compute_base_s(count, count)
+        return base_s
 
     def _emit_first(self, job: _Job) -> None:
         """Let a job whose prompt was read begin to decode."""
         if job.generated:
             self.gaps.append((self.now_s - job.last_s, 1))
         else:
-            self.ttft_s.append(self.now_s - job.at_s + job.request.read_s + self._step.first_token_s)
+            self.ttft_s.append(self.now_s - job.at_s + job.delay_s)
         job.generated += 1
         self.output_tokens += 1
         remaining = job.request.output_tokens - job.generated
@@ -404,7 +424,7 @@ class Simulation:
     def _end(self, job: _Job) -> None:
         del self._running[job]
         self._release(job, is_preempted=False)
-        self.e2e_s.append(self.now_s - job.at_s + job.request.read_s + self._step.first_token_s)
+        self.e2e_s.append(self.now_s - job.at_s + job.delay_s)
         self.ended += 1
 
     def _count_decodes(self, steps: int) -> None:
@@ -424,9 +444,7 @@ class Simulation:
         while self._ends[0][2].due != self._ends[0][0]:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self._steps
-        base_s = self._bases.get(count)
-        if base_s is None:
-            base_s = self._bases[count] = self._step.compute_base_s(count, count)
+        base_s = self._compute_decode_base_s(count)
         steps = self._bound_by_blocks(steps)
         first_s = base_s + self._step.compute_cache_s(count, self._context)
         last_s = base_s + self._step.compute_cache_s(count, self._context + count * (steps - 1))

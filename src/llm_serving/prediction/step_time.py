@@ -46,10 +46,23 @@ class Split:
     summed as parts are: vLLM exchanges tokens only between data-parallel ranks (0.32.0, fused_moe/config.py,
     `use_all2all_kernels`)."""
 
+    data: int = 1
+    """Copies of the attention layers, each with requests of its own; the experts are spread over all of them."""
+
+    @property
+    def expert_ranks(self) -> int:
+        """Accelerators over which experts are spread, in whole or in parts."""
+        return self.tensor * self.data
+
     @property
     def ranks(self) -> int:
         """Accelerators of the replica; of Neuron, cores."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are under way at once, each with its share of the requests."""
+        return self.pipeline * self.data
 
 
 def apply_precision(model: Model, precision: str) -> Model:
@@ -76,6 +89,10 @@ class StepTime:
         InputError: the catalog lacks a fact of the accelerator.
     """
 
+    steps_ahead = 1
+    """vLLM 0.32.0, config/vllm.py: `async_scheduling` is on unless an option speaks against it; v1/engine/core.py,
+    `step_with_batch_queue` schedules a step while the one before it runs."""
+
     def __init__(
         self,
         model: Architecture,
@@ -92,7 +109,7 @@ class StepTime:
         self._precision = select_precision(model.scheme, device)
         self._bandwidth = device.bandwidth_gb_s * 1e9 / device.ranks
         self._operations = device.dense_tflops[self._precision] * 1e12 / device.ranks
-        self._link = times.get_link(device).gb_s * 1e9 if split.tensor > 1 else 1.0
+        self._link = times.get_link(device).gb_s * 1e9 if split.expert_ranks > 1 else 1.0
         self._measure_weights(split.tensor)
         self._measure_cache(split.tensor, kv_type)
         self.use(times)
@@ -101,9 +118,10 @@ class StepTime:
         model = self._model
         groups = [group for group in model.list_tensors() if group.loaded and group.active_share > 0]
         self._dense_bytes = sum(group.bytes for group in groups if group.name != EXPERTS) / ways
-        self._expert_bytes = sum(group.bytes for group in groups if group.name == EXPERTS) / ways
+        self._expert_bytes = sum(group.bytes for group in groups if group.name == EXPERTS)
+        self._expert_bytes /= self.split.expert_ranks
         self._missed_share = 1 - model.active_experts / model.experts if model.experts else 0.0
-        self._own_experts = model.experts / ways if self.split.whole_experts else 0.0
+        self._own_experts = model.experts / self.split.expert_ranks if self.split.whole_experts else 0.0
         self._token_operations = _OPERATIONS * sum(group.parameters * group.active_share for group in groups) / ways
         experts = [group.parameters * group.active_share for group in groups if group.name == EXPERTS]
         self._expert_share = _OPERATIONS * sum(experts) / ways / self._token_operations
@@ -140,7 +158,20 @@ class StepTime:
             self._fixed_s += scale * 2 * model.layers * c.reduce_s
             token_bytes = 2 * model.layers * 2 * (ways - 1) / ways * model.hidden * _ACTIVATION_BYTES
             self._token_link_s = token_bytes / (self._link * c.link_efficiency)
+        if self.split.data > 1:
+            self._add_exchange(times, scale)
         self.first_token_s = c.first_token_s
+
+    def _add_exchange(self, times: StepTimes, scale: float) -> None:
+        """Add what the experts' layers exchange: the tokens of all copies are gathered, and the sums scattered.
+
+        Source: vLLM 0.32.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default backend
+        (`all2all_backend` in config/parallel.py). One of each takes what an all-reduce does, besides the bytes.
+        """
+        layers = self._model.layers - self._model.dense_layers
+        token_bytes = 2 * layers * (self.split.data - 1) * self._model.hidden * _ACTIVATION_BYTES
+        self._fixed_s += scale * layers * times.coefficients.reduce_s
+        self._token_link_s += token_bytes / (self._link * times.coefficients.link_efficiency)
 
     def compute_base_s(self, tokens: int, sequences: int) -> float:
         """Return seconds of a step without what grows with the length of its requests."""
@@ -167,11 +198,11 @@ class StepTime:
         return max(moved_bytes / self._bandwidth, tokens * self._token_operations / self._operations)
 
     def _compute_touched_share(self, tokens: int) -> float:
-        """Return the share of the experts that so many tokens visit, each by its own choice.
+        """Return the share of the experts that so many tokens of each copy visit, each by its own choice.
 
         Of whole experts, it is that of the accelerator with the most: all others wait for it.
         """
-        share = 1 - self._missed_share**tokens if self._missed_share else 1.0
+        share = 1 - self._missed_share ** (tokens * self.split.data) if self._missed_share else 1.0
         if not self._own_experts:
             return share
         return min(1.0, share + self._count_deviations() * math.sqrt(share * (1 - share) / self._own_experts))
@@ -180,10 +211,10 @@ class StepTime:
         """Return the operations of the accelerator that has the most, as a multiple of the mean."""
         if not self._own_experts:
             return 1.0
-        visits = tokens * (1 - self._missed_share) * self._own_experts
-        most = min(self.split.tensor, 1 + self._count_deviations() / math.sqrt(visits))
+        visits = tokens * self.split.data * (1 - self._missed_share) * self._own_experts
+        most = min(self.split.expert_ranks, 1 + self._count_deviations() / math.sqrt(visits))
         return 1 + self._expert_share * (most - 1)
 
     def _count_deviations(self) -> float:
         """Return how far above the mean the largest of so many normal values is expected at most, in deviations."""
-        return math.sqrt(2 * math.log(self.split.tensor))
+        return math.sqrt(2 * math.log(self.split.expert_ranks))

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from llm_serving.prediction.simulation import Request
@@ -36,22 +37,22 @@ class Workload:
     burstiness: float = 1.0
     """Shape of the gamma distribution between arrivals; infinity where they are constant."""
 
-    @property
+    @cached_property
     def mean_input(self) -> float:
         """Mean tokens of a prompt."""
         return math.fsum(length.input_tokens for length in self.lengths) / len(self.lengths)
 
-    @property
+    @cached_property
     def mean_output(self) -> float:
         """Mean tokens of an answer."""
         return math.fsum(length.output_tokens for length in self.lengths) / len(self.lengths)
 
-    @property
+    @cached_property
     def mean_shared(self) -> float:
         """Mean tokens that a prompt's beginning shares with others."""
         return math.fsum(length.shared_tokens for length in self.lengths) / len(self.lengths)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Most tokens of a request."""
         return max(length.input_tokens + length.output_tokens for length in self.lengths)

@@ -12,6 +12,7 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.prediction import search
+from llm_serving.prediction.step_time import Split
 
 ASKED = (
     "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",
@@ -108,6 +109,19 @@ def test_whole_experts_are_written_as_such(
              "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p4d.24xlarge")  # fmt: skip
     (role,) = run_json(capsys, *words, "--write", "mine")["chosen"]["roles"]
     assert (role["tensor"], role["expert"]) == (8, 8)
+    assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
+
+
+def test_copies_of_the_attention_layers_are_written_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "_list_splits", lambda *_: [Split(data=8, whole_experts=True)])
+    words = ("--model", "Qwen/Qwen3-30B-A3B", "--arrivals", "2/s", "--input-tokens", "500..1000",
+             "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p5.48xlarge")  # fmt: skip
+    chosen = run_json(capsys, *words, "--write", "mine")["chosen"]
+    assert chosen["roles"] == [{"name": "worker", "tensor": 1, "pipeline": 1, "expert": 8, "replicas": 1}]
+    assert chosen["why"].startswith("1 replica of 8 accelerators, copies of the attention layers 8; ")
     assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
 
 

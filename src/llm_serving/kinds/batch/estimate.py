@@ -15,7 +15,7 @@ from typing import Any, Literal
 from llm_serving.kinds.batch.client import FINAL_STATES
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.worker_settings import PRIORITIES
-from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.deployment import ServingDeployment
 
 MIN_MEASURED_S = 2.0
@@ -66,10 +66,10 @@ def _compute_distance(rate: Rate, lengths: tuple[float, float]) -> float:
 
 
 def _plan_rate(serving: ServingDeployment, lengths: tuple[float, float]) -> Rate | None:
-    requests_per_s = capacity_estimate.estimate_for_lengths(serving, *lengths)
+    requests_per_s = predicted_load.predict_most_per_s(serving, *lengths)
     if not requests_per_s:
         return None
-    basis = "the most that the accelerators' operations and bandwidth allow; what runs is slower"
+    basis = "the fastest that is predicted of the accelerators; what runs is slower"
     return Rate("planned", basis, *lengths, 1 / requests_per_s)
 
 

@@ -11,9 +11,9 @@ from llm_serving import paths
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
-    capacity_estimate,
     measured_capacity,
     measured_prompts,
+    predicted_load,
     resolve,
     summary,
     vision,
@@ -76,7 +76,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         return priced and priced[0]
 
     def estimate_load(self, deployment: ServingDeployment) -> float | None:
-        return capacity_estimate.estimate_requests_per_s(deployment)
+        return predicted_load.predict_requests_per_s(deployment)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles

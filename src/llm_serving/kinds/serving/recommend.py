@@ -15,16 +15,18 @@ from llm_serving.catalog import instances, models, quotas, step_times
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving import blueprint as blueprints
+from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.measured_loads import Evidence
 from llm_serving.prediction import search
 from llm_serving.prediction.search import Candidate, Limit, Problem, Result
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services import inputs
-from llm_serving.services.traffic import Percentiles, Traffic
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Bounds
-from llm_serving.validation.load import load_plan, trace
+from llm_serving.validation.load import trace
 
 DEFAULT_REGION = "us-west-2"
 """That of the default fleet."""
@@ -36,7 +38,6 @@ MAX_TRACE = 20_000
 LENGTHS = 2000
 """Requests drawn once; each simulated replica takes them from another place on."""
 
-SHOWN_PERCENTILES = ("p50", "p90", "p95", "p99", "mean")
 POOL = "recommended"
 
 
@@ -102,9 +103,20 @@ def recommend(question: Question) -> Answer:
         raise InputError(f"--output-tokens: {reason}. Fix: use shorter requests or another model.")
     region, rows = list_types(question)
     dates = [row.prices[region].source.date for row, _ in rows]
-    problem = Problem(model, workload, limits, rows, question.max_usd_h or math.inf, question.top, context=context)
+    evidence = measured_loads.collect(document, name, model, rows, traffic) if document else Evidence()
+    problem = Problem(
+        model,
+        workload,
+        limits,
+        rows,
+        question.max_usd_h or math.inf,
+        question.top,
+        context=context,
+        measured=evidence.measured,
+        calibrations=evidence.calibrations,
+    )
     result = search.search(problem)
-    notes = list(_list_notes(question, result, traffic))
+    notes = [*_list_notes(question, result, traffic), *evidence.notes]
     return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
 
 
@@ -145,11 +157,8 @@ def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
     """
     given = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
     limits = [Limit(metric, "p95", ms) for metric, ms in given.items() if ms is not None]
-    for metric in search.METRICS if settings else ():
-        if given[metric] is None and settings:
-            percentiles: Percentiles = getattr(settings.slo, metric)
-            written = ((name, getattr(percentiles, name)) for name in SHOWN_PERCENTILES)
-            limits += [Limit(metric, name, ms) for name, ms in written if ms is not None]
+    written = predicted_load.list_limits(settings.slo) if settings else []
+    limits += [limit for limit in written if given[limit.metric] is None]
     if not limits:
         raise InputError("--ttft-p95: there is no limit of latency. Fix: write --ttft-p95 800 --itl-p95 50.")
     return limits
@@ -182,7 +191,7 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         **{name: _write_lengths(value) for name, value in lengths.items()},
     }
     drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
-    rows = list(itertools.islice(load_plan.draw_lengths(drawn, "load"), LENGTHS))
+    rows = predicted_load.draw_lengths(drawn, LENGTHS)
     shared = question.shared_prefix
     if shared is not None:
         shortest = min(row.input_tokens for row in rows)
@@ -192,10 +201,7 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         base["shared_prefix"] = f"{100 * shared / (sum(row.input_tokens for row in rows) / len(rows)):.0f}%"
     elif drawn.shared_prefix:
         base |= {"shared_prefix": f"{100 * drawn.shared_prefix:g}%", "prefix_groups": drawn.prefix_groups}
-    drawn_lengths = [
-        Length(row.input_tokens, row.output_tokens, row.group, row.shared_tokens if shared is None else shared)
-        for row in rows
-    ]
+    drawn_lengths = rows if shared is None else [row._replace(shared_tokens=shared) for row in rows]
     burstiness = math.inf if drawn.process == "constant" else drawn.burstiness
     return Workload(rate, drawn_lengths, burstiness=burstiness), base
 
@@ -314,7 +320,7 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
                 "name": name,
                 "tensor": own.split.tensor,
                 "pipeline": own.split.pipeline,
-                "expert": own.split.tensor if own.split.whole_experts else 1,
+                "expert": own.split.expert_ranks if own.split.whole_experts else 1,
                 "replicas": replicas,
             }
             for name, replicas in count_replicas(candidate).items()
@@ -385,13 +391,22 @@ def describe(candidate: Candidate) -> str:
     ranks, counts = candidate.configuration.split.ranks, count_replicas(candidate)
     total = sum(counts.values())
     words = " and ".join(f"{count} {name}" for name, count in counts.items()) if len(counts) > 1 else str(total)
-    settings = (
-        ", ".join(f"{name} {value}" for name, value in build_tuning(candidate).items()) or "the engine's defaults"
-    )
+    copies = candidate.configuration.split.data
+    named = {**({"copies of the attention layers": copies} if copies > 1 else {}), **build_tuning(candidate)}
+    settings = ", ".join(f"{name} {value}" for name, value in named.items()) or "the engine's defaults"
     return (
         f"{words} replica{'s' if total > 1 else ''} of {ranks} accelerator{'s' if ranks > 1 else ''}, {settings}; "
-        f"{LIMITS_IN_WORDS[candidate.limited_by]}"
+        f"{LIMITS_IN_WORDS[candidate.limited_by]}; {_describe_basis(candidate)}"
     )
+
+
+def _describe_basis(candidate: Candidate) -> str:
+    """Return what the numbers rest on, with the interval of the metric that is nearest to its limit."""
+    metric = f"{candidate.limited_by}_ms"
+    metric = metric if metric in candidate.predicted else "ttft_ms"
+    nearest, name = candidate.predicted[metric], metric.removesuffix("_ms").upper()
+    source = f" ({candidate.source})" if candidate.source else ""
+    return f"{candidate.basis}{source}: {name} p95 of {nearest.low:,.0f} to {nearest.high:,.0f} ms"
 
 
 def write(answer: Answer, folder: Path) -> None:
@@ -403,6 +418,7 @@ def write(answer: Answer, folder: Path) -> None:
         "accelerators": own.split.ranks,
         **({"pipeline": own.split.pipeline} if own.split.pipeline > 1 else {}),
         **({"expert": True} if own.split.whole_experts else {}),
+        **({"data": own.split.data} if own.split.data > 1 else {}),
     }
     slo: dict[str, dict[str, float]] = {}
     for limit in answer.limits:

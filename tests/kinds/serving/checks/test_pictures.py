@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving.catalog import models
-from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
@@ -86,7 +86,7 @@ def test_pictures_that_fit_are_counted_in_the_note_and_in_the_estimate(tmp_path:
     deployment = _resolve(tmp_path, "{width: 640, height: 480}")
     assert f"A picture of 640 x 480 takes up to 418 of 2000 tokens with {VISION}." in deployment.notes
     text = deployment.model_copy(update={"traffic": deployment.traffic.model_copy(update={"images": None})})
-    estimates = [capacity_estimate.estimate_requests_per_s(each) for each in (deployment, text)]
+    estimates = [predicted_load.predict_requests_per_s(each) for each in (deployment, text)]
     assert estimates[0] and estimates[1] and estimates[0] < estimates[1] / 2
 
 

@@ -98,6 +98,20 @@ def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
         "accelerators": sum(role.accelerators * max(1, role.replicas.min) for role in deployment.engine_roles),
         **({"tuning": tuning} if tuning else {}),
         **({"roles": roles} if len(roles) > 1 else {}),
+        **({"instances": placed} if (placed := _list_instances(deployment)) else {}),
+    }
+
+
+def _list_instances(deployment: ServingDeployment) -> dict[str, dict[str, Any]]:
+    """Return where the replicas of each role run, for roles with a fixed number of them on rented instances."""
+    return {
+        role.name: {
+            "type": role.instance_types[0],
+            "replicas": role.replicas.max,
+            **role.parallelism.model_dump(mode="json"),
+        }
+        for role in deployment.engine_roles
+        if role.instance_types and role.replicas.min == role.replicas.max
     }
 
 

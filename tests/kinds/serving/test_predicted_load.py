@@ -1,4 +1,4 @@
-"""The arithmetic that orders configurations: only its order is relied on."""
+"""The prediction that orders configurations: only its order is relied on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from llm_serving import paths
-from llm_serving.kinds.serving import capacity_estimate
+from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.targets import planning
 
@@ -19,17 +19,25 @@ roles:
 tuning: {{sequences: {sequences}{tuning}}}
 traffic: {{arrivals: 8/s, input_tokens: 1000, output_tokens: 200{traffic}}}
 slo:
-  ttft_ms: {{p95: 800}}
+  ttft_ms: {{p95: {ttft}}}
 """
 
 
 def _estimate(root: Path, target: str = "eks", **values: object) -> float | None:
-    settings = {"model": "Qwen/Qwen3-8B", "accelerators": 1, "sequences": 256, "tuning": "", "traffic": "", **values}
+    settings = {
+        "model": "Qwen/Qwen3-8B",
+        "accelerators": 1,
+        "sequences": 256,
+        "tuning": "",
+        "traffic": "",
+        "ttft": 800,
+        **values,
+    }
     shutil.copytree(paths.PATTERNS / "aggregated", root / "mine", dirs_exist_ok=True)
     (root / "mine" / "blueprint.yaml").write_text(BLUEPRINT.format(**settings))
     _, _, deployment = planning.resolve_offline(root / "mine", paths.ROOT / "fleet.yaml", target)
     assert isinstance(deployment, ServingDeployment)
-    return capacity_estimate.estimate_requests_per_s(deployment)
+    return predicted_load.predict_requests_per_s(deployment)
 
 
 def test_more_accelerators_and_larger_batches_promise_more(tmp_path: Path) -> None:
@@ -37,6 +45,12 @@ def test_more_accelerators_and_larger_batches_promise_more(tmp_path: Path) -> No
     assert single and four and single < four < 8 * single
     small = _estimate(tmp_path, sequences=4)
     assert small and small < single
+
+
+def test_a_stricter_slo_promises_less(tmp_path: Path) -> None:
+    usual, strict, impossible = (_estimate(tmp_path, ttft=ms) for ms in (800, 300, 1))
+    assert usual and strict and strict < 0.9 * usual
+    assert impossible is None
 
 
 def test_a_larger_model_promises_less(tmp_path: Path) -> None:

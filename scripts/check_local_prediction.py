@@ -1,0 +1,152 @@
+"""Holds the prediction of an engine on this machine, calibrated by a low load and a burst, against a sweep of it.
+
+    .venv/bin/python -m scripts.check_local_prediction      # skipped where others use more than 8% of a core
+    .venv/bin/python -m scripts.check_local_prediction 50   # than 50%
+
+Prints each load with its predicted and its measured latency, and the knee; exits 1 if these differ by more than 10%, or
+the knee by more than 15%.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from llm_serving import paths
+from llm_serving.catalog import models, step_times
+from llm_serving.catalog.instances import Accelerators
+from llm_serving.cli import main as command_line
+from llm_serving.engines import vllm
+from llm_serving.kinds.serving import measured_loads, predicted_load
+from llm_serving.prediction import search
+from llm_serving.prediction.calibration import Load, calibrate
+from llm_serving.prediction.search import Limit, Metrics
+from llm_serving.prediction.simulation import Limits, compute_percentile
+from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.workload import Workload
+from llm_serving.services.traffic import Traffic
+from llm_serving.targets import registry
+from llm_serving.validation import base, run
+from llm_serving.validation.search import sweep as sweeps
+from llm_serving.validation.search.sweep_result import Sweep
+
+MAX_OTHERS = 8.0
+"""Percent of a core."""
+
+MODEL, INPUT, OUTPUT = "tiny", "200..300", "30..50"
+SLOWDOWN = 3.0
+"""The SLO that the knee is of: times as long as the low load took."""
+
+PROCESSOR = Accelerators(
+    kind="gpu", name="CPU", manufacturer="", count=1, memory_mib=1024, bandwidth_gb_s=20, dense_tflops={"bf16": 0.2}
+)
+"""Where the calibration starts from: it scales all of it."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, calibrate and sweep; return the exit code."""
+    allowed, others = float(arguments[0]) if arguments else MAX_OTHERS, measure_others()
+    if others > allowed:
+        print(f"skipped: other processes use {others:.0f}% of a core, more than {allowed:g}%")
+        return 0
+    with tempfile.TemporaryDirectory() as root:
+        os.chdir(root)
+        shutil.copytree(paths.PATTERNS / "aggregated", "mine")
+        shutil.copy(paths.ROOT / "fleet.yaml", "fleet.yaml")
+        write_blueprint()
+        try:
+            if command_line.run(["deploy", "mine", "--yes"]):
+                return 1
+            return compare()
+        finally:
+            command_line.run(["destroy", "mine", "--yes"])
+
+
+def measure_others(seconds: float = 10.0) -> float:
+    """Return what all processes use, in percent of a core, while this one sleeps."""
+
+    def read_busy_s() -> float:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+    before_s = read_busy_s()
+    time.sleep(seconds)
+    return 100 * (read_busy_s() - before_s) / seconds
+
+
+def write_blueprint() -> None:
+    """Write one replica of the model, without a prefix that prompts share."""
+    blueprint = {
+        "pattern": "aggregated", "model": MODEL, "context": "2k",
+        "roles": {"worker": {"pool": "general", "replicas": 1, "accelerators": 1}, "router": {"policy": "round-robin"}},
+        "traffic": {"arrivals": "1/s", "input_tokens": INPUT, "output_tokens": OUTPUT},
+        "slo": {"ttft_ms": {"p95": 9000}},
+    }  # fmt: skip
+    Path("mine/blueprint.yaml").write_text(yaml.safe_dump(blueprint), encoding="utf-8")
+
+
+def compare() -> int:
+    """Return 0 where knee and latencies are within the goals."""
+    target = registry.load_target("local")
+    with target.open_validation(Path("mine"), Path("fleet.yaml"), None) as opened:
+        load_target = base.load_validator(opened.deployment.kind).build_target(opened.deployment, opened.options.logs)
+
+        step = StepTime(models.find(MODEL), PROCESSOR, Split())
+
+        def measure(**load: object) -> Load:
+            traffic = build_traffic(**load)
+            measured = run.validate(load_target.model_copy(update={"traffic": traffic}), opened.options)[0]
+            metrics: Metrics = {str(metric): latency.model_dump() for metric, latency in measured.metrics.items()}
+            return measured_loads.build_load(step, find_limits(), traffic, metrics, traffic.requests)
+
+        low, burst = measure(arrivals="1/s", requests=30), measure(users=32, requests=160)
+        step.use(calibrate(step_times.load(), low, burst))
+        limit = Limit("e2e_ms", "p95", SLOWDOWN * 1000 * low.e2e_s)
+        slo = load_target.slo.model_copy(update={"e2e_ms": load_target.slo.e2e_ms.model_copy(update={"p95": limit.ms})})
+        swept = load_target.model_copy(update={"slo": slo, "traffic": build_traffic(arrivals="1/s")})
+        result, _ = sweeps.sweep(swept, sweeps.Options(point_s=20.0), opened.options)
+    return report(result, step, limit)
+
+
+def report(result: Sweep, step: StepTime, limit: Limit) -> int:
+    """Print what was predicted and measured; return 0 where both are within the goals."""
+    traffic = build_traffic(arrivals="1/s")
+    workload = Workload(1.0, predicted_load.draw_lengths(traffic, 400))
+    predicted = search.find_highest_rate(step, find_limits(), workload, [limit], 200.0)
+    loads = [point for point in result.points if point.kept and point.e2e_p50_ms]
+    errors = []
+    for point in loads:
+        outcome = measured_loads.simulate(step, find_limits(), build_traffic(arrivals=f"{point.load}/s"), 400)
+        ms = 1000 * compute_percentile(outcome.e2e_s, 50)
+        errors.append(abs(ms / (point.e2e_p50_ms or math.inf) - 1))
+        print(f"{point.load:g}/s: E2E p50 {ms:.0f} ms predicted, {point.e2e_p50_ms:.0f} ms measured")
+    if not (result.kept and result.missed and len(loads) >= 4):
+        print("the sweep found no knee, or kept fewer than four loads")
+        return 1
+    knee = math.sqrt(result.kept.load * result.missed.load)
+    print(f"knee: {predicted:.3g}/s predicted, {knee:.3g}/s measured; E2E: median error {median(errors):.1%}")
+    return int(abs(predicted / knee - 1) > 0.15 or median(errors) > 0.10)
+
+
+def build_traffic(**load: object) -> Traffic:
+    """Return prompts of the script's lengths under a load."""
+    return Traffic.model_validate({"input_tokens": INPUT, "output_tokens": OUTPUT, "warm_up": 5, **load})
+
+
+def find_limits() -> Limits:
+    """Return what bounds a step of vLLM on CPUs."""
+    batch = vllm.select_batch(None)
+    return Limits(batch.sequences, batch.tokens, 10**6)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

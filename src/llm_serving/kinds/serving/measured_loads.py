@@ -1,0 +1,220 @@
+"""What a blueprint's own reports say for `recommend`: sweeps stand for themselves, a low load and a burst calibrate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llm_serving import paths
+from llm_serving.catalog import instances, step_times
+from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import vllm
+from llm_serving.kinds.serving import predicted_load
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.prediction.calibration import BURST, Load, calibrate
+from llm_serving.prediction.search import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
+from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
+from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
+from llm_serving.prediction.workload import Workload
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.runs import REPORT_FILE, SWEEP_FOLDER
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings import untrusted_json
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import BlueprintError
+
+MAX_REPORTS = 200
+"""Reports that are read, from the newest on."""
+
+MAX_REQUESTS = 400
+"""Simulated of a load that calibrates."""
+
+_SHAPE = ("input_tokens", "output_tokens", "shared_prefix", "prefix_groups", "process", "burstiness")
+_NOT_SIMULATED = {"think_time", "images", "data", "prompt_file", "trace", "max_concurrency", "turns"}
+"""Settings of the traffic; reports leave out what is unset."""
+
+_TUNING = {"quantization", "kv_cache", "batch_tokens"}
+"""Settings of the engine that the search chooses too."""
+
+
+class Setup(NamedTuple):
+    """How each replica ran."""
+
+    instance: Instance
+    split: Split
+    precision: str
+    kv_type: str
+    batch_tokens: int | None
+
+
+class MeasuredLoad(NamedTuple):
+    """One report of `validate` or `sweep`."""
+
+    file: Path
+    started_at: str
+    setup: Setup
+    traffic: Traffic
+    replicas: int
+    requests: int
+    at_once: float
+    """Requests under way in a replica, on average."""
+    point: MeasuredPoint
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the reports say."""
+
+    measured: Sequence[Measured] = ()
+    calibrations: Calibrations = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def collect(
+    document: Document[Blueprint],
+    name: str,
+    model: Model,
+    prices: Sequence[tuple[Instance, float]],
+    traffic: Mapping[str, Any],
+) -> Evidence:
+    """Return what the reports of a blueprint, in the folder of its runs, say of a model on types with a price."""
+    runs = Path.cwd() / paths.RUNS / resolve_name(document)
+    known = {instance.name: (instance, usd_h) for instance, usd_h in prices}
+    loads = [load for load in read_all(runs, name) if load.setup.instance.name in known]
+    measured = [
+        Measured(
+            Configuration(*known[setup.instance.name], setup.split, setup.precision, setup.kv_type, setup.batch_tokens),
+            tuple(load.point for load in swept),
+            source,
+        )
+        for setup, swept, source in _list_sweeps(loads, traffic)
+    ]
+    calibrations, notes = {}, list[str]()
+    for (device, split, precision), of_engine in _group(loads).items():
+        low, burst = (choose(of_engine, key=lambda load: load.at_once) for choose in (min, max))
+        if burst.at_once < BURST * max(1.0, low.at_once):
+            reason = "these loads identify no batch cost, and do not calibrate"
+            notes.append(f"{device} x {split.tensor}: {reason}. Fix: validate with traffic: {{users: 32}} too.")
+            continue
+        own = apply_precision(model, precision)
+        calibrations[device, split, precision] = calibrate(
+            step_times.load(), _build_load(low, own), _build_load(burst, own)
+        )
+        files = " and ".join(str(load.file.parent.relative_to(Path.cwd())) for load in (low, burst))
+        notes.append(f"calibrated: {device} x {split.tensor}, {precision}, by {files}")
+    return Evidence(measured, calibrations, [*(f"measured: {row.source}" for row in measured), *notes])
+
+
+def read_all(runs: Path, model: str) -> list[MeasuredLoad]:
+    """Return the loads of a model that can be simulated, the newest first; broken reports are left out."""
+    files = [*runs.glob(f"[0-9]*/{REPORT_FILE}"), *runs.glob(f"{SWEEP_FOLDER}*/*/*/{REPORT_FILE}")]
+    newest = sorted(files, key=lambda file: str(file.relative_to(runs)).removeprefix(SWEEP_FOLDER), reverse=True)
+    return [load for file in newest[:MAX_REPORTS] if (load := _read(file, model))]
+
+
+def _read(file: Path, model: str) -> MeasuredLoad | None:
+    try:
+        report = untrusted_json.read(file, infinite=True)
+        settings, tuning = report["settings"], report["settings"].get("tuning", {})
+        traffic = Traffic.model_validate(settings["traffic"])
+        (role,) = settings["instances"].values()
+        is_known = settings["model"] == model and settings["engine"] == "vllm" and set(tuning) <= _TUNING
+        is_simulated = not (report["requests"]["failed"] or _NOT_SIMULATED & set(settings["traffic"]))
+        precision = tuning.get("quantization") or "bf16"
+        is_one_node = role["pipeline"] * role["data"] == 1
+        if not (is_known and is_simulated and is_one_node and precision in ("bf16", "fp8")):
+            return None
+        setup = Setup(
+            instances.find(role["type"]),
+            Split(role["tensor"], whole_experts=role["expert"]),
+            precision,
+            tuning.get("kv_cache", "auto"),
+            tuning.get("batch_tokens"),
+        )
+        if not (setup.instance.accelerators and has_facts(setup.instance.accelerators)):
+            return None
+        replicas, metrics = int(role["replicas"]), report["metrics"]
+        upper = {
+            metric: {name: _read_upper(bound) for name, bound in bounds.items()}
+            for metric, bounds in report["bounds"].items()
+        }
+        at_once = report["throughput"]["requests_per_s"] * metrics["e2e_ms"]["mean"] / 1000 / replicas
+        point = MeasuredPoint((traffic.arrivals or 0.0) / replicas, metrics, upper)
+        requests = int(report["requests"]["total"])
+        return MeasuredLoad(file, report["started_at"], setup, traffic, replicas, requests, at_once, point)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BlueprintError):
+        return None
+
+
+def _read_upper(bound: Mapping[str, Any]) -> float:
+    """Return a statistic's upper bound; the statistic itself where the load is too short for one."""
+    value = math.inf if bound["infinite"] else bound["upper"] or bound["value"]
+    return float(value)
+
+
+def _list_sweeps(
+    loads: Iterable[MeasuredLoad], traffic: Mapping[str, Any]
+) -> Iterator[tuple[Setup, list[MeasuredLoad], str]]:
+    """Yield the newest sweep of each setup with such traffic: its loads from the lowest on, and its folder."""
+    wanted, seen = _describe_shape(Traffic.model_validate(dict(traffic))), list[Setup]()
+    alike = (load for load in loads if load.point.rate and _describe_shape(load.traffic) == wanted)
+    for folder, found in itertools.groupby(alike, key=lambda load: load.file.parents[2]):
+        swept = sorted(found, key=lambda load: load.point.rate)
+        if folder.name.startswith(SWEEP_FOLDER) and swept[0].setup not in seen:
+            seen.append(swept[0].setup)
+            yield swept[0].setup, swept, str(folder.relative_to(Path.cwd()))
+
+
+def _describe_shape(traffic: Traffic) -> dict[str, Any]:
+    return traffic.model_dump(mode="json", include=set(_SHAPE))
+
+
+def _group(loads: Iterable[MeasuredLoad]) -> dict[tuple[str, Split, str], list[MeasuredLoad]]:
+    """Return the loads by accelerator, split and precision."""
+    groups: dict[tuple[str, Split, str], list[MeasuredLoad]] = {}
+    for load in loads:
+        assert load.setup.instance.accelerators
+        key = (step_times.build_key(load.setup.instance.accelerators), load.setup.split, load.setup.precision)
+        groups.setdefault(key, []).append(load)
+    return groups
+
+
+def _build_load(load: MeasuredLoad, model: Model) -> Load:
+    """Return a load with its simulation on one replica."""
+    setup, traffic, device = load.setup, load.traffic, load.setup.instance.accelerators
+    assert device
+    step, batch = StepTime(model, device, setup.split, setup.kv_type), vllm.select_batch(device)
+    context = traffic.input_tokens.max + traffic.output_tokens.max
+    fit = vllm.compute_fit(model, setup.instance, setup.split.tensor, dtype=setup.kv_type, context=context)
+    limits = Limits(batch.sequences, setup.batch_tokens or batch.tokens, fit.cache_tokens)
+    count = max(1, min(MAX_REQUESTS, load.requests // load.replicas))
+    return build_load(step, limits, traffic, load.point.metrics, count, load.replicas)
+
+
+def build_load(
+    step: StepTime, limits: Limits, traffic: Traffic, metrics: Metrics, count: int, replicas: int = 1
+) -> Load:
+    """Return what was measured of a traffic, with its simulation on one of the replicas."""
+
+    def predict(times: step_times.StepTimes) -> tuple[float, float]:
+        step.use(times)
+        outcome = simulate(step, limits, traffic, count, replicas)
+        return compute_percentile(outcome.ttft_s, 95), math.fsum(outcome.e2e_s) / len(outcome.e2e_s)
+
+    return Load(metrics["ttft_ms"]["p95"] / 1000, metrics["e2e_ms"]["mean"] / 1000, predict)
+
+
+def simulate(step: StepTime, limits: Limits, traffic: Traffic, count: int, replicas: int = 1) -> Outcome:
+    """Return what becomes of so many requests of a traffic on one of its replicas."""
+    lengths = predicted_load.draw_lengths(traffic, count)
+    if traffic.users:
+        requests = [Request(0.0, *length) for length in lengths]
+        return Simulation(step, limits).run(requests, math.ceil(traffic.users / replicas))
+    burstiness = math.inf if traffic.process == "constant" else traffic.burstiness
+    workload = Workload(traffic.arrivals or 1.0, lengths, burstiness=burstiness)
+    return Simulation(step, limits).run(workload.draw(count, replicas, 0))

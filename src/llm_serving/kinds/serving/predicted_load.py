@@ -1,0 +1,143 @@
+"""Requests a second that a deployment is predicted to carry: within its SLO where that limits a latency."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import fmean
+from typing import NamedTuple
+
+from llm_serving.catalog import instances, models, step_times
+from llm_serving.catalog.architecture import ModelError
+from llm_serving.engines import base
+from llm_serving.kinds.serving.checks import pictures
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
+from llm_serving.kinds.serving.placement import apply_quantization
+from llm_serving.prediction import search, step_time
+from llm_serving.prediction.search import Limit
+from llm_serving.prediction.simulation import Limits
+from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.workload import Length, Workload
+from llm_serving.services.traffic import Percentiles, Slo, Traffic
+from llm_serving.settings.errors import InputError
+from llm_serving.validation.load import load_plan
+
+LENGTHS = 250
+"""Requests that are simulated at each rate."""
+
+_STATISTICS = ("p50", "p90", "p95", "p99", "mean")
+
+
+def list_limits(slo: Slo) -> list[Limit]:
+    """Return an SLO's limits of latency."""
+    limits = []
+    for metric in search.METRICS:
+        percentiles: Percentiles = getattr(slo, metric)
+        written = ((name, getattr(percentiles, name)) for name in _STATISTICS)
+        limits += [Limit(metric, name, ms) for name, ms in written if ms is not None]
+    return limits
+
+
+def draw_lengths(traffic: Traffic, count: int, more_tokens: int = 0) -> list[Length]:
+    """Return the lengths of a traffic's requests, as `validate` draws them.
+
+    Args:
+        more_tokens: of each prompt, such as those of its pictures.
+    """
+    rows = itertools.islice(load_plan.draw_lengths(traffic, "load"), count)
+    return [Length(row.input_tokens + more_tokens, row.output_tokens, row.group, row.shared_tokens) for row in rows]
+
+
+def predict_requests_per_s(deployment: ServingDeployment) -> float | None:
+    """Return the prediction for the deployment's own traffic; None without accelerators or where a fact lacks."""
+    traffic = deployment.traffic
+    if deployment.is_pooled:  # one prefill of all texts of a request
+        lengths = [length._replace(output_tokens=0) for length in draw_lengths(traffic, LENGTHS)]
+        texts = (traffic.inputs.min + traffic.inputs.max) / 2
+        lengths = [length._replace(input_tokens=round(length.input_tokens * texts)) for length in lengths]
+    else:
+        lengths = draw_lengths(traffic, LENGTHS, round(_count_picture_tokens(deployment)))
+    if not deployment.tuning.prefix_cache:
+        lengths = [length._replace(shared_tokens=0) for length in lengths]
+    return _predict(deployment, lengths, list_limits(deployment.slo))
+
+
+def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:
+    """Return the optimistic end of the prediction for requests of these lengths, whatever their latency."""
+    per_s = _predict(deployment, [Length(max(1, round(input_tokens)), round(output_tokens))], [])
+    found = _find_step(deployment, deployment.engine_roles[0])
+    return per_s / step_times.load().get_interval(found.step.basis).low if per_s and found else None
+
+
+def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[Limit]) -> float | None:
+    if deployment.environment.conventions.is_local:
+        return None
+    roles = deployment.engine_roles
+    rates = [rate for role in roles if (rate := _predict_role(deployment, role, lengths, limits))]
+    if not rates or len(rates) < len(roles):
+        return None
+    # Of prefill and decode the slower one decides; each of several models has its share of the requests.
+    return min(rates) * (len(rates) if len(deployment.served_models) > 1 else 1)
+
+
+class _Found(NamedTuple):
+    step: StepTime
+    limits: Limits
+    lanes: float
+    """Replicas, and in each the copies that have requests of their own."""
+
+
+def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
+    try:
+        instance = instances.find(role.instance_types[0])
+        served = role.served_model
+        model = models.find(served.model) if served else None
+    except (ModelError, InputError, IndexError):
+        return None
+    device, tuning, own = instance.accelerators, deployment.tuning, role.parallelism
+    if served is None or model is None or device is None or not step_time.has_facts(device):
+        return None
+    model = apply_quantization(model, tuning)
+    memory, context = base.get_memory_model(deployment.engine), min(served.context, model.max_context)
+    split = Split(own.tensor, own.pipeline, own.expert, own.data if own.expert and role.nodes == 1 else 1)
+    fit = memory.compute_fit(
+        model,
+        instance,
+        split.tensor,
+        pipeline=split.pipeline,
+        expert_ranks=split.expert_ranks if split.whole_experts else 0,
+        context=context,
+        dtype=tuning.kv_cache,
+    )
+    batch = memory.select_batch(device)
+    limits = Limits(tuning.sequences or batch.sequences, tuning.batch_tokens or batch.tokens, fit.cache_tokens)
+    lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
+    return _Found(StepTime(model, device, split, tuning.kv_cache), limits, lanes)
+
+
+def _predict_role(
+    deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
+) -> float | None:
+    found = _find_step(deployment, role)
+    if found is None:
+        return None
+    workload = Workload(1.0, lengths)
+    if role.name == PREFILL or not workload.mean_output:
+        tokens = found.limits.batch_tokens
+        return found.lanes / (found.step.compute_base_s(tokens, 1) * workload.mean_input / tokens)
+    read_tokens = 1.0 if role.name == DECODE else max(1.0, workload.mean_input - workload.mean_shared)
+    most = 1 / search.compute_busy_s(found.step, found.limits, workload, read_tokens)
+    if role.name != DECODE and limits:
+        most = search.find_highest_rate(found.step, found.limits, workload, limits, most)
+    return found.lanes * most
+
+
+def _count_picture_tokens(deployment: ServingDeployment) -> float:
+    """Return mean tokens of a request's pictures, by the first model."""
+    images = deployment.traffic.images
+    if images is None:
+        return 0.0
+    try:
+        model = models.find(deployment.served_models[0].model)
+    except ModelError:
+        return 0.0
+    return fmean(images.count) * pictures.count_tokens(model, images)
