@@ -48,6 +48,9 @@ if not os.environ.get("CI"):
 
 ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE, IMAGES = "engine", "served", "stacks", "control plane", "images"
 
+_SHARED = pytest.StashKey[dict[str, contextlib.ExitStack]]()
+_LAST_TESTS = pytest.StashKey[dict[str, pytest.Item]]()
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +89,12 @@ def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
     return str(item.path.relative_to(ROOT / "tests"))
 
 
+def _get_group(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker
+    return str(marker.args[0])
+
+
 def _list_fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
@@ -98,11 +107,32 @@ def _compute_limit(module: list[pytest.Item]) -> tuple[bool, float]:
     return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
 
 
+@pytest.hookimpl(trylast=True)  # after deselection
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Find the last test of each group."""
+    session.stash[_LAST_TESTS] = {_get_group(item): item for item in session.items}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """End what a group shares with its last test: an idle engine or API server takes CPU from the others."""
+    if item.session.stash[_LAST_TESTS].get(_get_group(item)) is item:
+        item.config.stash.get(_SHARED, {}).pop(_get_group(item), contextlib.ExitStack()).close()
+
+
 @pytest.fixture(scope="session")
-def engine_probe() -> Iterator[engines_own.EngineProbe]:
+def share_in_group(pytestconfig: pytest.Config) -> Iterator[Callable[[str], contextlib.ExitStack]]:
+    """Return what ends with the last test of a group, or of the session."""
+    shared = pytestconfig.stash.setdefault(_SHARED, defaultdict(contextlib.ExitStack))
+    yield shared.__getitem__
+    for exit_stack in shared.values():
+        exit_stack.close()
+
+
+@pytest.fixture(scope="session")
+def engine_probe(share_in_group: Callable[[str], contextlib.ExitStack]) -> engines_own.EngineProbe:
     """Call the engine's and the router's own code."""
-    with engines_own.run() as ask:
-        yield ask
+    return share_in_group(ENGINE).enter_context(engines_own.run())
 
 
 @pytest.fixture(scope="session")
@@ -143,8 +173,9 @@ def start_blueprint(
 def running_plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
-) -> Iterator[DeploymentPlan]:
-    """The aggregated pattern on the real engine, for the whole session: embedded AWS, two replicas, the router.
+    share_in_group: Callable[[str], contextlib.ExitStack],
+) -> DeploymentPlan:
+    """The aggregated pattern on the real engine, for all tests of its group: embedded AWS, two replicas, the router.
 
     A test that disturbs it restores it. The home directory of all its processes is `home` below the root, empty.
     """
@@ -152,9 +183,7 @@ def running_plan(
     shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
     home = root / "home"
     home.mkdir()
-    with contextlib.ExitStack() as until_the_end:
-        # Only for these processes: those of other tests write to their home directory.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HOME", str(home))
-            plan = until_the_end.enter_context(start_blueprint(root / "mine", root))
-        yield plan
+    # Only for these processes: those of other tests write to their home directory.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        return share_in_group(RUNNING_PLAN).enter_context(start_blueprint(root / "mine", root))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -16,8 +19,8 @@ LONG_REASON = (
 SHORT_REASON = "the pool grows to 1 machine"
 
 
-def render(width: int) -> list[str]:
-    cells = [
+def build_cells() -> list[Cell]:
+    return [
         Cell(
             pattern,
             "serving",
@@ -37,9 +40,12 @@ def render(width: int) -> list[str]:
             {"one-gpu": (SHORT_REASON,), "mixed": (SHORT_REASON, LONG_REASON)}.get(fleet, ()) if target == "ecs" else ()
         ]
     ]
+
+
+def render(width: int, cells: Sequence[Cell] = ()) -> list[str]:
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
-        console.print(MatrixTable(cells))
+        console.print(MatrixTable(cells or build_cells()))
     return capture.get().splitlines()
 
 
@@ -75,6 +81,21 @@ def test_kind_engine_and_framework_are_listed_under_the_pattern() -> None:
         ["serving", "eks"],
         ["vllm,", "plain"],
     ]
+
+
+def test_an_engine_and_framework_that_never_render_are_one_line_for_all_such_patterns() -> None:
+    refused = [
+        Cell(pattern, "serving", "eks", "mixed", engine, "ray", None, engine, reasons=(engine,))
+        for pattern in ("aggregated", "distributed")
+        for engine in ("sglang", "vllm")
+    ]
+    rendered = replace(refused[-1], reasons=())
+    lines = render(100, [*refused[:-1], rendered])
+    assert [line.split() for line in lines if "sglang, ray" in line] == [
+        ["sglang,", "ray", "aggregated,", "distributed", "1"]
+    ]
+    assert [line.split()[:2] for line in lines if line.startswith(" distributed")] == [["distributed", "eks"]]
+    assert "engine, framework" not in " ".join(render(100, [rendered])), "nothing is refused"
 
 
 def test_a_reason_comes_with_its_fix() -> None:

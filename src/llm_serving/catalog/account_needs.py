@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from llm_serving.catalog.instances import Row
 from llm_serving.catalog.quotas import Quota
+from llm_serving.settings import own_yaml
 
 FILE = "account.yaml"
 
@@ -79,7 +78,7 @@ def list_images() -> list[str]:
 
 
 def _load(file: Path) -> AccountNeeds:
-    data = yaml.safe_load(file.read_text("utf-8"))
+    data = own_yaml.read(file)
     permissions = {name: tuple(_flatten(rows)) for name, rows in data.get("permissions", {}).items()}
     return AccountNeeds.model_validate({**data, "permissions": permissions})
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from llm_serving.catalog.models import WeightsFormat
+from llm_serving.settings import own_yaml
 
 FOLDER = Path(__file__).with_name("engines")
 """A file for each engine, named after it."""
@@ -562,26 +562,26 @@ class Framework(_NamedChoice):
     """Why an option of the engine does not work under it, by the option's name."""
 
 
-def _read(file: Path) -> Any:
-    return yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
     """Return all engines by name."""
-    return MappingProxyType({file.stem: Engine.model_validate(_read(file)) for file in sorted(FOLDER.glob("*.yaml"))})
+    return MappingProxyType(
+        {file.stem: Engine.model_validate(own_yaml.read(file)) for file in sorted(FOLDER.glob("*.yaml"))}
+    )
 
 
 @functools.cache
 def load_routers() -> Mapping[str, Router]:
     """Return all routers by name."""
-    return MappingProxyType({name: Router.model_validate(row) for name, row in _read(ROUTERS_FILE).items()})
+    return MappingProxyType({name: Router.model_validate(row) for name, row in own_yaml.read(ROUTERS_FILE).items()})
 
 
 @functools.cache
 def load_frameworks() -> Mapping[str, Framework]:
     """Return all frameworks by name."""
-    return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
+    return MappingProxyType(
+        {name: Framework.model_validate(row) for name, row in own_yaml.read(FRAMEWORKS_FILE).items()}
+    )
 
 
 def get_engine(engine: str, framework: str) -> Engine:

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_name("families.yaml")
 
@@ -138,7 +139,7 @@ def _flatten(parts: Any) -> Iterator[Any]:
 @functools.cache
 def load() -> Mapping[str, Family]:
     """Return all families, by `model_type`."""
-    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    rows = own_yaml.read(FILE)
     return MappingProxyType(
         {name: Family.model_validate(row) for name, row in rows.items() if not name.startswith("_")}
     )

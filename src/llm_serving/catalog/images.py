@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_name("images.yaml")
 
@@ -42,7 +43,7 @@ class Image(BaseModel):
 @functools.cache
 def load() -> Mapping[str, Image]:
     """Return all images by REPOSITORY:TAG."""
-    rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    rows = own_yaml.read(FILE)
     return MappingProxyType({reference: Image.model_validate(row) for reference, row in rows.items()})
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
 
 GENERATED = Path(__file__).with_name("instances.json")
 OVERLAY = Path(__file__).with_name("overlay.yaml")
 
 # The YAML parser written in C is ten times as fast; not every build of PyYAML carries it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Kind = Literal["gpu", "neuron"]
 PurchaseClass = Literal["on-demand", "spot", "capacity-block"]
@@ -205,7 +204,7 @@ Catalog = Mapping[str, Instance]
 def load() -> Catalog:
     """Return all instance types by name, in the order of families and sizes."""
     generated = json.loads(GENERATED.read_text("utf-8"))
-    overlay = yaml.load(OVERLAY.read_text("utf-8"), Loader=_Loader)
+    overlay = own_yaml.read(OVERLAY)
     return build(generated, overlay)
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog import architecture, families, gguf, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
-from llm_serving.settings import untrusted_json
+from llm_serving.settings import own_yaml, untrusted_json
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable, quote_value
 from llm_serving.settings.untrusted_file import open_regular
@@ -227,14 +226,14 @@ def _build_unknown_error(name: str) -> ModelError:
 @functools.cache
 def load() -> Mapping[str, Model]:
     """Return all models of models.yaml by name."""
-    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    rows = own_yaml.read(FILE)
     return MappingProxyType({name: _build_from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
 
 
 @functools.cache
 def read_config(name: str) -> Mapping[str, Any]:
     """Return the config.json that a row of the catalog holds, for making the model."""
-    rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    rows = own_yaml.read(FILE)
     return MappingProxyType(rows[name]["config"])
 
 
@@ -365,7 +364,7 @@ def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None)
 @functools.cache
 def load_repositories() -> Mapping[str, Repository]:
     """Return repositories of GGUF files, by their id on the hub."""
-    rows = yaml.safe_load(REPOSITORIES_FILE.read_text(encoding="utf-8"))
+    rows = own_yaml.read(REPOSITORIES_FILE)
     return MappingProxyType({name: Repository.model_validate(row) for name, row in rows.items()})
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from llm_serving.catalog.instances import Row, Source
+from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_name("services.yaml")
 
@@ -31,7 +30,7 @@ class Service(Row):
 @functools.cache
 def load() -> Mapping[str, Service]:
     """Return all services by name."""
-    rows = yaml.safe_load(FILE.read_text("utf-8"))
+    rows = own_yaml.read(FILE)
     return {name: _build_service(row) for name, row in rows.items()}
 
 

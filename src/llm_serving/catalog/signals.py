@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog.engines import load_engines, load_routers
+from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_name("signals.yaml")
 
@@ -57,7 +57,7 @@ class ProgramName(NamedTuple):
 @functools.cache
 def load() -> Mapping[str, Signal]:
     """Return all signals by our name, in the order in which they are written."""
-    roles = yaml.safe_load(FILE.read_text("utf-8"))
+    roles = own_yaml.read(FILE)
     return MappingProxyType(
         {
             name: Signal.model_validate({"role": role, **row})

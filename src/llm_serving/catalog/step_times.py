@@ -6,15 +6,13 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
 from llm_serving.catalog.instances import Accelerators, Row
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
 
 FILE = Path(__file__).with_name("step_times.yaml")
 """Written by scripts/fit_step_times.py."""
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LINKS_FILE = Path(__file__).with_name("links.yaml")
 
@@ -161,12 +159,12 @@ def build_key(device: Accelerators) -> str:
 @functools.cache
 def load() -> StepTimes:
     """Return the catalog's numbers."""
-    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=_Loader)
+    rows = own_yaml.read(FILE)
     return StepTimes.model_validate({**rows, "links": load_links()})
 
 
 @functools.cache
 def load_links() -> tuple[Link, ...]:
     """Return what joins the accelerators of a node."""
-    rows = yaml.load(LINKS_FILE.read_text(encoding="utf-8"), Loader=_Loader)
+    rows = own_yaml.read(LINKS_FILE)
     return tuple(Link.model_validate({**row, "date": str(row["date"])}) for row in rows["links"])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from llm_serving import paths
@@ -18,6 +17,7 @@ from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
+from llm_serving.settings import own_yaml
 
 FILE = paths.CHARTS / "platform.yaml"
 
@@ -71,7 +71,7 @@ class SelectedAddOn:
 
 def load_add_ons() -> tuple[AddOn, ...]:
     """Return the table, in the order to install it in."""
-    return tuple(AddOn.model_validate(row) for row in yaml.safe_load(FILE.read_text()))
+    return tuple(AddOn.model_validate(row) for row in own_yaml.read(FILE))
 
 
 def select_add_ons(fleet: Fleet, catalog: Catalog) -> list[SelectedAddOn]:

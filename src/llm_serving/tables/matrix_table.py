@@ -24,6 +24,11 @@ class MatrixTable:
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells = cells
         self.fleets = list(dict.fromkeys(cell.fleet for cell in cells))
+        self.choices: dict[tuple[str, str, str], list[Cell]] = {}
+        """The cells of each pattern, framework and engine."""
+
+        for cell in cells:
+            self.choices.setdefault((cell.pattern, cell.framework, cell.engine), []).append(cell)
         all_reasons = dict.fromkeys(reason for cell in cells for reason in cell.reasons)
         self.numbers = {reason: number for number, reason in enumerate(all_reasons, 1)}
 
@@ -35,12 +40,16 @@ class MatrixTable:
             letters = dict(zip(string.ascii_uppercase, self.fleets, strict=False))
             yield Columns([f"[bold]{letter}[/bold] {fleet}" for letter, fleet in letters.items()], padding=(0, 3))
             yield self._render_table(list(letters))
+        refused = self._render_refused_choices()
+        if refused.row_count:
+            yield refused
         yield Group(Text(self._format_summary()), self._render_reasons(options.max_width))
 
     def _render_table(self, headings: Sequence[str]) -> Table:
         table = Table("pattern", "target", *headings, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for choice in dict.fromkeys(map(_get_choice, self.cells)):
-            cells = [cell for cell in self.cells if _get_choice(cell) == choice]
+        for cells in self.choices.values():
+            if all(cell.reasons for cell in cells):
+                continue
             targets = list(dict.fromkeys(cell.target for cell in cells))
             for label, target in itertools.zip_longest(_list_labels(cells[0]), targets, fillvalue=""):
                 row = [cell for cell in cells if cell.target == target]
@@ -48,9 +57,23 @@ class MatrixTable:
             table.add_section()
         return table
 
+    def _render_refused_choices(self) -> Table:
+        """Render a line for each engine and framework that renders for no target and no fleet, with its patterns."""
+        refused: dict[tuple[str, str, str], list[str]] = {}
+        for (pattern, framework, engine), cells in self.choices.items():
+            if all(cell.reasons for cell in cells):
+                refused.setdefault((engine, framework, self._format_reasons(cells)), []).append(pattern)
+        table = Table("engine, framework", "patterns", "why none renders", box=box.SIMPLE_HEAD, pad_edge=False)
+        for (engine, framework, reasons), patterns in refused.items():
+            table.add_row(f"{engine}, {framework}", ", ".join(patterns), Text(reasons, "dim"))
+        return table
+
+    def _format_reasons(self, cells: Sequence[Cell]) -> str:
+        return " ".join(map(str, sorted({self.numbers[reason] for cell in cells for reason in cell.reasons})))
+
     def _render_cell(self, cell: Cell) -> Text:
         if cell.reasons:
-            return Text(" ".join(map(str, sorted(self.numbers[reason] for reason in cell.reasons))), "dim")
+            return Text(self._format_reasons([cell]), "dim")
         return Text(f"yes{'*' if cell.preset else ''}{'†' if cell.is_rendered_only else ''}", "green")
 
     def _format_summary(self) -> str:
@@ -71,10 +94,6 @@ class MatrixTable:
         return table
 
 
-def _get_choice(cell: Cell) -> tuple[str, str, str]:
-    return cell.pattern, cell.framework, cell.engine
-
-
 def _list_labels(cell: Cell) -> list[str | Text]:
     """List the lines of a pattern's first column: its name, kind, engine and framework."""
-    return [cell.pattern, Text(cell.kind, "dim"), Text(f"{cell.engine}, {cell.framework}", "dim")]
+    return [cell.pattern, Text(cell.kind, "dim"), Text(", ".join(filter(None, (cell.engine, cell.framework))), "dim")]

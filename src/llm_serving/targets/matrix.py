@@ -4,8 +4,9 @@ the rest does not.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,13 @@ def build_cells() -> Iterator[Cell]:
     """Build all cells: by pattern, by framework, by engine, by target, by fleet."""
     targets = sorted(registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
     fleets = [read_fleet(file) for file in sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))]
+    read_preset = functools.cache(load)
     for folder in paths.list_patterns():
         document = inputs.read_blueprint(folder)
         for choice in _list_choices(document):
             for target in targets:
                 for fleet in fleets:
-                    yield _build_cell(document, choice, target, fleet)
+                    yield _build_cell(document, choice, target, fleet, read_preset)
 
 
 def _list_choices(document: Document[Any]) -> list[dict[str, str]]:
@@ -103,7 +105,13 @@ def _choose(document: Document[Any], choice: Mapping[str, str]) -> Document[Any]
     return replace(document, value=document.value.model_copy(update=dict(choice)))
 
 
-def _build_cell(document: Document[Any], choice: Mapping[str, str], target: str, fleet: Document[Fleet]) -> Cell:
+def _build_cell(
+    document: Document[Any],
+    choice: Mapping[str, str],
+    target: str,
+    fleet: Document[Fleet],
+    read_preset: Callable[[Path, Any], Document[Any]],
+) -> Cell:
     document = _choose(document, choice)
     folder, selected_target = document.path.parent, registry.load_target(target)
     settings, kind = document.value, kinds.get_for(document)
@@ -118,7 +126,7 @@ def _build_cell(document: Document[Any], choice: Mapping[str, str], target: str,
     explanations: dict[str, None] = {}
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
-        candidate = load(folder / "presets" / f"{preset}.yaml", kind.SETTINGS) if preset else document
+        candidate = read_preset(folder / "presets" / f"{preset}.yaml", kind.SETTINGS) if preset else document
         candidate = _choose(candidate, choice)
         try:
             deployment = kind.resolve(kind.move_to_pool(candidate, pool), fleet, environment)

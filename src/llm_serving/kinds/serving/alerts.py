@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from llm_serving import paths
 from llm_serving.fleet import names
 from llm_serving.kinds.serving.deployment import CHART, Role, ServingDeployment
+from llm_serving.settings import own_yaml
 
 FILE = paths.CHARTS / CHART / "files" / "alerts.yaml"
 
@@ -25,7 +24,7 @@ UNFILLED = "${"
 
 def build_rules(deployment: ServingDeployment) -> dict[str, Any]:
     """Build the rule file: a group for each role that has alerts."""
-    alerts = yaml.safe_load(FILE.read_text("utf-8"))
+    alerts = own_yaml.read(FILE)
     groups = [
         {"name": f"{deployment.name}-{role.name}", "rules": list(_build_role(alerts, deployment, role))}
         for role in sorted(deployment.roles, key=lambda role: role.name)

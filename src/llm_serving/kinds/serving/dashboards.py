@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from llm_serving.catalog import signals
 from llm_serving.kinds.serving import alerts, price
 from llm_serving.kinds.serving.deployment import PREFILL, ServingDeployment
+from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
 
@@ -39,7 +38,7 @@ def build(deployment: ServingDeployment) -> Dashboards:
     words = _list_words(deployment)
     files: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
-    for name, row in yaml.safe_load(FILE.read_text("utf-8")).items():
+    for name, row in own_yaml.read(FILE).items():
         panels: list[dict[str, Any]] = []
         for panel in row["panels"]:
             targets = _build_targets(panel, words)

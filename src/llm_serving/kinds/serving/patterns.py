@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated
 
-import yaml
 from pydantic import Field
 
 from llm_serving import paths
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME
+from llm_serving.settings import own_yaml
 from llm_serving.settings.choices import Task
 from llm_serving.settings.document import Settings, load
 from llm_serving.settings.units import Switch
@@ -52,7 +52,7 @@ def load_patterns() -> Mapping[str, Pattern]:
     """Return all patterns by name."""
     patterns = {}
     for file in sorted(paths.PATTERNS.glob(f"*/{FILE_NAME}")):
-        blueprint = yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        blueprint = own_yaml.read(file)
         if blueprint.get("kind", DEFAULT_KIND) == "serving":
             facts_file = file.with_name(FACTS_FILE)
             facts = load(facts_file, PatternFacts).value if facts_file.exists() else PatternFacts()
