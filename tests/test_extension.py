@@ -147,7 +147,7 @@ class MoonTarget:
     def deploy(self, plan, confirm, *, force=False):
         raise Unavailable("the moon is out of reach")
 
-    diff = read_status = show_logs = open_validation = destroy = deploy
+    diff = read_status = read_starts = show_logs = open_validation = destroy = deploy
 
 
 TARGET = MoonTarget()

@@ -145,6 +145,19 @@ class WeightStreaming(CommandPart):
     """Regular expression of the line that it logs: bytes, their unit and seconds; empty if it logs none."""
 
 
+class StartLines(_Row):
+    """Regular expressions of what the engine logs of its start, whose group is seconds."""
+
+    begins: str
+    """A line of every start, before the others and without seconds: a log may hold several starts."""
+
+    load: str
+    """Lines on loading weights, of ranks and of parts; the longest is the load."""
+
+    compile: str
+    """Lines on what follows: profiling, the KV cache, compiling and warming up."""
+
+
 class WideExperts(CommandPart):
     """Whole experts over the accelerators of several nodes."""
 
@@ -376,6 +389,9 @@ class Engine(_NamedChoice):
 
     streaming: WeightStreaming | None = None
     """Streaming weights from S3; None where weights are copied to the node before the engine starts."""
+
+    start_lines: StartLines | None = None
+    """None where nobody has read what it logs of its start."""
 
     wide_experts: WideExperts | None = None
     """Experts over several nodes; None where the engine has nothing to set for them."""

@@ -22,6 +22,7 @@ from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.starts import Start
 from llm_serving.validation.base import ValidationOptions
 
 READY, STARTING, STOPPED, FAILED = "ready", "starting", "stopped", "failed"
@@ -145,6 +146,10 @@ class Target(Protocol):
 
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
         """Ask what runs of the blueprint in `folder`."""
+        ...
+
+    def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
+        """Read how long the replicas that run took to start; none where nothing is deployed."""
         ...
 
     def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:

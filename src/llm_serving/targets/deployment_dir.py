@@ -150,6 +150,18 @@ class DeploymentDir:
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
 
+    def load_first_answers(self) -> dict[str, tuple[int, float]]:
+        """Load each process's id when it first answered, and the seconds from its start; empty if none has."""
+        try:
+            saved = json.loads((self.data / "first-answers.json").read_text())
+            return {str(name): (int(pid), float(seconds)) for name, (pid, seconds) in saved.items()}
+        except (OSError, ValueError):
+            return {}
+
+    def save_first_answers(self, answers: dict[str, tuple[int, float]]) -> None:
+        """Save when processes first answered."""
+        (self.data / "first-answers.json").write_text(json.dumps(answers) + "\n")
+
     def load_secret(self) -> str:
         """Load what other users of this machine cannot guess of the deployment; draw it the first time."""
         file = self.data / "secret"

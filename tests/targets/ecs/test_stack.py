@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import stack
+from llm_serving.targets.starts import Start
 from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.terraform.state import StackState
 from tests.infra.serving.conftest import FLEET, write_blueprint
@@ -101,8 +103,11 @@ class Ecs:
         assert logGroupName == "/aws/ecs/fabric/serving/aggregated"
         return {"logStreams": [{"logStreamName": name} for name in self.lines]}
 
-    def get_log_events(self, *, logStreamName: str, limit: int, **_: Any) -> dict[str, Any]:  # noqa: N803
-        return {"events": [{"message": line} for line in self.lines[logStreamName][-limit:]]}
+    def get_log_events(self, *, logStreamName: str, limit: int = 0, **_: Any) -> dict[str, Any]:  # noqa: N803
+        if logStreamName not in self.lines:
+            raise ClientError({"Error": {"Code": "ResourceNotFoundException"}}, "GetLogEvents")
+        lines = self.lines[logStreamName][-limit:]
+        return {"events": [{"message": line, "timestamp": at * 1000} for at, line in enumerate(lines)]}
 
 
 @pytest.fixture
@@ -310,6 +315,34 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
         ("worker", "a1", READY, "m1"),
         ("worker", "a2", "not healthy yet", "m1"),
         ("worker", "a3", "provisioning", ""),
+    ]
+
+
+def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
+    aws: Ecs, deployment_plan: DeploymentPlan
+) -> None:
+    at = {
+        name: datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        for name, seconds in {"createdAt": -178, "pullStartedAt": -170, "pullStoppedAt": -123}.items()
+    }
+    aws.tasks = {
+        "aggregated-worker": [build_task("a1", "RUNNING", "HEALTHY", **at), build_task("a2", "PENDING")],
+        "aggregated-router": [build_task("b1", "RUNNING", "HEALTHY", **at)],
+    }
+    aws.lines = {
+        "worker/worker/a1": [
+            'INFO:     127.0.0.1:50768 - "GET /health HTTP/1.1" 200 OK',
+            "(EngineCore pid=8) Overall time to stream 15.0 GiB of all files to cpu: 4.88s, 3.1 GiB/s",
+            "(EngineCore pid=8) init engine (profile, create kv cache, warmup model) took 18.30 s",
+            'INFO:     127.0.0.1:50768 - "POST /v1/chat/completions HTTP/1.1" 503 Service Unavailable',
+            'INFO:     127.0.0.1:50768 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+            'INFO:     127.0.0.1:50768 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+        ]
+    }
+    assert stack.list_starts(deployment_plan) == [
+        Start("b1", "router", 47, None, None, None),
+        Start("a1", "worker", 47, 4.88, 18.3, 182),
+        Start("a2", "worker", None, None, None, None),
     ]
 
 

@@ -161,6 +161,8 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert err == "mine: not deployed here. Fix: run blueprint deploy mine\n"
     code, _, err = run_cli("logs", "mine")
     assert (code, err) == (1, "mine: no logs; nothing has run here yet\n")
+    code, _, err = run_cli("status", "mine", "--starts")
+    assert (code, err) == (1, "mine: no replica runs. Fix: run blueprint deploy mine\n")
 
     code, out, err = run_cli("deploy", "mine", "--yes")
     url = make_plan().deployment.url
@@ -188,6 +190,16 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert code == 0
     rows = {line.split()[1]: line.split()[3] for line in out.splitlines() if line.startswith("│")}
     assert rows == dict.fromkeys(["aws", "router", "worker-0", "worker-1"], "ready")
+
+    code, out, _ = run_cli("status", "mine", "--starts", "--json")
+    starts = json.loads(out)["starts"]
+    assert code == 0
+    assert [start["name"] for start in starts] == ["worker-0", "worker-1"]
+    assert all(start["first_answer_s"] > 0 for start in starts)
+    assert {start["load_s"] for start in starts} == {None}, "the stand-in logs nothing of its start"
+    code, out, _ = run_cli("status", "mine", "--starts")
+    assert code == 0
+    assert f"{starts[0]['first_answer_s']:.1f}" in out
 
     code, out, _ = run_cli("logs", "mine", "worker-0")
     assert (code, out) == (0, "serving tiny\n")

@@ -21,7 +21,7 @@ from llm_serving.services.traffic import Images
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import planning, render
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_env, readiness, supervisor, weights
+from llm_serving.targets.local import deploy, engine_env, readiness, status, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.validation.load import pictures
@@ -79,6 +79,12 @@ def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(runni
         if "model" not in path.relative_to(running_plan.directory.data).parts[0]
     ]
     assert stored_files == []
+
+
+def test_the_engine_says_how_long_its_start_took(running_plan: DeploymentPlan) -> None:
+    for start in status.list_starts(running_plan.directory):
+        assert start.load_s and start.compile_s and start.first_answer_s
+        assert start.load_s + start.compile_s < start.first_answer_s
 
 
 def test_the_cache_has_the_size_that_the_resolver_decided(running_plan: DeploymentPlan) -> None:

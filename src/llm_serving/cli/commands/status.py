@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,15 +12,30 @@ import typer
 from llm_serving import console
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.tables import status_table
+from llm_serving.tables import starts_table, status_table
 from llm_serving.targets import registry
 
 
-def status(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, as_json: AsJson = False) -> None:
+def status(
+    folder: Folder,
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    starts: Annotated[
+        bool, typer.Option("--starts", help="Show how long each replica took to pull, load, compile and answer.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show whether a deployment is ready.
 
     Asks each process or replica; exits 1 unless all are ready.
     """
+    if starts:
+        _show_starts(folder, fleet, target, as_json=as_json)
+    else:
+        _show_status(folder, fleet, target, as_json=as_json)
+
+
+def _show_status(folder: Path, fleet: Path, target: str, *, as_json: bool) -> None:
     deployment_status = registry.load_target(target).read_status(folder, fleet)
     if as_json:
         print(json.dumps(deployment_status.build_payload(), indent=2))
@@ -28,6 +45,16 @@ def status(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, as_jso
         raise CheckFailed(deployment_status.missing)
     if deployment_status.unready:
         raise CheckFailed(f"{deployment_status.name}: not ready: {', '.join(deployment_status.unready)}")
+
+
+def _show_starts(folder: Path, fleet: Path, target: str, *, as_json: bool) -> None:
+    starts = registry.load_target(target).read_starts(folder, fleet)
+    if not starts:
+        raise CheckFailed(f"{folder.name}: no replica runs. Fix: run blueprint deploy {console.shorten_path(folder)}")
+    if as_json:
+        print(json.dumps({"starts": [asdict(start) for start in starts]}, indent=2))
+    else:
+        console.out.print(starts_table.render(starts))
 
 
 def logs(

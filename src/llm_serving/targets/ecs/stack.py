@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from llm_serving import console
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
+from llm_serving.catalog.engines import StartLines
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
@@ -32,13 +33,14 @@ from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.targets import planning, tunnel
+from llm_serving.targets import planning, starts, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import container_command
 from llm_serving.targets.on_aws import deployment_stack, images, metrics_pages
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.starts import Start
 from llm_serving.terraform import stack_folder
 from llm_serving.validation.base import MetricsPage
 
@@ -156,6 +158,23 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
             for task in _list_tasks(ecs, deployed, name, "RUNNING")
         ]
     return sorted(tasks, key=lambda replica: (replica.role, replica.name))
+
+
+def list_starts(plan: DeploymentPlan) -> list[Start]:
+    """List how long the deployment's tasks took to start, by role and name.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs, logs = _read_deployed(plan), plan.aws.client("ecs"), plan.aws.client("logs")
+    lines = starts.find_lines(plan.deployment.engine)
+    with clients.translate_errors():
+        found = [
+            _build_start(service, task, _read_first_events(logs, deployed, service, task), lines)
+            for service, name in deployed.services
+            for task in _list_tasks(ecs, deployed, name, "RUNNING")
+        ]
+    return sorted(found, key=lambda start: (start.role, start.name))
 
 
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
@@ -434,6 +453,40 @@ def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStat
         restarts=0,
         machine=_shorten_arn(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
     )
+
+
+def _build_start(
+    service: Service, task: dict[str, Any], events: Sequence[dict[str, Any]], lines: StartLines | None
+) -> Start:
+    """Build a task's start; its first answer is the first that the access log has to the probe's request."""
+    answer = f'"POST {service.probe.path} HTTP/1.1" 200' if service.probe else ""
+    answered = next((event["timestamp"] / 1000 for event in events if answer and answer in event["message"]), None)
+    load_s, compile_s = starts.read_log((event["message"] for event in events), lines)
+    is_pulled = "pullStoppedAt" in task
+    return Start(
+        name=_shorten_arn(task["taskArn"]),
+        role=service.role,
+        pull_s=(task["pullStoppedAt"] - task["pullStartedAt"]).total_seconds() if is_pulled else None,
+        load_s=load_s,
+        compile_s=compile_s,
+        first_answer_s=answered - task["createdAt"].timestamp() if answered else None,
+    )
+
+
+def _read_first_events(
+    client: Any, deployed: _EcsDeployment, service: Service, task: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
+    from botocore.exceptions import ClientError
+
+    stream = f"{service.role}/{service.role}/{_shorten_arn(task['taskArn'])}"
+    try:
+        response = client.get_log_events(logGroupName=deployed.log_group, logStreamName=stream, startFromHead=True)
+    except ClientError as error:
+        if clients.get_error_code(error) == "ResourceNotFoundException":
+            return []
+        raise
+    return list(response["events"])
 
 
 def _is_ready(service: Service, task: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
 
@@ -49,6 +50,10 @@ class EcsTarget(AwsTarget):
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the services' tasks."""
         return stack.list_replicas(plan)
+
+    def list_starts(self, plan: DeploymentPlan) -> list[Start]:
+        """List those of the tasks."""
+        return stack.list_starts(plan)
 
     def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
         """List those of the role's tasks."""

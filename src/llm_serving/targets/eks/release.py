@@ -155,7 +155,7 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     Raises:
         Unavailable: the cluster does not answer.
     """
-    return sorted(map(parse_pod, _list_pods(plan)), key=lambda pod: (pod.role, pod.name))
+    return sorted(map(parse_pod, list_pods(plan)), key=lambda pod: (pod.role, pod.name))
 
 
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
@@ -173,7 +173,7 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
                 api.run_command, pod["metadata"]["name"], _get_namespace(plan), pod["spec"]["containers"][0]["name"]
             ),
         )
-        for pod in _list_pods(plan, role)
+        for pod in list_pods(plan, role)
         if "deletionTimestamp" not in pod["metadata"]
     ]
 
@@ -184,7 +184,7 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         Unavailable: the cluster does not answer.
     """
-    pods = _list_pods(plan, role)
+    pods = list_pods(plan, role)
     with ThreadPoolExecutor(max(1, len(pods))) as executor:
         list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
 
@@ -209,7 +209,7 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
     """
     addresses = [
         (pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["status"]["podIP"])
-        for pod in _list_pods(plan)
+        for pod in list_pods(plan)
         if pod["metadata"]["labels"].get("inference/listens") == "true" and pod.get("status", {}).get("podIP")
     ]
     return metrics_pages.build(plan.deployment.services, addresses)
@@ -280,7 +280,7 @@ def _get_namespace(plan: DeploymentPlan) -> str:
     return plan.deployment.environment.namespace
 
 
-def _list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
+def list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
     """List the release's pods of one role, or of all; without those of helm tests."""
     return open_api(plan).list_objects(POD, _get_namespace(plan), labels=_build_pod_selector(plan, role))
 

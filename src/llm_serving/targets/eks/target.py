@@ -16,12 +16,13 @@ from llm_serving.services.environment import Environment
 from llm_serving.settings.errors import Mistake
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import load_job, namespace, release, stacked_release, values_check
+from llm_serving.targets.eks import load_job, namespace, pod_starts, release, stacked_release, values_check
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
 
@@ -92,6 +93,10 @@ class EksTarget(AwsTarget):
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the release's pods."""
         return release.list_replicas(plan)
+
+    def list_starts(self, plan: DeploymentPlan) -> list[Start]:
+        """List those of the pods."""
+        return pod_starts.read(plan)
 
     def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
         """List those of the role's pods."""

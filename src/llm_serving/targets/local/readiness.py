@@ -51,6 +51,7 @@ def wait(
     """
     start = time.monotonic()
     pending = {process.name: process for process in processes if process.probe}
+    answers = supervisor.directory.load_first_answers()
     initial_restarts = {state.name: state.restarts for state in supervisor.list_states()}
     while pending:
         states = {state.name: state for state in supervisor.list_states()}
@@ -58,11 +59,14 @@ def wait(
             raise_if_failed(supervisor.directory, states[name], initial_restarts[name])
             if is_answering(process):
                 del pending[name]
+                if answers.get(name, (0, 0.0))[0] != states[name].pid:
+                    answers[name] = (states[name].pid, supervisor.read_state(name).uptime_s)
             elif process.probe and time.monotonic() - start > process.probe.deadline_s:
                 raise RoleFailed(supervisor.directory, name, f"was not ready within {process.probe.deadline_s:.0f} s")
         on_progress(_describe_progress(supervisor.directory, processes, pending))
         if pending:
             time.sleep(_POLL_INTERVAL_S)
+    supervisor.directory.save_first_answers(answers)
 
 
 def is_answering(process: Service, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:

@@ -13,9 +13,11 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
+from llm_serving.targets import starts
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.local.supervisor import ProcessState
+from llm_serving.targets.starts import Start
 
 PROBE_TIMEOUT_S = 10.0
 """Longest wait for a probe's answer, in seconds: a status is not worth a longer one."""
@@ -59,6 +61,23 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
     states = supervisord.list_states()
     with ThreadPoolExecutor(len(states) or 1) as pool:
         return list(pool.map(lambda state: _build_status(state, expected.get(state.name)), states))
+
+
+def list_starts(directory: DeploymentDir) -> list[Start]:
+    """List how long the workers that run took to start; the first answer is known of those that a deploy started."""
+    supervisord, deployment = supervisor.find_running(directory), directory.load_deployment()
+    if supervisord is None or deployment is None:
+        return []
+    lines, answers = starts.find_lines(deployment.engine), directory.load_first_answers()
+    pids = {state.name: state.pid for state in supervisord.list_states()}
+    found = []
+    for process in deployment.workers:
+        pid, answer_s = answers.get(process.name, (0, None))
+        log = directory.get_log_path(process.name).read_text(encoding="utf-8", errors="replace").splitlines()
+        load_s, compile_s = starts.read_log(log, lines)
+        first_answer_s = answer_s if pid and pid == pids.get(process.name) else None
+        found.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s))
+    return found
 
 
 def raise_if_orphaned(directory: DeploymentDir) -> None:

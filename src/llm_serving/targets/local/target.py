@@ -21,6 +21,7 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, environment, logs, servers, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.starts import Start
 from llm_serving.validation.base import ValidationOptions
 
 _FIRST_ASSUMED_PORT = 20000
@@ -93,6 +94,10 @@ class LocalTarget:
         rows = [{**asdict(state), "port": ports.get(state.name)} for state in status.list_process_states(directory)]
         missing = f"{directory.name}: not deployed here. Fix: run blueprint deploy {console.shorten_path(folder)}"
         return DeploymentStatus(directory.name, deployment.url if deployment else None, "processes", rows, missing)
+
+    def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:  # noqa: ARG002
+        """Read the workers' logs."""
+        return status.list_starts(self.find_directory(folder))
 
     def show_logs(
         self,

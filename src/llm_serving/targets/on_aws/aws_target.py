@@ -27,6 +27,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import load_drivers, remote_files
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 
@@ -127,6 +128,14 @@ class AwsTarget(abc.ABC):
             rows += kinds.get(deployment.kind).list_managed(deployment, plan.aws.client)
         missing = f"{deployment.name}: not deployed on {self.name}"
         return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing)
+
+    def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
+        """Read how long the deployment's replicas took to start."""
+        return self.list_starts(self._plan(folder, fleet_file))
+
+    @abc.abstractmethod
+    def list_starts(self, plan: DeploymentPlan) -> list[Start]:
+        """List how long the replicas that run took to start, by role and name."""
 
     @abc.abstractmethod
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
