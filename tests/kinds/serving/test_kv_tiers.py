@@ -157,7 +157,7 @@ def test_tiers_that_have_no_room_or_no_way_there_are_refused(
 
 def test_check_says_what_the_tiers_find_of_the_traffic_and_how_fast_they_must_be(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, BOTH, traffic=GROUPS)
-    first, second, third = deployment.cached_prompts
+    first, second, third, fourth = deployment.cached_prompts
     # Qwen3-32B: 64 layers x 8 heads x 128 numbers x keys and values x 2 bytes = 262,144 bytes a token.
     assert first.startswith(
         "Cached prompts of worker, in tokens: ram of 8.59 GB 32,768 and disk of 107 GB 409,600 and shared of 1.1 TB "
@@ -167,8 +167,15 @@ def test_check_says_what_the_tiers_find_of_the_traffic_and_how_fast_they_must_be
         "The traffic's prompts share 2,000 tokens each in 1,000 groups: at most 50% of a prompt is found"
     )
     assert third.startswith("A replica computes at most ") and " GB/s of its cache: " in third
+    assert fourth.startswith("2,000 shared tokens are 524 MB: ")
+    # 524,288,000 bytes x 8 / 100 Gbit/s.
+    assert fourth.endswith("at least 0.04 s from shared at the 100 Gbit/s of a g6e.12xlarge, for all of its replicas.")
     lines = summary.describe(load(tmp_path / "blueprint.yaml", Blueprint), deployment)
-    assert [text for label, text in lines if label == "kv tiers"] == [first, second, third]
+    assert [text for label, text in lines if label == "kv tiers"] == [first, second, third, fourth]
+
+
+def test_without_a_shared_tier_its_bandwidth_is_not_named(tmp_path: Path) -> None:
+    assert len(_resolve(tmp_path, "{ram: 8Gi, disk: 100Gi}", traffic=GROUPS).cached_prompts) == 3
 
 
 def test_a_tier_of_half_the_shared_prefixes_finds_half_of_what_is_shared(tmp_path: Path) -> None:

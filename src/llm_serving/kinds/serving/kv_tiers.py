@@ -34,6 +34,7 @@ def describe(settings: Blueprint, placement: Placement, shared_prefix: float) ->
             f"A replica computes at most {rate:,.0f} tokens/s of a prompt, {rate * token_bytes / 1e9:.1f} GB/s of its "
             "cache: a tier that is read more slowly takes longer than computing again."
         )
+        yield from _describe_shared(settings, placement, shared_prefix, rate)
 
 
 def compute_token_bytes(settings: Blueprint, placement: Placement) -> int:
@@ -57,6 +58,28 @@ def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) 
     return (
         f"The traffic's prompts share {prefix_tokens:,} tokens each in {groups}: at most {found:.0%} of a prompt is "
         f"found with the tiers, and {without:.0%} without."
+    )
+
+
+def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: float, rate: float) -> Iterator[str]:
+    """Yield what a shared prefix costs from the shared tier, where the traffic has one.
+
+    A file system is read by TCP, which one network card carries. The file system itself may be slower.
+
+    Args:
+        rate: tokens a second that a replica computes.
+    """
+    tokens, cards = round(shared_prefix * settings.traffic.input_tokens.max), placement.instance.cards
+    if "shared" not in settings.tuning.folder_bytes or not tokens or not cards:
+        return
+    size, gbps, name = (
+        tokens * compute_token_bytes(settings, placement),
+        cards[0].baseline_gbps,
+        placement.instance.name,
+    )
+    yield (
+        f"{tokens:,} shared tokens are {format_bytes(size)}: {tokens / rate:.2f} s to compute, and at least "
+        f"{size * 8 / gbps / 1e9:.2f} s from shared at the {gbps:g} Gbit/s of a {name}, for all of its replicas."
     )
 
 
