@@ -21,6 +21,8 @@
 {{- $merged := include "inference.merged" (dict "base" $base "over" $role) | fromYaml -}}
 {{- if eq $role.kind "engine" -}}
 {{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
+{{- else if $.Values.frameworkConfig.endpointPicker -}}
+{{- $_ := set $merged "sidecars" (concat $merged.sidecars (include "inference.pickerSidecars" $ | fromYamlArray)) -}}
 {{- end -}}
 {{- $_ := set $roles $name $merged -}}
 {{- end -}}

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).with_name("engines")
 
 ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
+REFUSED_FRAMEWORKS_FILE = Path(__file__).with_name("refused_frameworks.yaml")
 
 FIELD_NAMES = frozenset(
     {
@@ -578,6 +579,16 @@ class Framework(_NamedChoice):
     """Why an option of the engine does not work under it, by the option's name."""
 
 
+class RefusedFramework(_Row):
+    """A framework that nothing is rendered for."""
+
+    source: str
+    read_on: str
+    reason: str
+    instead: str
+    """What to do, with a verb."""
+
+
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
     """Return all engines by name."""
@@ -598,6 +609,13 @@ def load_frameworks() -> Mapping[str, Framework]:
     return MappingProxyType(
         {name: Framework.model_validate(row) for name, row in own_yaml.read(FRAMEWORKS_FILE).items()}
     )
+
+
+@functools.cache
+def load_refused_frameworks() -> Mapping[str, RefusedFramework]:
+    """Return frameworks that are refused by name."""
+    rows = own_yaml.read(REFUSED_FRAMEWORKS_FILE)
+    return MappingProxyType({name: RefusedFramework.model_validate(row) for name, row in rows.items()})
 
 
 def get_engine(engine: str, framework: str) -> Engine:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options, engines, images
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
+from llm_serving.fleet import image_cache
 from llm_serving.kinds.serving import auth, options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
@@ -110,6 +111,11 @@ class Context:
     def router(self) -> engines.Router:
         """Return the router's row."""
         return get_router(self.blueprint)
+
+    def pin_image(self, image: str) -> str:
+        """Return an image as it is pulled: from the fleet's registry or its cache, with its digest if known."""
+        pinned = images.pin(image.replace("{registry}", self.environment.registry), self.environment.image_digests)
+        return image_cache.rewrite(pinned, self.environment.image_prefixes)
 
     def select_platform(self, role_placement: Placement) -> engines.Platform:
         """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""

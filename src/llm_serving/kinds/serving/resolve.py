@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.fleet import aws_limits, image_cache
+from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
@@ -275,7 +275,7 @@ def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -
     engine_image = (
         engine.fleet_image if engine.fleet_image and (uses_efa or context.policy == "kv-aware") else engine.image
     )
-    return _pin_image(context, context.blueprint.image or role_placement.platform.image or engine_image)
+    return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
 
 
 def _build_compile_cache(
@@ -296,18 +296,13 @@ def _build_compile_cache(
     return CompileCache(path=processes.COMPILE_CACHE_FOLDER, key=key, node_path="" if claim else node_path, claim=claim)
 
 
-def _pin_image(context: Context, image: str) -> str:
-    pinned = images.pin(image.replace("{registry}", context.environment.registry), context.environment.image_digests)
-    return image_cache.rewrite(pinned, context.environment.image_prefixes)
-
-
 def _build_prefetch(context: Context, role_placement: Placement, served_model: ServedModel) -> Prefetch | None:
     uris = processes.list_prefetch_uris(context, role_placement, served_model)
     if not uris:
         return None
     weight_bytes = served_model.weights.bytes if processes.WEIGHTS_FOLDER in uris else 0
     return Prefetch(
-        image=_pin_image(context, images.COPIER),
+        image=context.pin_image(images.COPIER),
         uris=uris,
         timeout_s=math.ceil(FETCH_LIMIT_S + weight_bytes / MIN_COPY_BYTES_S),
         disk_bytes=weight_bytes + SCRATCH_BYTES,
@@ -393,7 +388,7 @@ def _build_router(context: Context) -> Role:
     return Role(
         name="router",
         kind="router",
-        image=_pin_image(context, context.router.image) if not conventions.is_local else "",
+        image=context.pin_image(context.router.image) if not conventions.is_local else "",
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
         ports={} if conventions.is_local else {"metrics": processes.METRICS_PORT},
         replicas=Bounds(replicas, replicas),

@@ -1,0 +1,109 @@
+"""llm-d on EKS: the endpoint picker's configuration, and what it does not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a]
+orchestrator: both
+pools:
+  gpus: {types: g6e.12xlarge, size: 0..8, orchestrator: eks}
+  on-ecs: {types: g6e.12xlarge, size: 0..2, orchestrator: ecs}
+"""
+SCORERS = ["queue-scorer", "kv-cache-utilization-scorer"]
+
+
+def format_blueprint(
+    lines: str = "", *, worker: str = "{pool: gpus}", pattern: str = "aggregated", roles: str = ""
+) -> str:
+    model = "" if roles else "model: Qwen/Qwen3-0.6B\ncontext: 2k\n"
+    return (
+        f"name: mine\npattern: {pattern}\nframework: llm-d\n{model}roles:\n{roles or f'  worker: {worker}'}\n{lines}"
+        "traffic: {users: 2, input_tokens: 100, output_tokens: 8}\nslo: {}\n"
+    )
+
+
+def resolve(folder: Path, text: str, target: str = "eks") -> ServingDeployment:
+    return resolving.resolve_files(folder, text, FLEET, target)
+
+
+def get_picker(deployment: ServingDeployment) -> dict[str, Any]:
+    picker: Any = deployment.framework_config["endpointPicker"]
+    return dict(picker)
+
+
+@pytest.mark.parametrize(
+    ("policy", "scorers"), [("load-aware", SCORERS), ("cache-aware", [*SCORERS, "prefix-cache-scorer"])]
+)
+def test_the_routers_policy_is_the_scorers_of_the_picker(tmp_path: Path, policy: str, scorers: list[str]) -> None:
+    text = format_blueprint().replace("  worker:", f"  router: {{policy: {policy}}}\n  worker:")
+    config = get_picker(resolve(tmp_path, text))["config"]
+    assert [row["type"] for row in config["plugins"]] == [*scorers, "metrics-data-source", "core-metrics-extractor"]
+    [profile] = config["schedulingProfiles"]
+    assert [row["pluginRef"] for row in profile["plugins"]] == scorers
+
+
+def test_engines_run_as_without_a_framework_and_the_router_is_nginx_before_a_proxy(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, format_blueprint())
+    plain = resolve(tmp_path, format_blueprint().replace("framework: llm-d\n", ""))
+    assert deployment.workers == plain.workers
+    [router] = deployment.entries
+    assert router.command == (
+        "router-front",
+        "--listen=0.0.0.0:8080",
+        "--router=127.0.0.1:8081",
+        "--",
+        "sleep",
+        "infinity",
+    )
+    assert get_picker(deployment)["proxyPort"] == 8081
+
+
+MODELS = "  models: {small: {pool: gpus, model: Qwen/Qwen3-0.6B, context: 2k}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        (
+            format_blueprint("engine: sglang\n"),
+            "eks",
+            'framework: "llm-d": its endpoint picker was compared with the metrics of vllm, and not with those of sglang. '
+            "Fix: set engine: vllm, or another framework.",
+        ),
+        (
+            format_blueprint(pattern="multi-model", roles=MODELS),
+            "eks",
+            'framework: "llm-d": an InferencePool of llm-d has replicas of one model. '
+            "Fix: use another framework, or a blueprint for each model.",
+        ),
+        (
+            format_blueprint(worker="{pool: on-ecs}"),
+            "ecs",
+            'framework: "llm-d": the framework does not run on the target ecs. '
+            "Fix: use --target eks, or another framework.",
+        ),
+        (
+            format_blueprint(roles="  router: {policy: kv-aware}\n  worker: {pool: gpus}").replace(
+                "roles:", "model: Qwen/Qwen3-0.6B\ncontext: 2k\nroles:"
+            ),
+            "eks",
+            'roles.router.policy: "kv-aware": the router of vllm under llm-d in the pattern aggregated has no such policy. '
+            "Fix: use one of cache-aware, load-aware.",
+        ),
+    ],
+)
+def test_what_llm_d_does_not_run_is_refused_by_name(tmp_path: Path, text: str, target: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, text, target)
+    assert message in str(error.value)
