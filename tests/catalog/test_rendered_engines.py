@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,10 @@ def test_what_the_engine_lacks_here_is_refused_by_name(
         ),
         (
             "pool: eks",
-            "tuning: {kv_offload: 8Gi}\n",
+            "tuning: {quantization: fp8}\n",
             SMALL,
-            'tuning.kv_offload: "8Gi": trtllm-serve takes it from a file of settings, which this deployment does not '
-            "write. Fix: remove kv_offload.",
+            'tuning.quantization: "fp8": trtllm-serve makes no weights smaller as it loads them by any key that was found. '
+            "Fix: remove quantization.",
         ),
         (
             "pool: eks",
@@ -195,17 +196,87 @@ def test_what_the_engine_lacks_here_is_refused_by_name(
             "pool: eks",
             "engine_arguments: {config: /my.yaml}\n",
             SMALL,
-            'engine_arguments.config: "/my.yaml": it names a file in the container, and this deployment writes none. '
-            "Fix: remove config.",
+            'engine_arguments.config: "/my.yaml": the deployment writes its file itself. Fix: remove config.',
         ),
     ],
 )
-def test_what_needs_a_file_of_settings_is_refused_for_tensorrt_llm(
+def test_what_trtllm_serve_lacks_here_is_refused_by_name(
     tmp_path: Path, worker: str, extra: str, model: str, message: str
 ) -> None:
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, _format_blueprint("tensorrt-llm", worker, extra, model), "eks")
     assert message in str(error.value)
+
+
+SETTINGS = json.loads(Path(__file__).with_name("tensorrt-llm-settings.json").read_text(encoding="utf-8"))["keys"]
+
+
+def _read_settings(folder: Path, extra: str, target: str = "eks", worker: str = "accelerators: 2") -> dict[str, Any]:
+    """Return what the engine's command writes to its file before the engine starts."""
+    text = _format_blueprint("tensorrt-llm", f"pool: {target}, {worker}", extra)
+    [process] = _resolve(folder, text, target).workers
+    file = process.command[process.command.index("--config") + 1]
+    settings: dict[str, Any] = json.loads(process.command[process.command.index(file) + 1])
+    return settings
+
+
+def _find_unknown(settings: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(known.get(key), dict) and isinstance(value, dict):
+            yield from _find_unknown(value, known[key])
+        elif type(value).__name__ != known.get(key):
+            yield f"{key}: {value}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "settings"),
+    [
+        ("", {}),
+        ("tuning: {prefix_cache: off}\n", {"kv_cache_config": {"enable_block_reuse": False}}),
+        (
+            "tuning: {kv_offload: 8Gi, prefix_cache: off}\n",
+            {"kv_cache_config": {"enable_block_reuse": False, "host_cache_size": 4 * 2**30}},
+        ),
+        (
+            "tuning: {speculative: {method: ngram, tokens: 4}}\n",
+            {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 4}},
+        ),
+        (
+            "tuning: {speculative: {method: mtp, tokens: 2}}\n",
+            {"speculative_config": {"decoding_type": "MTP", "max_draft_len": 2}},
+        ),
+    ],
+)
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_the_file_of_settings_has_keys_that_tensorrt_llm_takes(
+    tmp_path: Path, extra: str, settings: dict[str, Any], target: str
+) -> None:
+    written = _read_settings(tmp_path, extra, target)
+    assert written == {"return_perf_metrics": True, "enable_iter_perf_stats": True, **settings}
+    assert list(_find_unknown(written, SETTINGS)) == []
+
+
+def test_a_key_or_a_type_that_tensorrt_llm_does_not_take_is_found() -> None:
+    wrong = {"kv_cache_config": {"host_cache_size": "8", "no_such": 1}, "backend": True}
+    assert list(_find_unknown(wrong, SETTINGS)) == ["host_cache_size: 8", "no_such: 1", "backend: True"]
+
+
+def test_the_file_is_there_when_the_engine_starts(tmp_path: Path) -> None:
+    """As a container runs it, with a program in the engine's place that prints the file."""
+    [process] = _resolve(tmp_path, _format_blueprint("tensorrt-llm", "pool: eks"), "eks").workers
+    start = process.command.index("trtllm-serve")
+    file = tmp_path / "settings.json"
+    writer = [str(file) if word.endswith("settings.json") else word for word in process.command[:start]]
+    run = subprocess.run([*writer, "cat", str(file)], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(run.stdout)["return_perf_metrics"] is True
+
+
+def test_replicas_of_tensorrt_llm_scale_by_its_queue(tmp_path: Path) -> None:
+    text = _format_blueprint("tensorrt-llm", "pool: eks, replicas: 1..4, scale: {queue: 4}")
+    fleet = f"{FLEET}add_ons: {{operators: on, observability: on}}\n"
+    [worker] = resolving.resolve_files(tmp_path, text, fleet, "eks").workers
+    assert worker.replicas.scale and worker.replicas.scale.signal == "queue"
+    assert worker.metrics["queue"] == "trtllm_num_requests_waiting"
 
 
 def _format_disaggregated(engine: str, pool: str, extra: str = "", router: str = "{}") -> str:
@@ -218,8 +289,8 @@ def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path) ->
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, _format_disaggregated("tensorrt-llm", "eks"), "eks")
     reason = (
-        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, and a file of "
-        "settings on both ends, which this deployment does not write"
+        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, with which nothing "
+        "was tried here"
     )
     message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
     assert message in str(error.value)

@@ -66,6 +66,7 @@ FIELD_NAMES = frozenset(
         "offload_gib",  # memory for cached prompts, GiB
         "offload_bytes",  # the same in bytes
         "offload_rank_gb",  # the same of one accelerator, whole GB
+        "offload_rank_bytes",  # in bytes
         "disk_tier",  # folder of cached prompts on the node's NVMe
         "shared_tier",  # folder of cached prompts that all replicas share
         "speculative_method",  # eagle, eagle3 or draft_model
@@ -86,6 +87,7 @@ FIELD_NAMES = frozenset(
         "compile_cache",  # the folder that compiled programs outlive the container in
         "module_folder",  # the folder of the modules in images/ that the engine loads
         "socket_folder",  # a folder with a short path
+        "settings_file",  # the engine's own, which is written before it starts
         "policy",  # in the router's own words
         "decode_policy",  # the same for decode
         "imbalance",  # requests that one replica may have under way more than another
@@ -116,6 +118,19 @@ def _check_field_names(text: str) -> str:
 Template = Annotated[str, AfterValidator(_check_field_names)]
 
 
+def _check_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    for value in settings.values():
+        if isinstance(value, Mapping):
+            _check_settings(value)
+        elif isinstance(value, str):
+            _check_field_names(value)
+    return settings
+
+
+FileSettings = Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
+"""Keys of an engine's file of settings; a text that is one value in braces becomes that value, a number too."""
+
+
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -124,6 +139,9 @@ class CommandPart(_Row):
     """Arguments and environment that one option or circumstance adds."""
 
     arguments: tuple[Template, ...] = ()
+    settings: FileSettings = {}
+    """For engines that take a file of settings (`Engine.settings_arguments`)."""
+
     environment: Mapping[str, Template] = {}
     address_variables: tuple[str, ...] = ()
     """Variables that must hold the address by which other nodes reach the process."""
@@ -360,6 +378,10 @@ class Engine(_NamedChoice):
     """Row of the router before prefill and decode, where that is another."""
 
     command: tuple[Template, ...]
+    settings: FileSettings = {}
+    settings_arguments: tuple[Template, ...] = ()
+    """What names its file of settings; empty where it takes none."""
+
     environment: Mapping[str, Template] = {}
     weights_format: WeightsFormat = "safetensors"
     """The form of the weights that it loads."""
@@ -441,6 +463,7 @@ class Engine(_NamedChoice):
         own = [self, *self.options.values(), *self.transfers.values(), self.other_s3]
         parts = [*own, *([self.streaming] if self.streaming else []), *self._list_wide_parts()]
         words = [word for part in parts for word in (*getattr(part, "arguments", ()), *getattr(part, "command", ()))]
+        words += self.settings_arguments
         words += [word for row in self.platforms.values() for part in row.options.values() for word in part.arguments]
         return frozenset(list_option_names(words)) - self.reckoned_arguments.keys()
 
@@ -688,6 +711,30 @@ def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:
 
 def _list_items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (str(value),)
+
+
+def fill_settings(parts: Iterable[Mapping[str, Any]], values: Values) -> dict[str, Any]:
+    """Return a file of settings with the keys of all parts; a later part wins, key by key one level down.
+
+    Raises:
+        KeyError: a value that is asked for is missing in `values`.
+    """
+    settings: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            filled = _fill_setting(value, values)
+            settings[key] = {**settings.get(key, {}), **filled} if isinstance(filled, dict) else filled
+    return settings
+
+
+def _fill_setting(value: Any, values: Values) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _fill_setting(item, values) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    names = _parse_field_names(value)
+    is_whole = len(names) == 1 and value == f"{{{next(iter(names))}}}"
+    return values[next(iter(names))] if is_whole else _fill(value, values)
 
 
 def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:

@@ -181,10 +181,9 @@ def _compute_offload_bytes(node: Node) -> int:
     return node.tuning.ram_bytes // max(1, node.role.data // node.placement.nodes)
 
 
-def _compute_offload_rank_gb(node: Node) -> int:
-    """Return the cache of each accelerator in whole GB, for engines whose ranks reserve their own: at least one."""
-    ranks = node.role.accelerators // node.placement.nodes
-    return max(1, int(node.tuning.ram_bytes / ranks / 1e9))
+def _compute_offload_rank_bytes(node: Node) -> int:
+    """Return the cache of each accelerator, for engines whose ranks reserve their own."""
+    return node.tuning.ram_bytes // (node.role.accelerators // node.placement.nodes)
 
 
 def _build_tier_values(node: Node) -> engines.Values:
@@ -192,7 +191,8 @@ def _build_tier_values(node: Node) -> engines.Values:
     return {
         "offload_bytes": offload_bytes,
         "offload_gib": f"{offload_bytes / 2**30:g}",
-        "offload_rank_gb": _compute_offload_rank_gb(node),
+        "offload_rank_bytes": _compute_offload_rank_bytes(node),
+        "offload_rank_gb": max(1, int(_compute_offload_rank_bytes(node) / 1e9)),
         **{f"{name}_tier": folder for name, folder in TIER_FOLDERS.items()},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -222,8 +223,14 @@ def build_engine_service(
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
     }
+    settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     command = engines.fill_arguments(
-        (*context.engine.command, *(text for part in parts for text in part.arguments)), values
+        (
+            *context.engine.command,
+            *(text for part in parts for text in part.arguments),
+            *(context.engine.settings_arguments if settings else ()),
+        ),
+        values,
     )
     command += format_engine_arguments(context, role)
     fetches = list_fetches(context, role_placement, served_model)
@@ -240,6 +247,7 @@ def build_engine_service(
             *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
             *(("--",) if fetches else ()),
             *_limit_folders(context.blueprint.tuning.folder_bytes),
+            *_write_settings(values["settings_file"], settings),
             _resolve_executable(environment, command[0]),
             *command[1:],
         ),
@@ -267,6 +275,12 @@ def _limit_folders(folder_bytes: Mapping[str, int]) -> tuple[str, ...]:
     program = Path(__file__).with_name("cache_folder.py").read_text(encoding="utf-8")
     sizes = (f"{options.TIER_FOLDERS[name]}={size}" for name, size in folder_bytes.items())
     return ("python3", "-c", program, *sizes, "--")
+
+
+def _write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what writes an engine's file of settings and becomes the engine; nothing where it has none."""
+    program = "import os, sys; open(sys.argv[1], 'w').write(sys.argv[2]); os.execvp(sys.argv[3], sys.argv[3:])"
+    return ("python3", "-c", program, str(file), json.dumps(settings)) if settings else ()
 
 
 def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
@@ -340,6 +354,7 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
         "spare_experts": role_placement.spare_experts,
         "start_limit_s": math.ceil(_compute_start_limit_s(node.platform, served_model)),
         "socket_folder": context.environment.socket_folder,
+        "settings_file": f"{context.environment.socket_folder}/settings.json",
         **options.build_values(node),
     }
 
