@@ -5,20 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llm_serving import paths
 from llm_serving.catalog import instances, models, step_times
 from llm_serving.cli import main
 from llm_serving.engines import vllm
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.prediction import search
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services.traffic import Traffic
+from llm_serving.targets import planning
 from llm_serving.validation.load import load_plan
 
 BLUEPRINT = """\
@@ -180,6 +185,20 @@ def test_a_sweep_whose_lowest_load_misses_the_slo_rules_its_setup_out(capsys: py
     assert (payload["candidates"], payload["rejected"]) == (
         [], [{"instance": TYPE, "reason": reason, "limited_by": "ttft"}]
     )  # fmt: skip
+
+
+def test_reports_name_the_instances_that_were_rented_and_not_this_machine(folder: Path) -> None:
+    text = BLUEPRINT.replace("large", "wide").replace("Qwen/Qwen3-8B", "tiny")
+    shutil.copytree(paths.PATTERNS / "aggregated", folder / "other")
+    (folder / "other/blueprint.yaml").write_text(text, encoding="utf-8")
+    placed = {}
+    for target in ("eks", "local"):
+        _, _, deployment = planning.resolve_offline(folder / "other", paths.ROOT / "fleet.yaml", target)
+        assert isinstance(deployment, ServingDeployment)
+        environment = deployment.environment.model_copy(update={"emulated": ()})
+        placed[target] = validate._list_instances(deployment.model_copy(update={"environment": environment}))
+    fixed = {"replicas": 1, "tensor": 1, "pipeline": 1, "data": 1, "expert": False}
+    assert placed == {"eks": {"worker": {"type": "g6e.12xlarge", **fixed}}, "local": {}}
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"settings": {"engine": "vllm"}}'])

@@ -104,6 +104,8 @@ def _collect_settings(deployment: ServingDeployment) -> dict[str, Any]:
 
 def _list_instances(deployment: ServingDeployment) -> dict[str, dict[str, Any]]:
     """Return where the replicas of each role run, for roles with a fixed number of them on rented instances."""
+    if deployment.environment.conventions.is_local or deployment.environment.emulated:
+        return {}
     return {
         role.name: {
             "type": role.instance_types[0],
