@@ -25,6 +25,7 @@ from llm_serving.prediction.simulation import (
     Outcome,
     Request,
     Simulation,
+    Step,
     compute_percentile,
     compute_weighted_percentile,
 )
@@ -278,7 +279,7 @@ def compute_busy_s(step: StepTime, limits: Limits, workload: Workload, read_toke
     return busy_s
 
 
-def find_highest_rate(step: StepTime, limits: Limits, workload: Workload, slo: Sequence[Limit], most: float) -> float:
+def find_highest_rate(step: Step, limits: Limits, workload: Workload, slo: Sequence[Limit], most: float) -> float:
     """Return the highest rate at which one replica meets an SLO, by halving; 0 where none of `most` shows it."""
     low, high = 0.0, most
     for _ in range(_HALVINGS):

@@ -18,7 +18,7 @@ from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.search import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
-from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
+from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
 from llm_serving.prediction.workload import Workload
 from llm_serving.services.blueprint import resolve_name
@@ -209,7 +209,7 @@ def build_load(
     return Load(metrics["ttft_ms"]["p95"] / 1000, metrics["e2e_ms"]["mean"] / 1000, predict)
 
 
-def simulate(step: StepTime, limits: Limits, traffic: Traffic, count: int, replicas: int = 1) -> Outcome:
+def simulate(step: Step, limits: Limits, traffic: Traffic, count: int, replicas: int = 1) -> Outcome:
     """Return what becomes of so many requests of a traffic on one of its replicas."""
     lengths = predicted_load.draw_lengths(traffic, count)
     if traffic.users:
