@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from functools import cache
 
 from llm_serving.catalog import models, step_times
@@ -28,7 +29,7 @@ def simulate_e2e_ms(step: Step, rate: float) -> float:
     return 1000 * compute_percentile(outcome.e2e_s, 50)
 
 
-def measure(step: StepTime, load: dict[str, object]) -> Load:
+def measure(step: StepTime, load: Mapping[str, object]) -> Load:
     traffic = script.build_traffic(**load)
     outcome = measured_loads.simulate(ENGINE, script.find_limits(), traffic, traffic.requests)
     metrics = {

@@ -117,7 +117,7 @@ class MeasuredPoint(NamedTuple):
     """One load of a sweep."""
 
     rate: float
-    """Requests a second of each replica."""
+    """Requests a second of each replica; 0 of a closed loop, and where a queue grew or the load was too short."""
 
     metrics: Metrics
 

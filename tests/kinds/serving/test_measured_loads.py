@@ -85,7 +85,7 @@ def write_report(path: Path, load: Mapping[str, Any], times: step_times.StepTime
         for metric, seconds in values.items()
     }
     report = {
-        "started_at": "2026-11-26T10:00:00+00:00",
+        "not_shown": [],
         "requests": {"total": count, "failed": 0},
         "metrics": metrics,
         "bounds": {
@@ -175,6 +175,15 @@ def test_the_newest_sweep_counts_and_one_of_other_prompts_does_not(capsys: pytes
     assert recommend(capsys)["chosen"]["roles"][0]["replicas"] == 24, "of 0.25/s each"
     assert main.run(["recommend", "mine", "--type", TYPE, "--output-tokens", "10..20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chosen"]["basis"] == "calibrated"
+
+
+def test_a_load_that_showed_no_steady_state_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    write_sweep((0.1, 0.25, 20))
+    file = Path("runs/mine/sweep-2026-11-26T11-00-00Z/points/0.25/report.json")
+    file.write_text(
+        file.read_text("utf-8").replace('"not_shown": []', '"not_shown": ["the queue still grew"]'), "utf-8"
+    )
+    assert recommend(capsys)["chosen"]["roles"][0]["replicas"] == 60, "of 0.1/s each"
 
 
 def test_a_sweep_whose_lowest_load_misses_the_slo_rules_its_setup_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,6 @@ class MeasuredLoad(NamedTuple):
     """One report of `validate` or `sweep`."""
 
     file: Path
-    started_at: str
     setup: Setup
     traffic: Traffic
     replicas: int
@@ -144,9 +143,10 @@ def _read(file: Path, model: str) -> MeasuredLoad | None:
             for metric, bounds in report["bounds"].items()
         }
         at_once = report["throughput"]["requests_per_s"] * metrics["e2e_ms"]["mean"] / 1000 / replicas
-        point = MeasuredPoint((traffic.arrivals or 0.0) / replicas, metrics, upper)
+        rate = traffic.arrivals / replicas if traffic.arrivals and not report["not_shown"] else 0.0
+        point = MeasuredPoint(rate, metrics, upper)
         requests = int(report["requests"]["total"])
-        return MeasuredLoad(file, report["started_at"], setup, traffic, replicas, requests, at_once, point)
+        return MeasuredLoad(file, setup, traffic, replicas, requests, at_once, point)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BlueprintError):
         return None
 
