@@ -38,7 +38,7 @@ class Trial(BaseModel):
     """Of its engines; null on a target without prices."""
 
     expected_per_s: float | None = None
-    """Requests a second by arithmetic, before anything ran; null where there is none."""
+    """Predicted requests a second, before anything ran; null where there is none."""
 
     points: list[Point] = []
     kept: Point | None = None
