@@ -205,7 +205,7 @@ def _add_load_balancer(
 def _add_service(stack: TerraformStack, parts: _Parts, service: Service) -> AddedService:
     """Add a service with its task definition, alarms and scaling."""
     fleet, serving, roles = parts.fleet, parts.serving, parts.roles[service.is_entry]
-    adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(service)
+    adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(parts, service)
     definition = task.add_definition(
         stack,
         adapted,
@@ -230,9 +230,18 @@ def _add_service(stack: TerraformStack, parts: _Parts, service: Service) -> Adde
     return AddedService(definition.arn, [entry.name for entry in ecs_services])
 
 
-def _adapt_engine(service: Service) -> Service:
-    """Return the engine as root: its caches lie in the container's own layer, to which root alone may add."""
-    return service.model_copy(update={"is_root": True})
+def _adapt_engine(parts: _Parts, service: Service) -> Service:
+    """Return the engine as root, for its caches lie in the container's own layer; its check of EFA finds others."""
+    check = service.node_check
+    if "--efa" in check:
+        others = [peer for peer in parts.serving.services if peer.node_check and not (peer.node and peer.node.rank)]
+        check = (*check, "--peers", *(_format_address(parts.fleet, parts.serving, peer) for peer in others))
+    return service.model_copy(update={"is_root": True, "node_check": check})
+
+
+def _format_address(fleet: Fleet, serving: Serving, service: Service) -> str:
+    """Return the name of a service's tasks in the fleet's private DNS namespace."""
+    return f"{serving.name}-{service.name}.{names.format_namespace(fleet)}"
 
 
 def _adapt_router(parts: _Parts, service: Service) -> Service:
@@ -272,7 +281,7 @@ def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> replica_w
     if node.rank == 0:
         return replica_watch.Replica(followers=len(peers))
     [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
-    return replica_watch.Replica(leader=f"{serving.name}-{leader.name}.{names.format_namespace(fleet)}")
+    return replica_watch.Replica(leader=_format_address(fleet, serving, leader))
 
 
 def _add_logs(

@@ -326,7 +326,10 @@ def test_a_node_is_checked_by_the_engines_image_with_its_devices_and_rights(rend
     )
     [pod] = [pod for pod in list_pods(manifests) if "initContainers" in pod["spec"]]
     [node_check], [engine] = pod["spec"]["initContainers"], pod["spec"]["containers"]
-    assert node_check["command"] == ["python3", "/etc/inference/node.py", *check]
+    assert node_check["command"][:-1] == ["python3", "/etc/inference/node.py", *check, "--peers"]
+    [nodes] = [item for item in filter_by_kind(manifests, "Service") if item["spec"].get("publishNotReadyAddresses")]
+    assert node_check["command"][-1] == nodes["metadata"]["name"]
+    assert nodes["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     same = ("image", "env", "resources", "securityContext")
     assert [node_check[key] for key in same] == [engine[key] for key in same]
     assert engine["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]

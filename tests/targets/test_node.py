@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from llm_serving import processes
 from llm_serving.catalog import instances
 from llm_serving.paths import CHARTS
 
@@ -25,6 +27,7 @@ SOURCES = {
     "fi_info-1.9": "github.com/ofiwg/libfabric/issues/5689",
     "fi_info-p4d": "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html, 2026-11",
     "fi_info-no-p2p": "github.com/ofiwg/libfabric/issues/11256, libfabric 2.1 with FI_LOG_LEVEL=info",
+    "fi_pingpong-efa": "github.com/ComputeCanada/puppet-magic_castle/pull/331, the server",
     "neuron-ls-trn2": "github.com/aws-neuron/aws-neuron-sdk, tools/neuron-sys-tools/neuron-ls.rst at 2086a70",
     "neuron-ls-trn2n": "awsdocs-neuron.readthedocs-hosted.com, v2.28.0, neuron-ls, first four devices",
 }
@@ -191,6 +194,82 @@ def test_a_computer_without_devices_says_all_that_it_lacks_and_starts_nothing() 
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["GPUs", "CUDA", "Neuron", "EFA"]
     assert all("Fix: " in line for line in result.stderr.splitlines())
     assert "/dev/infiniband has 0 of 32 interfaces: NCCL and NIXL would take TCP. Fix: " in result.stderr
+
+
+def test_a_rate_over_efa_is_accepted_and_one_that_tcp_reaches_is_refused() -> None:
+    output = OUTPUTS["fi_pingpong-efa"].splitlines()
+    shown = "transfer: 10 x 4 MiB to and from 10.0.0.7 at {} GB/s over EFA, whose interface has {}"
+    assert node.judge_transfer("10.0.0.7", 0, output[-1], 100) == shown.format("2.19", "12.5")
+    small = "".join(line for line in output if line.startswith("64k"))
+    message = shown.format("0.49", "{}") + ": less than the {} that TCP reaches. Fix: put the nodes into one zone and "
+    message += "placement group, or replace the instance"
+    assert _refuse(node.judge_transfer, "10.0.0.7", 0, small, 100) == message.format("12.5", "1.25")
+    assert _refuse(node.judge_transfer, "10.0.0.7", 0, small, 25) == message.format("3.125", "0.78")
+
+
+def test_an_exchange_without_an_end_names_the_security_group() -> None:
+    assert _refuse(node.judge_transfer, "10.0.0.7", 124, "no end within 120 s", 100) == (
+        "transfer: over EFA nothing arrives between this node and 10.0.0.7: NCCL and NIXL would take TCP. "
+        "Fix: let the security group of the interfaces pass all traffic from and to itself, and use one zone"
+    )
+
+
+def test_a_node_that_no_other_meets_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "PEER_WAIT_S", 0.05)
+    monkeypatch.setattr(node, "find_efa_program", str)
+    monkeypatch.setattr(node, "PEERS_PORT", processes.claim_free_ports(1)[0])
+    assert node.check_transfer(["127.0.0.1", "no-such-name.invalid"], 100) == (
+        "transfer: not measured, for no other replica was being checked within 0.05 s"
+    )
+
+
+def test_an_image_without_the_program_of_the_exchange_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert node.check_transfer(["127.0.0.1"], 100) == "transfer: not measured, for the image has no fi_pingpong"
+
+
+_PINGPONG = shutil.which("fi_pingpong")
+_OVER_TCP = f"""\
+#!/bin/sh
+[ "$1 $2" = "-p efa" ] && shift 2 && exec {_PINGPONG} -p tcp "$@"
+"""
+"""libfabric with another provider in EFA's place, as an image or a variable may bring it."""
+
+
+@pytest.mark.skipif(_PINGPONG is None, reason="no fi_pingpong: apt-get install libfabric-bin")
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_two_nodes_without_efa_between_them_are_both_refused(over_tcp: bool, tmp_path: Path) -> None:
+    if over_tcp:
+        (tmp_path / "fi_pingpong").write_text(_OVER_TCP)
+        (tmp_path / "fi_pingpong").chmod(0o755)
+    ports = iter(lambda: processes.claim_free_ports(1)[0], 0)
+    port = next(port for port in ports if processes.claim(port - 1))  # fi_pingpong's own
+    program = tmp_path / "node.py"
+    program.write_text(
+        PROGRAM.read_text().replace("PEERS_PORT = 47593", f"PEERS_PORT = {port}").replace("_S = 30", "_S = 120")
+    )
+    asked = ["--peers", "127.0.0.1", "127.0.0.2", "--efa-gbps", "100"]
+    command = [sys.executable, str(program), *asked, "--", "echo", "started"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    nodes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    results = [(*process.communicate(timeout=300), process.returncode) for process in nodes]
+    assert [(output, status) for output, _, status in results] == [("", 1)] * 2, results
+    messages = [message for _, message, _ in results]
+    if over_tcp:
+        assert (
+            messages
+            == [
+                "transfer: libfabric's provider tcp;ofi_rxm, not efa, carried the messages to 127.0.0.1. "
+                "Fix: build and use the fleet's image: images/build vllm\n"
+            ]
+            * 2
+        )
+        return
+    assert any("ret=-61 (No data available): NCCL and NIXL would take TCP. Fix: " in message for message in messages)
+    assert all(message.startswith("transfer: the exchange with 127.0.0.1 fails: ") for message in messages)
 
 
 def test_the_command_takes_the_checks_place_with_its_own_dashes() -> None:

@@ -1,9 +1,12 @@
 """Prove that a node has what its engine was deployed for, before the engine starts; refuse it with what it lacks.
 
-    python3 node.py [--gpus N] [--gpu-memory MIB] [--neuron-devices N] [--efa N] [--gpudirect] [-- COMMAND ...]
+    python3 node.py [--gpus N] [--gpu-memory MIB] [--neuron-devices N] [--efa N] [--gpudirect]
+        [--peers NAME ... --efa-gbps N] [-- COMMAND ...]
 
 Prints a line for each thing that is there. Exits with 1 after all that is not, each with its reason and what to do:
 without EFA's provider NCCL and NIXL take TCP and do not say so, and an engine on a broken GPU fails minutes later.
+With --peers, names whose addresses are those of the deployment's nodes, it exchanges some MiB over EFA with another
+node that is being checked at the same time.
 COMMAND then takes this program's place, where nothing else starts the engine.
 
 Containers run this file as it is: it supports every Python that engines bring and imports the standard library only.
@@ -15,8 +18,10 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 
 TIMEOUT_S = 120
 """Of one program. Without persistence, each GPU takes seconds to initialize."""
@@ -32,6 +37,19 @@ DEVICES = pathlib.Path("/dev")
 
 EFA_FOLDER = "/opt/amazon/efa/bin"
 """Where AWS's installer puts libfabric's programs, on no PATH."""
+
+PEERS_PORT = 47593
+"""At which nodes that are being checked meet. The port before it is fi_pingpong's own."""
+
+PEER_WAIT_S = 30
+"""For another node whose check runs: replicas that serve take no part."""
+
+MESSAGE_BYTES, MESSAGES = 4 * 2**20, 10
+
+TCP_GB_S = 1.25
+"""What a TCP connection reaches between two instances, 10 Gbit/s in a cluster placement group and half of it elsewhere.
+Source: EC2 User Guide, "Amazon EC2 instance network bandwidth", single-flow traffic, 2026-11. fi_pingpong over EFA had
+2.2 GB/s with messages of 1 MiB: github.com/ComputeCanada/puppet-magic_castle/pull/331."""
 
 CUDA_ERRORS = {
     100: ("the driver sees no GPU", "let the device plugin or ECS hand the GPUs to the container"),
@@ -171,7 +189,7 @@ def check_efa(count: int, gpudirect: bool) -> str:
     if len(devices) < count:
         fix = "run on an instance with EFA, whose device plugin or task hands them to the container"
         raise Lack(f"EFA: /dev/infiniband has {len(devices)} of {count} interfaces: {NO_TCP}", fix)
-    program = shutil.which("fi_info", path=os.pathsep.join((EFA_FOLDER, os.environ.get("PATH", ""))))
+    program = find_efa_program("fi_info")
     if program is None:
         raise Lack(
             f"EFA: the image has no libfabric of AWS: {NO_TCP}", "build and use the fleet's image: images/build vllm"
@@ -183,6 +201,11 @@ def check_efa(count: int, gpudirect: bool) -> str:
         return found
     _, text = run([*command, "-c", "FI_HMEM"], FI_LOG_LEVEL="info", FI_LOG_PROV="efa")
     return f"{found}; {judge_gpudirect(text)}"
+
+
+def find_efa_program(name: str):
+    """Return the path of a program of libfabric, AWS's before others; None if the image has none."""
+    return shutil.which(name, path=os.pathsep.join((EFA_FOLDER, os.environ.get("PATH", ""))))
 
 
 def judge_efa(text: str, count: int) -> str:
@@ -226,6 +249,124 @@ def check_plugins() -> str:
     return "plugins: NIXL's and NCCL's link to AWS's libfabric"
 
 
+def check_transfer(names: list, gbps: float) -> str:
+    """Exchange messages with every node that is met within the time; return the rates."""
+    if find_efa_program("fi_pingpong") is None:
+        return "transfer: not measured, for the image has no fi_pingpong"
+    results, door, deadline = [], None, time.monotonic() + PEER_WAIT_S
+    while not results and time.monotonic() < deadline:
+        addresses = find_addresses(names)
+        door = door or open_door(addresses)
+        # The higher address calls, so that no two wait for each other; a node without a name calls any.
+        called = [address for address in addresses if door is None or address < door.getsockname()[0]]
+        results = next(filter(None, (call(address) for address in called)), None) or serve(door)
+    if door is not None:
+        door.close()
+    if not results:
+        return f"transfer: not measured, for no other replica was being checked within {PEER_WAIT_S} s"
+    return "\n".join(judge_transfer(*result, gbps) for result in results)
+
+
+def find_addresses(names: list) -> list:
+    """Return the addresses of the names, in one order for all nodes; a node has none until it is registered."""
+    found = set()
+    for name in names:
+        try:
+            found |= {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def open_door(addresses: list):
+    """Listen at the address that is this node's own; None if it is not among them."""
+    for address in addresses:
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            door = socket.create_server((address, PEERS_PORT), family=family, backlog=128)
+        except OSError:
+            continue
+        door.settimeout(1)
+        return door
+    return None
+
+
+def serve(door) -> list:
+    """Return address, status and output of the exchange with each node that calls; waits a second for the next."""
+    results = []
+    if door is None:
+        time.sleep(1)
+        return results
+    while True:
+        try:
+            caller, address = door.accept()
+            with caller:
+                caller.sendall(b"ready")
+        except OSError:
+            return results
+        results.append((address[0], *exchange("-B", str(PEERS_PORT - 1))))
+
+
+def call(address: str) -> list:
+    """Return address, status and output of the exchange with a node, in its turn; none if it does not listen."""
+    try:
+        with socket.create_connection((address, PEERS_PORT), timeout=2) as line:
+            line.settimeout(TIMEOUT_S)
+            if line.recv(5) != b"ready":
+                return []
+            deadline = time.monotonic() + TIMEOUT_S
+            while True:
+                status, text = exchange("-P", str(PEERS_PORT - 1), address)
+                # Its fi_pingpong may not listen yet.
+                if "Connection refused" not in text or time.monotonic() > deadline:
+                    return [(address, status, text)]
+                time.sleep(0.5)
+    except OSError:
+        return []
+
+
+def exchange(*words: str) -> tuple:
+    """Return status and output of fi_pingpong, which takes no provider but EFA's; -v makes it name the provider."""
+    command = [
+        find_efa_program("fi_pingpong"),
+        "-p",
+        "efa",
+        "-e",
+        "rdm",
+        "-v",
+        "-I",
+        str(MESSAGES),
+        "-S",
+        str(MESSAGE_BYTES),
+        *words,
+    ]
+    # Without its shortcut through shared memory, for two replicas of one node.
+    return run(command, FI_EFA_ENABLE_SHM_TRANSFER="0")
+
+
+def judge_transfer(address: str, status: int, text: str, gbps: float) -> str:
+    """Return the rate of an exchange with a node."""
+    provider = re.search(r"prov_name: (\S+)", text)
+    row = re.search(r"(?m)^\w+ +\w+ +=?\w+ +\S+ +[\d.]+s +([\d.]+) ", text)
+    if status == 124:
+        fix = "let the security group of the interfaces pass all traffic from and to itself, and use one zone"
+        raise Lack(f"transfer: over EFA nothing arrives between this node and {address}: {NO_TCP}", fix)
+    if status or row is None:
+        errors = re.findall(r"(?m)^.*(?:ret=-|\[error\]).*$", text)
+        reason = f"the exchange with {address} fails: {find_last_line(errors[-1] if errors else text)}"
+        raise Lack(f"transfer: {reason}: {NO_TCP}", "see what else this check refuses here and on that node")
+    if provider and provider.group(1) != "efa":
+        reason = f"libfabric's provider {provider.group(1)}, not efa, carried the messages to {address}"
+        raise Lack(f"transfer: {reason}", "build and use the fleet's image: images/build vllm")
+    rate, least = float(row.group(1)) / 1000, min(TCP_GB_S, gbps / 8 / 4)
+    shown = f"transfer: {MESSAGES} x {MESSAGE_BYTES // 2**20} MiB to and from {address} at {rate:.2f} GB/s over EFA"
+    shown += f", whose interface has {gbps / 8:g}" if gbps else ""
+    if rate < least:
+        fix = "put the nodes into one zone and placement group, or replace the instance"
+        raise Lack(f"{shown}: less than the {least:.2f} that TCP reaches", fix)
+    return shown
+
+
 def run(command: list, **environment: str) -> tuple:
     """Return a program's status and what it wrote; a program without an end has status 124."""
     try:
@@ -252,6 +393,8 @@ def list_checks(options: argparse.Namespace) -> list:
         checks.append(lambda: check_neuron(options.neuron_devices))
     if options.efa:
         checks += [lambda: check_efa(options.efa, options.gpudirect), check_plugins]
+    if options.peers:
+        checks.append(lambda: check_transfer(options.peers, options.efa_gbps))
     return checks
 
 
@@ -263,6 +406,8 @@ def main() -> None:
     for name in ("--gpus", "--gpu-memory", "--neuron-devices", "--efa"):
         parser.add_argument(name, type=int, default=0)
     parser.add_argument("--gpudirect", action="store_true")
+    parser.add_argument("--peers", nargs="+", default=[])
+    parser.add_argument("--efa-gbps", type=float, default=0)
     lacks = []
     for check in list_checks(parser.parse_args(arguments[:split])):
         try:

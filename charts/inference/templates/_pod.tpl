@@ -127,11 +127,16 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
+{{/* Where the check of a node with EFA finds the others that are being checked. */}}
+{{- define "inference.nodePeers" -}}
+{{ (gt (int .role.resources.efa) 0) | ternary (list "--peers" (printf "%s-nodes" (include "inference.fullname" .root))) list | toJson }}
+{{- end -}}
+
 {{/* Refuse a node that lacks what the role asked for, with the engine's own image, devices and rights. */}}
 {{- define "inference.nodeCheck" -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
-command: {{ concat (list "python3" "/etc/inference/node.py") .role.nodeCheck | toJson }}
+command: {{ concat (list "python3" "/etc/inference/node.py") .role.nodeCheck (include "inference.nodePeers" . | fromJsonArray) | toJson }}
 env:
   {{- include "inference.environment" . | trim | nindent 2 }}
 # What it lacks is then in the pod's status.

@@ -264,7 +264,8 @@ def test_a_tasks_own_address_is_set_in_its_environment(stacks: Stacks) -> None:
     assert 'export VLLM_NIXL_SIDE_CHANNEL_HOST="$address"' in container["entryPoint"][2]
     assert container["command"][:3] == ["python3", "-c", NODE_PROGRAM]
     engine = container["command"].index("--") + 1
-    check = ["--gpus", "4", "--gpu-memory", "144384", "--efa", "8", "--gpudirect"]
+    check = ["--gpus", "4", "--gpu-memory", "144384", "--efa", "8", "--gpudirect", "--efa-gbps", "200", "--peers"]
+    check += [f"disaggregated-{role}.fabric.internal" for role in ("prefill", "decode")]
     assert container["command"][3 : engine - 1] == check, "before NIXL would take TCP"
     assert container["command"][engine : engine + 2] == ["vllm", "serve"]
     assert "LIBFABRIC" in " ".join(container["command"])

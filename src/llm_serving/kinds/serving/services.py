@@ -165,7 +165,13 @@ def _build_node_check(role_placement: placement.Placement, role: Role) -> tuple[
         arguments = ["--gpus", str(resources.gpus), "--gpu-memory", str(_find_least_memory(role_placement))]
     if resources.efa:
         arguments += ["--efa", str(resources.efa), *(["--gpudirect"] if role_placement.rdma else [])]
+        arguments += ["--efa-gbps", f"{_find_least_rate(role_placement):g}"]
     return tuple(arguments)
+
+
+def _find_least_rate(role_placement: placement.Placement) -> float:
+    """Return the Gbit/s of an EFA interface, the least of the types that may run the role."""
+    return min(row.network_gbps / row.efa_interfaces for row in role_placement.instances if row.efa_interfaces)
 
 
 def _find_least_memory(role_placement: placement.Placement) -> int:
