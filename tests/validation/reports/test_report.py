@@ -42,7 +42,11 @@ def _build_page(count: int) -> str:
 
 
 def make_report(
-    samples: list[Sample], slo: dict[str, Any] | None = None, source: LoadSource | None = None, **outcome: Any
+    samples: list[Sample],
+    slo: dict[str, Any] | None = None,
+    source: LoadSource | None = None,
+    framework: str = "plain",
+    **outcome: Any,
 ) -> Report:
     answered_count = sum(sample.error is None for sample in samples)
     defaults = {
@@ -52,7 +56,7 @@ def make_report(
     }  # fmt: skip
     target = build_target("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
     weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
-    target = target.model_copy(update={"weights": weights, "versions": {"vllm": "0.32.0"}})
+    target = target.model_copy(update={"weights": weights, "versions": {"vllm": "0.32.0"}, "framework": framework})
     result = DriverResult(**{**defaults, **outcome})
     return report_builder.build(target, result, samples, source=source)
 
@@ -85,6 +89,18 @@ def test_replicas_and_routers_have_the_names_that_the_cluster_gave_them(build_re
     assert built.routers == {"front": 30}
     assert built.method[0] == "From pods."
     assert all(row.agrees for row in built.agreement if row.statistic == "mean")
+
+
+@pytest.mark.parametrize(("framework", "requests"), [("ray", 60), ("plain", None)])
+def test_an_engines_metrics_have_the_names_that_its_framework_gives_them(
+    build_report: Any, framework: str, requests: int | None
+) -> None:
+    before, after = ({"worker-0": _build_page(count).replace("vllm:", "ray_vllm_")} for count in (5, 65))
+    samples = [_build_sample(number) for number in range(60)]
+    built = build_report(samples, framework=framework, metrics_before=before, metrics_after=after)
+    counted = {replica.name: replica.requests for replica in built.replicas}
+    assert (counted.get("worker-0") or None) == requests
+    assert any(row.agrees for row in built.agreement) == (requests is not None)
 
 
 def test_the_report_has_every_key_of_the_contract(build_report: Any) -> None:

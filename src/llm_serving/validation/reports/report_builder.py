@@ -171,7 +171,7 @@ class _EngineReadings(NamedTuple):
 def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
     if not target.engine:
         return _EngineReadings(None, {}, {}, [], set())
-    engine = engines.load_engines()[target.engine]
+    engine = engines.get_engine(target.engine, target.framework)
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
     roles = _list_replica_roles(target, source)
     unanswered = engine.finish_reasons.unanswered

@@ -46,6 +46,7 @@ def build_target(deployment: ServingDeployment, logs: Path) -> LoadTarget:
         traffic=deployment.traffic,
         slo=deployment.slo,
         engine=deployment.engine,
+        framework=deployment.framework,
         roles=tuple(_build_role(role, deployment) for role in deployment.engine_roles),
         router=deployment.router.name,
         router_requests=deployment.router.metrics.get("requests", ""),
