@@ -60,7 +60,7 @@ class Endpoint(Settings):
     """Requests in flight per task; further events wait in Kafka."""
 
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    """Maximum attempts per event. From a thousand events per task on, retries are at most a tenth."""
+    """Maximum attempts per event. Of a hundred events per task or more, at most a tenth is retried."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one(), self._check_model())

@@ -15,8 +15,8 @@ import org.apache.flink.api.common.functions.OpenContext;
 
 /** Asks the endpoint, and writes the answer to the cache before it goes to the topic of results. */
 final class CallEndpoint extends ChatFunction<Request, Outcome> {
-    /** With the few that a client may make at once, an endpoint in trouble gets no more than 1.1 times the load. */
-    private static final double RETRY_SHARE = 0.09;
+    /** With those that a client may make at once, a hundred events of a task or more make at most a tenth of retries. */
+    private static final double RETRY_SHARE = 0.05;
 
     private static final Duration WARM_UP = Duration.ofSeconds(5);
 

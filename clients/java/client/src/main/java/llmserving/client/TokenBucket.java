@@ -2,7 +2,8 @@ package llmserving.client;
 
 /** Permits further requests as a share of calls, and a few at once. */
 final class TokenBucket {
-    private static final double CAPACITY = 10;
+    /** With a share of 0.05, no hundred calls or more make more than a tenth of further requests. */
+    private static final double CAPACITY = 5;
 
     private final double share;
     private double tokens = CAPACITY;
