@@ -20,6 +20,7 @@ import os
 import random
 import shutil
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -35,6 +36,7 @@ from aiohttp import web
 
 from llm_serving import console, paths, processes, program
 from llm_serving.cli import main as blueprint
+from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.validation import outcomes, validate
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes
@@ -285,6 +287,27 @@ def remove_store(stream: Stream, arguments: argparse.Namespace) -> None:
     away.rename(store)
 
 
+def delete_topic(kind: str) -> Fault:
+    """Build the fault of a topic that somebody deletes."""
+
+    def delete(stream: Stream, arguments: argparse.Namespace) -> None:
+        deployment = stream.deployment
+        program = paths.ROOT / "tests" / "kinds" / "streaming" / "DeleteTopic.java"
+        topic = getattr(deployment.topics, kind)
+        command = [*programs.build_java(heap_mb=64), str(program), deployment.brokers, topic]
+        subprocess.run(command, timeout=120, check=True)
+
+    return delete
+
+
+def demote_cache(stream: Stream, arguments: argparse.Namespace) -> None:
+    """Let the cache take no writes, as a primary after a failover."""
+    with redis.Redis.from_url(stream.deployment.cache_url) as client:
+        client.replicaof("127.0.0.1", "1")
+        time.sleep(arguments.hold)
+        client.replicaof("NO", "ONE")
+
+
 def spoil_endpoint(kind: str) -> Fault:
     """Build a fault of the endpoint."""
 
@@ -316,6 +339,9 @@ FAULTS: dict[str, Fault] = {
     "store_away": remove_store,
     "cache_away": take_away("cache"),
     "cache_hangs": suspend("cache"),
+    "cache_read_only": demote_cache,
+    "results_deleted": delete_topic("results"),
+    "dead_letters_deleted": delete_topic("dead_letters"),
     "endpoint_hangs": spoil_endpoint("hang"),
     "endpoint_half": spoil_endpoint("half"),
     "endpoint_stalls": spoil_endpoint("stall"),
@@ -329,7 +355,7 @@ def run_fault(stream: Stream, name: str, arguments: argparse.Namespace) -> dict[
     """Send events while a fault lasts; returns what became of them."""
     hold_s = 2 * arguments.kills * (arguments.pause + RESTART_S) if name == "kills" else arguments.hold
     rate = arguments.overload if name == "overload" else arguments.rate
-    sample = stream.deployment.sample.model_copy(update={"bad_events": 0, "rate": rate})
+    sample = stream.deployment.sample.model_copy(update={"bad_events": arguments.bad, "rate": rate})
     deployment = stream.deployment.model_copy(update={"sample": sample})
     event_count = round(rate * (WARM_UP_S + hold_s + COOL_DOWN_S))
     work = stream.root / name
@@ -343,7 +369,9 @@ def run_fault(stream: Stream, name: str, arguments: argparse.Namespace) -> dict[
     sent = work / "sent.jsonl"
     processes.wait_until(lambda: sent.exists() and sent.stat().st_size > 0, "the first events", START_LIMIT_S)
     time.sleep(WARM_UP_S)
+    began, asked = time.time(), stream.endpoint.requests
     FAULTS[name](stream, arguments)
+    ended, asked = time.time(), stream.endpoint.requests - asked
     while sender.is_alive():
         memory.append(measure_memory(stream))
         sender.join(timeout=1)
@@ -360,6 +388,9 @@ def run_fault(stream: Stream, name: str, arguments: argparse.Namespace) -> dict[
             outcome["kind"] == outcomes.ANSWER and not outcome["cached_at"] for outcome in measured.arrived
         ),
         "requests_per_event": round((stream.endpoint.requests - requests) / event_count, 3),
+        "requests_per_event_meanwhile": round(
+            asked / max(1, sum(began <= event["due_at"] < ended for event in measured.sent)), 3
+        ),
         "requests_left": stream.endpoint.running,
         "restarts": stream.count_restarts(),
         "task_manager_mb": {"first": memory[0], "highest": max(memory), "last": memory[-1]},
@@ -383,6 +414,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause", type=float, default=8, help="mean time between kills, in seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=40, help="events a second")
+    parser.add_argument("--bad", type=int, default=0, help="further events, which must become dead letters")
     parser.add_argument("--overload", type=float, default=3000, help="events a second of the fault overload")
     parser.add_argument("--deadline", default="10s", help="of an answer; what shares the machine may use it up")
     parser.add_argument("--hold", type=float, default=60, help="how long a fault lasts, in seconds")

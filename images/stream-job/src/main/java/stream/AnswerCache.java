@@ -10,6 +10,8 @@ import io.lettuce.core.resource.ClientResources;
 import io.lettuce.core.resource.Delay;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 
 /** Valkey or Redis, with each shopper's latest answer. A write that comes twice, or after a newer one, changes nothing. */
@@ -18,6 +20,11 @@ final class AnswerCache implements AutoCloseable {
     static final Duration TIMEOUT = Duration.ofSeconds(2);
 
     private static final Duration RECONNECT_AFTER = Duration.ofSeconds(1);
+
+    /** How soon a write that met a replica, a primary until it failed over, looks for the new primary. */
+    private static final Executor SOON = CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS);
+
+    private static final String READ_ONLY = "READONLY";
     private static final String SET_UNLESS_OLDER = """
             local earlier = redis.call('GET', KEYS[1])
             if earlier and cjson.decode(earlier).at > tonumber(ARGV[2]) then return 0 end
@@ -48,10 +55,38 @@ final class AnswerCache implements AutoCloseable {
     CompletableFuture<Long> write(String key, String value, double at) {
         String[] keys = {key};
         String[] values = {value, Double.toString(at), Long.toString(settings.ttlS())};
-        return connect()
-                .thenCompose(open -> open.async().eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, values))
-                .thenApply(Long.class::cast)
-                .orTimeout(TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
+        CompletableFuture<Long> written = new CompletableFuture<Long>();
+        write(keys, values, written);
+        return written.orTimeout(TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
+    }
+
+    private void write(String[] keys, String[] values, CompletableFuture<Long> written) {
+        CompletableFuture<StatefulRedisConnection<String, String>> used = connect();
+        used.thenCompose(open -> open.async().<Long>eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, values))
+                .whenComplete((answer, error) -> {
+                    if (error == null) {
+                        written.complete(answer);
+                    } else if (isReadOnly(error) && !written.isDone()) {
+                        disconnect(used);
+                        SOON.execute(() -> write(keys, values, written));
+                    } else {
+                        written.completeExceptionally(error);
+                    }
+                });
+    }
+
+    /** Returns whether the error is a replica's; servers before Redis 7 put its name behind that of the script. */
+    private static boolean isReadOnly(Throwable error) {
+        Throwable cause = error instanceof CompletionException ? error.getCause() : error;
+        return String.valueOf(cause.getMessage()).contains(READ_ONLY);
+    }
+
+    /** Closes a connection, so that the next one goes to where the name of the cache leads then. */
+    private synchronized void disconnect(CompletableFuture<StatefulRedisConnection<String, String>> used) {
+        if (connection == used) {
+            connection = null;
+            used.thenAccept(StatefulRedisConnection::closeAsync);
+        }
     }
 
     /** Returns the connection, which is made once; one that failed is tried again. Holds no thread. */

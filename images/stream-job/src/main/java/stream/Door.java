@@ -15,18 +15,21 @@ import org.apache.flink.util.Collector;
 
 /** Lets events in that the schema allows; the rest are dead letters. */
 final class Door extends ProcessFunction<Incoming, Event> {
+    private final Settings.Kafka kafka;
     private final String schemaText;
     private final Settings.Limits limits;
     private transient JsonSchema schema;
     private transient Counter events;
 
     Door(Settings settings) {
+        this.kafka = settings.kafka();
         this.schemaText = new String(settings.eventSchema(), StandardCharsets.UTF_8);
         this.limits = settings.limits();
     }
 
     @Override
-    public void open(OpenContext context) {
+    public void open(OpenContext context) throws Exception {
+        Topics.create(kafka); // one that was deleted failed the job, which starts again here
         events = Counts.add(getRuntimeContext(), "streamEvents");
         schema = JsonSchemaFactory.getInstance(SpecVersion.VersionFlag.V202012).getSchema(schemaText);
     }

@@ -2,11 +2,6 @@ package stream;
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.List;
-import java.util.Optional;
-import java.util.Properties;
-import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.connector.base.DeliveryGuarantee;
@@ -19,8 +14,6 @@ import org.apache.flink.streaming.api.datastream.AsyncDataStream;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.datastream.SingleOutputStreamOperator;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
-import org.apache.kafka.clients.admin.Admin;
-import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.OffsetResetStrategy;
 
 /** Events of shoppers -> context of each session -> prompt -> answer -> Kafka and the cache. */
@@ -40,7 +33,7 @@ public final class StreamJob {
 
     public static void main(String[] arguments) throws Exception {
         Settings settings = Settings.read();
-        createTopics(settings.kafka());
+        Topics.create(settings.kafka());
         StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment();
         environment.setBufferTimeout(BUFFER_TIMEOUT_MS);
         environment.enableCheckpointing(settings.checkpointMs(), CheckpointingMode.EXACTLY_ONCE);
@@ -89,7 +82,7 @@ public final class StreamJob {
                 .setGroupId(settings.name())
                 .setStartingOffsets(OffsetsInitializer.committedOffsets(OffsetResetStrategy.EARLIEST))
                 .setDeserializer(new Incoming.Reader())
-                .setProperties(buildProperties(settings.kafka()))
+                .setProperties(Topics.buildProperties(settings.kafka()))
                 .setProperty("partition.discovery.interval.ms", Long.toString(LOOK_FOR_TOPIC.toMillis()))
                 .setProperty("default.api.timeout.ms", Long.toString(BROKERS_AWAY.toMillis()))
                 .build();
@@ -98,7 +91,7 @@ public final class StreamJob {
     private static KafkaSink<Outcome> buildSink(Settings settings, String topic) {
         return KafkaSink.<Outcome>builder()
                 .setBootstrapServers(settings.kafka().brokers())
-                .setKafkaProducerConfig(buildProperties(settings.kafka()))
+                .setKafkaProducerConfig(Topics.buildProperties(settings.kafka()))
                 .setProperty("transaction.timeout.ms", Long.toString(TRANSACTION_TIMEOUT.toMillis()))
                 .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
                 .setTransactionalIdPrefix(topic)
@@ -109,27 +102,5 @@ public final class StreamJob {
                                 (Outcome outcome) -> outcome.json.getBytes(StandardCharsets.UTF_8))
                         .build())
                 .build();
-    }
-
-    private static Properties buildProperties(Settings.Kafka kafka) {
-        Properties properties = new Properties();
-        properties.putAll(kafka.properties());
-        return properties;
-    }
-
-    private static void createTopics(Settings.Kafka kafka) throws Exception {
-        Properties properties = buildProperties(kafka);
-        properties.put("bootstrap.servers", kafka.brokers());
-        try (Admin admin = Admin.create(properties)) {
-            Set<String> present = admin.listTopics().names().get();
-            List<NewTopic> missing = new ArrayList<>();
-            for (String topic : List.of(kafka.events(), kafka.results(), kafka.deadLetters())) {
-                if (!present.contains(topic)) {
-                    Optional<Short> replicas = Optional.of((short) kafka.replicas());
-                    missing.add(new NewTopic(topic, Optional.of(kafka.partitions()), replicas));
-                }
-            }
-            admin.createTopics(missing).all().get();
-        }
     }
 }

