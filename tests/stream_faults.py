@@ -416,11 +416,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=40, help="events a second")
     parser.add_argument("--bad", type=int, default=0, help="further events, which must become dead letters")
     parser.add_argument("--overload", type=float, default=3000, help="events a second of the fault overload")
+    parser.add_argument("--delay", type=float, default=0.1, help="of the endpoint, in seconds")
     parser.add_argument("--deadline", default="10s", help="of an answer; what shares the machine may use it up")
     parser.add_argument("--hold", type=float, default=60, help="how long a fault lasts, in seconds")
     parser.add_argument("--drain", type=int, default=300, help="longest wait for the last outcome, in seconds")
     arguments = parser.parse_args(words)
-    with deploy(FaultyEndpoint(), arguments.deadline) as stream:
+    with deploy(FaultyEndpoint(arguments.delay), arguments.deadline) as stream:
         wrong = []
         for name in arguments.faults or FAULTS:
             result = run_fault(stream, name, arguments)
