@@ -39,7 +39,7 @@ def add_service_role(
         trust=trust,
         statements=(
             *own,
-            *secrets.build_statements(service, context.secret_arns, context.fleet.region),
+            *secrets.build_statements(service.secrets, context.secret_arns, context.fleet.region),
             *statements,
         ),
     )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.policy import Statement, allow
-from llm_serving.services.service import Service
+from llm_serving.services.service import Secret
 
 
-def find_arns(stack: TerraformStack, services: Iterable[Service]) -> dict[str, str]:
-    """Add lookups of secrets that have only a name; returns the ARN of each secret, by its name in the services."""
-    secrets = dict.fromkeys(row.secret for service in services for row in service.secrets)
+def find_arns(stack: TerraformStack, secrets: Iterable[Secret]) -> dict[str, str]:
+    """Add lookups of secrets that have only a name; returns the ARN of each secret, by its name."""
     arns = {}
-    for secret in secrets:
+    for secret in dict.fromkeys(row.secret for row in secrets):
         if secret.startswith("arn:"):
             arns[secret] = secret
         else:
@@ -23,15 +22,15 @@ def find_arns(stack: TerraformStack, services: Iterable[Service]) -> dict[str, s
     return arns
 
 
-def build_statements(service: Service, arns: Mapping[str, str], region: str) -> Iterator[Statement]:
-    """Allow a service to read its secrets, and to decrypt those with a customer-managed key.
+def build_statements(secrets: Collection[Secret], arns: Mapping[str, str], region: str) -> Iterator[Statement]:
+    """Allow to read secrets, and to decrypt those with a customer-managed key.
 
     Source: Secrets Manager user guide, "Secret encryption and decryption in AWS Secrets Manager", 2026-11.
     """
-    if service.secrets:
-        resources = list(dict.fromkeys(arns[row.secret] for row in service.secrets))
+    if secrets:
+        resources = list(dict.fromkeys(arns[row.secret] for row in secrets))
         yield allow("Secrets", ["secretsmanager:GetSecretValue"], resources)
-    if keys := list(dict.fromkeys(row.key for row in service.secrets if row.key)):
+    if keys := list(dict.fromkeys(row.key for row in secrets if row.key)):
         yield allow(
             "SecretKeys",
             ["kms:Decrypt"],

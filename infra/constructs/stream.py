@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import policy, valkey
+from infra.constructs import policy, secrets, valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
@@ -27,6 +27,8 @@ from llm_serving.kinds.streaming.stack import (
 
 KAFKA_PORT, CACHE_PORT = 9098, 6379
 """Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
+
+_HTTPS_PORT = 443
 
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false
@@ -115,16 +117,21 @@ def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security
         vpc_id=context.network.vpc_id,
     )
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=context.network.vpc_id)
-    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-        stack,
-        "job-to-endpoint",
-        security_group_id=group.id,
-        description="Endpoint",
-        cidr_ipv4=vpc.cidr_block if stream.endpoint_in_network else "0.0.0.0/0",
-        ip_protocol="tcp",
-        from_port=stream.endpoint_port,
-        to_port=stream.endpoint_port,
-    )
+    everywhere = "0.0.0.0/0"
+    reached = {"Endpoint": (vpc.cidr_block if stream.endpoint_in_network else everywhere, stream.endpoint_port)}
+    if stream.secrets and (everywhere, _HTTPS_PORT) not in reached.values():
+        reached["Secrets"] = (everywhere, _HTTPS_PORT)
+    for description, (addresses, port) in reached.items():
+        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+            stack,
+            f"job-to-{description.lower()}",
+            security_group_id=group.id,
+            description=description,
+            cidr_ipv4=addresses,
+            ip_protocol="tcp",
+            from_port=port,
+            to_port=port,
+        )
     if stream.answer_files:
         name = f"{context.account.service_prefix}.{context.fleet.region}.s3"
         prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(stack, "s3-addresses", name=name)
@@ -135,8 +142,8 @@ def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security
             description="S3",
             prefix_list_id=prefixes.id,
             ip_protocol="tcp",
-            from_port=443,
-            to_port=443,
+            from_port=_HTTPS_PORT,
+            to_port=_HTTPS_PORT,
         )
     return group
 
@@ -234,14 +241,18 @@ def add_job(
         trust=policy.build_trust_policy(
             "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
         ),
-        statements=tuple(build_job_statements(context)),
+        statements=(
+            *build_job_statements(context),
+            *secrets.build_statements(stream.secrets, secrets.find_arns(stack, stream.secrets), context.fleet.region),
+        ),
     )
     place = {"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)}
     properties = {
         SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
         PLACE_GROUP: place,
     }
-    flink = "Kinesisanalyticsv2ApplicationApplicationConfigurationFlinkApplicationConfiguration"
+    application = "Kinesisanalyticsv2ApplicationApplicationConfiguration"
+    flink = f"{application}FlinkApplicationConfiguration"
     return k.Kinesisanalyticsv2Application(
         stack,
         "job",
@@ -284,6 +295,11 @@ def add_job(
                     parallelism=stream.parallelism,
                     parallelism_per_kpu=1,
                 ),
+            ),
+            run_configuration=getattr(k, f"{application}RunConfiguration")(
+                flink_run_configuration=getattr(k, f"{application}RunConfigurationFlinkRunConfiguration")(
+                    allow_non_restored_state=True  # answers that no longer go to files have state there
+                )
             ),
             vpc_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfigurationVpcConfiguration(
                 security_group_ids=[groups.clients.id, add_job_group(stack, context).id], subnet_ids=context.subnets

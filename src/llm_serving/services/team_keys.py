@@ -1,11 +1,13 @@
-"""Where the keys of teams are: a secret of AWS Secrets Manager, or a file of this machine, with hashes by team."""
+"""Where keys are: secrets of AWS Secrets Manager, which programs read; those of teams also a file of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from llm_serving.fleet.model import KeyArn
+from llm_serving.fleet.model import KeyArn, parse_arn_region
+from llm_serving.services import service
+from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict, Settings
 from llm_serving.settings.units import TextFormat
 
@@ -29,6 +31,35 @@ class Secret(Settings):
 
     key: KeyArn | None = None
     """ARN of the customer-managed KMS key that encrypts it, if there is one."""
+
+
+class ApiKey(Secret):
+    """The secret with an endpoint's key."""
+
+    field: Annotated[str, TextFormat(r"[A-Za-z0-9_.-]{1,128}", "a field of the secret's JSON", "api_key")] | None = None
+    """Field of its JSON; default is the whole text."""
+
+
+def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:
+    """List the secrets that a program may read."""
+    return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in named if row)
+
+
+def find_foreign(
+    secrets: Iterable[tuple[tuple[str, ...], Secret]], environment: Environment, reader: str
+) -> Iterator[Conflict]:
+    """Yield secrets of another region: Secrets Manager's endpoint of a region has that region's secrets alone.
+
+    Args:
+        secrets: each with its key in the file.
+    """
+    for key_path, secret in secrets:
+        if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
+            reason = (
+                f"{reader} on {environment.conventions.title} reads secrets of its own region, {environment.region}"
+            )
+            fix = f"use a secret of {environment.region}, such as a replica of this one"
+            yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
 
 
 class TeamKeys(Settings):

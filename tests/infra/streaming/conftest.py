@@ -30,7 +30,7 @@ endpoint: {deployment: chat}
 _OUTSIDE = """\
 kind: streaming
 pattern: near-real-time
-endpoint: {url: "https://llm.example.com/v1", model: tiny}
+endpoint: {url: "https://llm.example.com:8443/v1", model: tiny, api_key: {secret: llm/keys, field: stream}}
 checkpoint: 10s
 parquet: true
 partitions: 12

@@ -51,7 +51,7 @@ def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stack
     job = json.loads("".join(groups["settings"][name] for name in sorted(groups["settings"])))
     assert job["kafka"]["properties"]["sasl.mechanism"] == "AWS_MSK_IAM"
     assert (job["kafka"]["replicas"], job["kafka"]["partitions"]) == (3, 12)
-    assert (job["endpoint"]["url"], job["endpoint"]["model"]) == ("https://llm.example.com", "tiny")
+    assert (job["endpoint"]["url"], job["endpoint"]["model"]) == ("https://llm.example.com:8443", "tiny")
     assert groups["place"] == {
         "brokers": "${aws_msk_cluster.kafka.bootstrap_brokers_sasl_iam}",
         "cache": "rediss://${aws_elasticache_replication_group.cache.primary_endpoint_address}:6379",
@@ -70,12 +70,12 @@ def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "address", "port"), [("shop", "${data.aws_vpc.range.cidr_block}", 8080), ("outside", "0.0.0.0/0", 443)]
+    ("shape", "address", "port"), [("shop", "${data.aws_vpc.range.cidr_block}", 8080), ("outside", "0.0.0.0/0", 8443)]
 )
 def test_the_job_reaches_its_endpoint_alone_beside_them(stacks: Stacks, shape: str, address: str, port: int) -> None:
     rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
-    files = {"job-to-s3"} if shape == "outside" else set()
-    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", *files}
+    aws = {"job-to-s3", "job-to-secrets"} if shape == "outside" else set()
+    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", *aws}
     rule = rules["job-to-endpoint"]
     assert (rule["cidr_ipv4"], rule["from_port"], rule["to_port"]) == (address, port, port)
 
@@ -87,6 +87,22 @@ def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks
     topic += "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
     assert statements["Read"]["Resource"] == f"{topic}events"
     assert statements["Write"]["Resource"] == [f"{topic}results", f"{topic}dead-letters"]
+
+
+def test_the_job_reads_the_key_of_its_endpoint_and_the_stack_never_has_it(stacks: Stacks) -> None:
+    [role] = stacks["outside"]["resource"]["aws_iam_role_policy"].values()
+    statements = {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
+    assert statements["Secrets"]["Resource"] == ["${data.aws_secretsmanager_secret.secret-0.arn}"]
+    assert "aws_secretsmanager_secret_version" not in stacks["outside"]["data"], "which has its text"
+    groups = read_groups(stacks["outside"])["settings"]
+    job = json.loads("".join(groups[name] for name in sorted(groups)))
+    assert job["endpoint"]["apiKey"] == {"secret": "llm/keys", "field": "stream", "region": "us-west-2"}
+    assert "secretsmanager" not in json.dumps(stacks["shop"])
+
+
+def test_a_job_without_files_of_answers_starts_from_the_state_of_one_that_wrote_them(stacks: Stacks) -> None:
+    [run] = read_job(stacks["shop"])["run_configuration"]["flink_run_configuration"].items()
+    assert run == ("allow_non_restored_state", True)
 
 
 def test_answers_go_to_s3_only_where_the_blueprint_says_so_and_the_table_has_their_columns(stacks: Stacks) -> None:

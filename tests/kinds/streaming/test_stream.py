@@ -253,7 +253,7 @@ def read_failures(url: str) -> str:
 
 
 def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(folder: Path) -> None:
-    """The last test: the job does not come back before its JobManager makes the topic again."""
+    """The last test: the topic that the job makes when it starts again lacks the other tests' events."""
     deployment = DeploymentDir("shop", folder.parent).load_deployment()
     assert isinstance(deployment, StreamingDeployment)
     assert "UnknownTopicOrPartitionException" not in read_failures(deployment.url)

@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from llm_serving.fleet.model import Name, parse_network
-from llm_serving.kinds.batch.secrets import ApiKey
 from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
-from llm_serving.services.team_keys import Secret, TeamKeys
+from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 

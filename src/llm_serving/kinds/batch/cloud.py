@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 from llm_serving.catalog import instances, own_image
 from llm_serving.fleet import groups, names
-from llm_serving.fleet.model import Fleet, parse_arn_region
+from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
-from llm_serving.kinds.batch import secrets, worker_settings
+from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
 from llm_serving.kinds.batch.worker_settings import Answering
-from llm_serving.services import orchestrators
+from llm_serving.services import orchestrators, team_keys
 from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
@@ -77,7 +77,7 @@ def build_container(
         "image": own_image.IMAGES["batch-worker"].format_image(environment.registry, environment.image_digests),
         "resources": Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
         "stop": Stop(stop_s=STOP_S),
-        "secrets": secrets.list_read(
+        "secrets": team_keys.list_read(
             settings.endpoint.api_key,
             cache.login if cache else None,
             settings.api.keys.stored if settings.api.keys and not is_worker else None,
@@ -130,7 +130,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     yield from _find_long_rules(settings, workflow, name)
     yield from _find_unreachable(settings, environment)
     yield from _find_unfit_pool(settings, fleet, environment)
-    yield from _find_foreign_secrets(settings, environment)
+    yield from team_keys.find_foreign(list_secrets(settings), environment, "a batch")
     yield from _find_foreign_clients(settings, environment)
     if settings.api.keys and not settings.api.keys.secret:
         reason = f"on {environment.conventions.title} keys come from a secret"
@@ -234,15 +234,6 @@ def _find_unreachable(settings: Blueprint, environment: Environment) -> Iterator
         if _is_loopback(urlsplit(url or "").hostname or ""):
             reason = f"workers on {environment.conventions.title} do not reach this machine"
             yield Conflict(key_path, reason, "use an address in the fleet's network", url)
-
-
-def _find_foreign_secrets(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
-    """Secrets Manager's endpoint of a region has that region's secrets alone."""
-    for key_path, secret in list_secrets(settings):
-        if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
-            reason = f"a batch on {environment.conventions.title} reads secrets of its own region, {environment.region}"
-            fix = f"use a secret of {environment.region}, such as a replica of this one"
-            yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
 
 
 def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:

@@ -12,6 +12,7 @@ from llm_serving.fleet.model import Name
 from llm_serving.services.addresses import build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
+from llm_serving.services.team_keys import ApiKey
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
 
@@ -45,7 +46,11 @@ class Endpoint(Settings):
     """Name of a running serving deployment."""
 
     url: Url | None = None
-    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
+    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment, on AWS the
+    secret `api_key`."""
+
+    api_key: ApiKey | None = None
+    """Secret of AWS Secrets Manager with the bearer token of the endpoint at `url`; only on AWS."""
 
     model: str | None = None
     """`model` of the requests; default is the first of a `deployment`."""
@@ -63,7 +68,7 @@ class Endpoint(Settings):
     """Maximum attempts per event. Of a hundred events per task or more, at most a tenth is retried."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_model())
+        return (self._check_one(), self._check_model(), self._check_api_key())
 
     def _check_one(self) -> Iterator[Conflict]:
         written = [name for name in ("mock", "deployment", "url") if getattr(self, name) is not None]
@@ -75,6 +80,10 @@ class Endpoint(Settings):
     def _check_model(self) -> Iterator[Conflict]:
         if self.url and not self.model:
             yield Conflict(("url",), "requests to it must name a model", "set model: NAME")
+
+    def _check_api_key(self) -> Iterator[Conflict]:
+        if self.api_key and not self.url:
+            yield Conflict(("api_key",), "only the endpoint of a `url` takes one", "remove api_key")
 
 
 class Session(Settings):

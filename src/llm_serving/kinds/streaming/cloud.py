@@ -12,6 +12,7 @@ from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.stack import ZONES, AnswerFiles, StreamStack
+from llm_serving.services import team_keys
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK
 from llm_serving.settings.document import Conflict
@@ -45,6 +46,9 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if host in (LOOPBACK, "localhost"):
         reason = f"the job on {title} does not reach this machine"
         yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
+    if settings.endpoint.api_key:
+        named = [(("endpoint", "api_key"), settings.endpoint.api_key)]
+        yield from team_keys.find_foreign(named, environment, "the job")
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)
@@ -86,6 +90,7 @@ def resolve(
         bucket=environment.bucket,
         archive_key=f"streaming/{deployment.name}/{archive.name}",
         settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
+        secrets=team_keys.list_read(settings.endpoint.api_key),
         answer_files=_locate_answer_files(deployment, _format_name(fleet, deployment.name)),
         lag_alarm_s=math.ceil(settings.aws.lag_alarm),
         dead_alarm=settings.slo.dead_events or 0.01,

@@ -20,7 +20,7 @@ DIGESTS = JOB / "jars.sha256"
 """Digest of each jar, in the format of sha256sum."""
 
 _CLIENT = paths.ROOT / "clients" / "java"
-_SOURCES = tuple(folder / "src" / "main" for folder in (JOB, _CLIENT / "client", _CLIENT / "flink"))
+_SOURCES = (JOB / "src", *(_CLIENT / part / "src" / "main" for part in ("client", "flink")))
 """What `pom.xml` of the job makes the job of."""
 
 _FOLDER = paths.ROOT / ".stream-job"
@@ -38,7 +38,7 @@ _CACHE_PROGRAMS = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "re
 def locate() -> Path:
     """Return the folder of all programs, named by what decides them: those that run keep theirs when that changes."""
     digest = hashlib.sha256()
-    sources = [file for folder in _SOURCES for file in sorted(folder.rglob("*.*"))]
+    sources = [file for folder in _SOURCES for file in sorted(folder.rglob("*.*")) if file.is_file()]
     for file in (DIGESTS, *(folder / "pom.xml" for folder in (JOB, JOB / _SERVERS, JOB / _PLUGINS)), *sources):
         digest.update(file.read_bytes())
     return _FOLDER / digest.hexdigest()[:12]

@@ -24,6 +24,7 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
+from llm_serving.services.team_keys import ApiKey
 from llm_serving.settings.document import Document, raise_mistakes
 
 RPC = "jobmanager-rpc"
@@ -106,6 +107,8 @@ def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], envir
 def _list_notes(settings: Blueprint) -> Iterator[str]:
     if settings.endpoint.mock:
         yield "The endpoint is a mock, which says the same to every prompt. See endpoint.deployment."
+    if settings.endpoint.api_key:
+        yield "The embedded AWS has no secrets of yours: here BLUEPRINT_API_KEY takes the place of endpoint.api_key."
     yield "Redis takes the place of ElastiCache for Valkey, and one broker of Kafka that of MSK."
 
 
@@ -267,6 +270,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
             "deadlineMs": to_ms(endpoint.deadline),
             "inFlight": endpoint.in_flight,
             "attempts": endpoint.attempts,
+            "apiKey": None if is_local else _describe_api_key(endpoint.api_key, deployment.environment.region),
         },
         "session": {"timeoutMs": to_ms(settings.session.timeout), "events": settings.session.events},
         "limits": {
@@ -281,6 +285,10 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
         "answerFiles": deployment.answer_files.replace("s3:", "s3:" if is_local else "s3a:"),
         "checkpointMs": to_ms(settings.checkpoint),
     }
+
+
+def _describe_api_key(api_key: ApiKey | None, region: str) -> dict[str, str] | None:
+    return {"secret": api_key.secret, "field": api_key.field or "", "region": region} if api_key else None
 
 
 def _encode(text: str) -> str:

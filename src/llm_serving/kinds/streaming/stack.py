@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from llm_serving.services.service import Secret
 from llm_serving.settings.document import AllowSingleItem, Settings
 from llm_serving.settings.units import Switch
 
@@ -67,6 +68,9 @@ class StreamStack(Settings):
 
     settings: Annotated[tuple[str, ...], AllowSingleItem(), Field(min_length=1, max_length=50)]
     """The job's settings, in parts that a property can hold."""
+
+    secrets: Annotated[tuple[Secret, ...], AllowSingleItem()] = ()
+    """What the job reads of Secrets Manager."""
 
     answer_files: AnswerFiles | None = None
     """None where answers are not written to S3."""

@@ -1,7 +1,9 @@
 package stream;
 
+import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.time.Duration;
+import java.util.ServiceLoader;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeoutException;
@@ -50,10 +52,25 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
         LlmClient.Builder builder = LlmClient.builder(endpoint.url())
                 .retries(endpoint.attempts() - 1, RETRY_SHARE)
                 .circuit(Integer.MAX_VALUE, Duration.ZERO); // each event is asked for: Kafka keeps what has to wait
-        String key = System.getenv("BLUEPRINT_API_KEY");
+        String key = readKey(endpoint.apiKey());
         LlmClient client = (key == null || key.isEmpty() ? builder : builder.apiKey(key)).build();
         client.chatAsync(buildRequest("ready?"), WARM_UP).handle((answer, error) -> null).join();
         return client;
+    }
+
+    static String readKey(Settings.ApiKey named) {
+        if (named == null) {
+            return System.getenv("BLUEPRINT_API_KEY");
+        }
+        SecretReader reader = ServiceLoader.load(SecretReader.class, SecretReader.class.getClassLoader())
+                .findFirst()
+                .orElseThrow();
+        String text = reader.read(named.secret(), named.region()).strip();
+        try {
+            return named.field().isEmpty() ? text : Settings.mapper().readTree(text).required(named.field()).asText();
+        } catch (JsonProcessingException error) {
+            throw new IllegalArgumentException("the secret " + named.secret() + " is not JSON"); // whose text is secret
+        }
     }
 
     @Override

@@ -46,8 +46,12 @@ public record Settings(
             implements Serializable {}
 
     /** {@code url} is without /v1; {@code inFlight} is of each parallel instance. */
-    public record Endpoint(String url, String model, int outputTokens, long deadlineMs, int inFlight, int attempts)
+    public record Endpoint(
+            String url, String model, int outputTokens, long deadlineMs, int inFlight, int attempts, ApiKey apiKey)
             implements Serializable {}
+
+    /** {@code secret} has the key in a field of its JSON, or is the key where {@code field} is empty. */
+    public record ApiKey(String secret, String field, String region) implements Serializable {}
 
     public record Session(long timeoutMs, int events) implements Serializable {}
 

@@ -18,6 +18,7 @@ import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
@@ -35,6 +36,7 @@ public final class Driver {
     private final String prefix = UUID.randomUUID().toString().substring(0, 8) + "-";
     private final Set<String> expected = new HashSet<>();
     private volatile boolean allSent;
+    private volatile Exception refused;
 
     private Driver(JsonNode plan) {
         this.plan = plan;
@@ -51,6 +53,9 @@ public final class Driver {
             sender.start();
             receive(consumer);
             sender.join();
+            if (refused != null) {
+                throw new IllegalStateException("an event did not reach Kafka", refused);
+            }
         }
     }
 
@@ -78,7 +83,8 @@ public final class Driver {
                 synchronized (expected) {
                     expected.add(id);
                 }
-                producer.send(new ProducerRecord<>(topic, isBad && !isReadable(event) ? id : shopper, event));
+                String key = isBad && !isReadable(event) ? id : shopper;
+                producer.send(new ProducerRecord<>(topic, key, event), this::keepError);
                 sent.write(MAPPER.createObjectNode().put("id", id).put("bad", isBad).put("due_at", due).toString());
                 sent.newLine();
             }
@@ -87,6 +93,12 @@ public final class Driver {
             throw new IllegalStateException(error);
         } finally {
             allSent = true;
+        }
+    }
+
+    private void keepError(RecordMetadata place, Exception error) {
+        if (error != null) {
+            refused = error;
         }
     }
 

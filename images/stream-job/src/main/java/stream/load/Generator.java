@@ -44,6 +44,7 @@ public final class Generator {
         properties.put("bootstrap.servers", brokers);
         properties.put("enable.idempotence", "true");
         properties.put("linger.ms", "2");
+        properties.put("delivery.timeout.ms", "900000"); // events wait for brokers; the default drops them after 120 s
         properties.put("key.serializer", StringSerializer.class.getName());
         properties.put("value.serializer", StringSerializer.class.getName());
         return new KafkaProducer<>(properties);
