@@ -21,6 +21,7 @@ from llm_serving.targets import planning
 
 PATTERN = paths.PATTERNS / "near-real-time"
 FLEET = paths.ROOT / "fleet.yaml"
+FOREIGN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:llm/key-AbCdEf"
 
 
 @pytest.fixture
@@ -172,6 +173,17 @@ def test_a_fleet_with_too_few_zones_for_the_brokers_is_refused(
             "url: http://localhost:8000\n  model: tiny",
             ':9:8: endpoint.url: "http://localhost:8000": the job on ECS does not reach this machine. '
             "Fix: use an address in the fleet's network.",
+        ),
+        (
+            "model: tiny",
+            f"model: tiny\n  api_key: {{secret: {FOREIGN}}}",
+            f':11:21: endpoint.api_key.secret: "{FOREIGN[:57]}...": the job on ECS reads secrets of its own region, us-west-2. '
+            "Fix: use a secret of us-west-2, such as a replica of this one.",
+        ),
+        (
+            "url: https://llm.example.com\n  model: tiny",
+            "deployment: chat\n  api_key: {secret: llm/key}",
+            ":10:12: endpoint.api_key: only the endpoint of a `url` takes one. Fix: remove api_key.",
         ),
         (
             "partitions: 4",
