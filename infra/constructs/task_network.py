@@ -103,6 +103,8 @@ def add_security_groups(
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):
         _add_engine_port_rules(stack, security_groups, port, "Events of the cache")
+    # Engines of one deployment call the same, and share a security group.
+    add_call_rules(stack, engines[0].model_copy(update={"name": "engine"}), security_groups.engine, vpc)
     if any(needs_peers(service) for service in engines):
         _add_peer_rules(stack, security_groups.engine)
     _add_driver_rules(stack, security_groups, router, services)

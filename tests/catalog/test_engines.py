@@ -120,7 +120,7 @@ CASES = [
         ("general", "eks"),
         ("on-ecs", "ecs"),
     )),
-    (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\n"), "eks"),
+    (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\ntraces: http://collector:4318/v1/traces\n"), "eks"),
     (_format_blueprint("meta-llama/Llama-3.3-70B-Instruct", "pool: p5en, accelerators: 8"), "eks"),
     (_format_blueprint("Qwen/Qwen3-Reranker-0.6B", "pool: general", "task: rerank\n"), "eks"),
     *((_format_blueprint(SMALL, "pool: general", f"tuning: {{kv_tiers: {{ram: 8Gi, {tiers}}}}}\n"), "eks") for tiers in (

@@ -109,6 +109,18 @@ def test_pods_find_names_weights_and_their_role_and_nothing_else(
         assert not is_allowed(policies, "egress", labels, STRANGER, 8000)
 
 
+def test_engines_connect_to_what_they_call_and_routers_do_not(render_chart: Render, preset: Preset) -> None:
+    values = preset(NAMES[0])
+    for role in values["roles"].values():
+        if role.get("kind") != "router":
+            role["calls"] = {"traces": {"purpose": "Spans of requests", "port": 4318}}
+    manifests = render_chart(values)
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for role, labels, _ in list_labels(manifests):
+        assert is_allowed(policies, "egress", labels, "10.0.3.4", 4318) == (role != "router")
+        assert not is_allowed(policies, "egress", labels, "10.0.3.4", 4317)
+
+
 def test_a_load_driver_calls_the_router_reads_metrics_and_sends_its_results(
     render_chart: Render, preset: Preset
 ) -> None:

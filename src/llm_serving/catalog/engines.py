@@ -80,6 +80,7 @@ FIELD_NAMES = frozenset(
         "reasoning",  # the engine's parser of reasoning
         "chat_template",  # a file, or the template itself
         "media_hosts",  # hosts that requests may name pictures of
+        "traces",  # URL of the OTLP/HTTP receiver of spans
         "model_config",  # what the model's config.json is to say instead, JSON
         "drain_s",  # for requests under way when a replica is to end
         "start_limit_s",  # longest start

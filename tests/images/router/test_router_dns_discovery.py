@@ -28,11 +28,12 @@ from tests.http_handler import QuietHandler
 
 
 class Engine(ThreadingHTTPServer):
-    """Answers as vLLM with its address as its name, and records every request's body."""
+    """Answers as vLLM with its address as its name, and records each request's body and whose it is."""
 
     daemon_threads = True
     models: tuple[str, ...]
     bodies: list[dict[str, Any]]
+    callers: list[dict[str, str]]
     delay_s = 0.0
     """Until it answers a GET."""
     is_healthy = True
@@ -40,6 +41,10 @@ class Engine(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return str(self.server_address[0])
+
+
+CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Request-Id": "request-42"}
+"""How the tests' requests say whose they are."""
 
 
 class Handler(QuietHandler):
@@ -57,6 +62,7 @@ class Handler(QuietHandler):
         assert isinstance(self.server, Engine)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
+        self.server.callers.append({name: self.headers.get(name, "") for name in CALLER})
         payload: dict[str, Any] = {"id": "x", "object": "text_completion", "model": body["model"]}
         payload["choices"] = [{"index": 0, "text": self.server.address, "finish_reason": "stop"}]
         if body.get("kv_transfer_params", {}).get("do_remote_decode"):
@@ -83,7 +89,7 @@ class RouterTestbed:
 
     def start(self, address: str, *models: str) -> Engine:
         engine = Engine((address, self.port), Handler)
-        engine.models, engine.bodies = models or ("alpha",), []
+        engine.models, engine.bodies, engine.callers = models or ("alpha",), [], []
         threading.Thread(target=engine.serve_forever, daemon=True).start()
         self.engines[address] = engine
         return engine
@@ -116,7 +122,8 @@ def _lookup(addresses: set[str], _: str) -> set[str]:
 def send_request(url: str, model: str = "alpha") -> str:
     """Who answered a completion; the status where nobody did."""
     body = json.dumps({"model": model, "prompt": "who?", "max_tokens": 1}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **CALLER}
+    request = urllib.request.Request(f"{url}/v1/completions", data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return str(json.loads(response.read())["choices"][0]["text"])
@@ -150,6 +157,7 @@ def test_replicas_join_and_leave_with_their_dns_name(testbed: RouterTestbed) -> 
         testbed.start(A), testbed.start(B)
         testbed.write_dns(worker=[A, B])
         wait_until_served(url, {A, B})
+        assert testbed.engines[A].callers[-1] == CALLER, "the trace and the id go on to the engine"
         testbed.start(C)
         testbed.write_dns(worker=[B, C])
         wait_until_served(url, {B, C})
@@ -226,6 +234,8 @@ def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterT
         wait_until_served(url, {B})
         body = testbed.engines[B].bodies[-1]
         assert body["kv_transfer_params"]["remote_engine_id"] == A, "decode gets the id of the engine with the cache"
+        for address in (A, B):
+            assert testbed.engines[address].callers[-1]["traceparent"] == CALLER["traceparent"]
         testbed.write_dns(prefill=[A], decode=[B, C])
         wait_until_served(url, {B, C})
         testbed.write_dns(prefill=[A], decode=[C])

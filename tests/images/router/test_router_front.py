@@ -250,6 +250,13 @@ def test_a_web_page_is_no_client_of_a_router_on_this_machine(
     assert router.requests == []
 
 
+def test_the_trace_and_the_id_of_a_request_reach_the_router(router: Router, front: int) -> None:
+    caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Request-Id": "request-42"}
+    router.headers.clear()
+    assert send(front, "POST", "/v1/chat/completions", **caller) == 200
+    assert caller.items() <= router.headers[-1].items()
+
+
 @pytest.mark.parametrize("headers", [{"Origin": "http://localhost:3000"}, {"Host": "localhost:1"}])
 def test_a_page_of_this_machine_is_a_client(front: int, headers: dict[str, str]) -> None:
     assert send(front, "POST", "/v1/chat/completions", **headers) == 200

@@ -65,6 +65,7 @@ SHAPES = {
     ),
     "multi-model": (
         "pattern: multi-model\n"
+        "traces: http://collector.internal:4318/v1/traces\n"
         "roles:\n"
         "  models:\n"
         "    small: {model: Qwen/Qwen3-0.6B, pool: alone}\n"

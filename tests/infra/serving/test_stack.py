@@ -583,3 +583,18 @@ def test_a_certificate_that_was_not_renewed_rings_and_keeps_ringing(stacks: Stac
     assert (settings["comparison_operator"], settings["threshold"]) == ("LessThanThreshold", 21)
     assert settings["treat_missing_data"] == "ignore", "ACM sends nothing of a certificate that has ended"
     assert "certificate-alarm" not in filter_by_type(stacks["single"], "aws_cloudwatch_metric_alarm")
+
+
+def test_engines_alone_send_spans_to_the_receiver_in_the_network(stacks: Stacks) -> None:
+    rules = {
+        name: rule
+        for name, rule in filter_by_type(stacks["multi-model"], "aws_vpc_security_group_egress_rule").items()
+        if rule.get("from_port") == 4318
+    }
+    assert rules
+    assert {rule["security_group_id"] for rule in rules.values()} == {"${aws_security_group.engine-group.id}"}
+    assert "0.0.0.0/0" not in {rule.get("cidr_ipv4") for rule in rules.values()}
+    assert not any(
+        rule.get("from_port") == 4318
+        for rule in filter_by_type(stacks["aggregated"], "aws_vpc_security_group_egress_rule").values()
+    )

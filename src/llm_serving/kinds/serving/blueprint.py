@@ -85,6 +85,16 @@ MediaHost = Annotated[
 ]
 
 
+TracesUrl = Annotated[
+    str,
+    TextFormat(
+        r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
+        "the URL of an OTLP/HTTP receiver of traces",
+        "http://collector.monitoring.svc:4318/v1/traces",
+    ),
+]
+
+
 class Speculative(Settings):
     """Speculative decoding: tokens guessed ahead and verified together."""
 
@@ -271,6 +281,11 @@ class Blueprint(BaseBlueprint, ModelSettings):
     media_hosts: OneOrMore[MediaHost] = Field((), validate_default=False)
     """Hosts that requests may name pictures of by URL, such as images.example.com; the engine follows no redirect. By
     default none: requests carry pictures as `data:` URLs."""
+
+    traces: TracesUrl | None = None
+    """Where the engines send spans of their start and of each request, by OTLP/HTTP, such as an OpenTelemetry
+    collector: http://collector.monitoring.svc:4318/v1/traces. A request's span is a child of the caller's
+    `traceparent`. Spans hold counts and times, and no text."""
 
     disruption: Disruption = Disruption()
     """How many replicas an upgrade may take down at once."""

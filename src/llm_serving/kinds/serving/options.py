@@ -315,6 +315,13 @@ OPTIONS = (
         "roles.router.policy",
         "set policy: cache-aware",
     ),
+    Option(
+        "traces",
+        lambda node: node.settings.traces,
+        "traces",
+        "remove traces",
+        lambda node: {"traces": node.settings.traces or ""},
+    ),
     Option("drain", lambda node: not node.conventions.is_local),
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     Option(

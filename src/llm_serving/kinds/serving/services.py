@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import math
+import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog.instances import DEVICES
@@ -12,7 +14,18 @@ from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import CompileCache, Role
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.services.service import Mount, Placement, Probe, ReplicaNode, Replicas, Resources, Scale, Service, Stop
+from llm_serving.services.service import (
+    Call,
+    Mount,
+    Placement,
+    Probe,
+    ReplicaNode,
+    Replicas,
+    Resources,
+    Scale,
+    Service,
+    Stop,
+)
 
 STOP_MARGIN_S = 30
 """Seconds beyond the drain until a replica is killed."""
@@ -75,7 +88,11 @@ def _build_engine_service(
         context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
     mounts = _build_mounts(resolved.compile_cache) | _build_tier_mounts(context, resolved)
-    update: dict[str, object] = {"prefetch": resolved.prefetch, "mounts": mounts}
+    update: dict[str, object] = {
+        "prefetch": resolved.prefetch,
+        "mounts": mounts,
+        "calls": _build_calls(context.blueprint.traces),
+    }
     if not conventions.is_local:
         update["placement"] = _build_placement(resolved)
         update["is_root"] = _needs_root(resolved, mounts)
@@ -177,6 +194,17 @@ def _find_least_rate(role_placement: placement.Placement) -> float:
 def _find_least_memory(role_placement: placement.Placement) -> int:
     """Return the MiB of an accelerator, the least of the types that may run the role."""
     return min(row.accelerators.memory_mib for row in role_placement.instances if row.accelerators)
+
+
+def _build_calls(traces: str | None) -> dict[str, Call]:
+    """Build what an engine connects to beside AWS: the receiver of its spans."""
+    if traces is None:
+        return {}
+    url = urllib.parse.urlsplit(traces)
+    is_secure = url.scheme == "https"
+    port = url.port or (http.client.HTTPS_PORT if is_secure else http.client.HTTP_PORT)
+    # Spans that nothing encrypts stay in the fleet's network.
+    return {"traces": Call(purpose="Spans of requests", port=port, in_network=not is_secure)}
 
 
 def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:
