@@ -1,6 +1,6 @@
 """Run a router with nginx before it, which lets only the inference API through.
 
-    router-front --listen HOST:PORT --router HOST:PORT [--max-requests N] [--keys FILE ...] -- vllm-router ...
+    router-front --listen HOST:PORT --router HOST:PORT [--max-requests N] [--keys PLACE ...] -- vllm-router ...
 
 vllm-router has its administration (adding and removing engines, flushing caches) on the port of the API, and forwards
 every path that it does not know to an engine. Here the router listens on a loopback address, and front.conf says which
@@ -10,29 +10,30 @@ With --max-requests, at most N requests are in flight, and N more of batches (he
 get 429 with Retry-After at once. vllm-router's own --max-concurrent-requests is no limit of requests in flight: its
 tokens also come back with time. 0.1.17 with a limit of 2 had 5 at its engine, at a request each 0.6 s (2026-11-26).
 
-With --keys, nginx answers 401 to a request without a key whose hash is in the file, {"TEAM": ["sha256:HEX", ...]}, and
-429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. A changed file counts at
-once; one that cannot be used leaves the keys as they are, at the start none.
+With --keys, nginx answers 401 to a request without a key whose hash is in the document, {"TEAM": ["sha256:HEX", ...]},
+and 429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. The document is a file,
+where a change counts at once, or secret:NAME of AWS Secrets Manager, where it does within a minute. One that cannot be
+used leaves the keys as they are, at the start none.
 """
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
-import json
 import os
-import re
 import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import team_keys
 
 CONFIGURATION, KEYS, KEYS_LOCATION = (
     Path(__file__).with_name(name) for name in ("front.conf", "keys.conf", "keys_location.conf")
@@ -46,106 +47,92 @@ SPARE_FILES = 64
 
 POLL_INTERVAL_S = 0.1
 
-_TEAM, _HASH = re.compile("[a-z][a-z0-9-]{0,30}[a-z0-9]"), re.compile("sha256:([0-9a-f]{64})")
-_OPERATOR = "*"
-"""In place of a team: an operator of the Batch API, whose keys are no team's here."""
-
-_EXAMPLE = '{"TEAM": ["sha256:HEX"]}'
-
-
-class BadKeys(Exception):
-    """The file of keys cannot be used; the text has the reason and the fix."""
+SECRET = "secret:"
+"""Before the name of a secret of AWS Secrets Manager, in place of a file."""
 
 
 @dataclass
 class TeamKeys:
     """The keys of teams, in files that nginx's configuration includes."""
 
-    file: Path
+    read: Callable[[], str]
+    """Reads the document; may raise any error."""
+
+    identify: Callable[[], object]
+    """Returns another value once the document may have changed."""
+
     limits: Mapping[str, int]
     """Most requests of a team in a minute."""
 
     folder: Path
     """For nginx's files."""
 
-    _read: tuple[int, ...] = field(default=(), init=False)
+    _read: object = field(default=None, init=False)
     """What identifies the content that was read last."""
 
+    _lines: str = field(default="", init=False)
+
     def start(self) -> None:
-        """Write the files, without a key where the keys' file cannot be used."""
+        """Write the files, without a key where the document cannot be used."""
         limits = "".join(f"{team} {limit};\n" for team, limit in self.limits.items())
         (self.folder / "team_limit.map").write_text(limits, encoding="utf-8")
         (self.folder / "team_of_key.map").write_text("", encoding="utf-8")
         self.update()
 
     def update(self) -> bool:
-        """Read the keys' file if it changed; return whether nginx has other keys to load."""
-        found = self._identify()
+        """Read the document if it may have changed; return whether nginx has other keys to load."""
+        found = self.identify()
         if found == self._read:
             return False
         self._read = found
         try:
-            teams = parse_keys(read_private(self.file))
-        except BadKeys as error:
+            teams = team_keys.parse(self.read())
+        except Exception as error:  # noqa: BLE001 - of any source
             print(f"router-front: the keys stay as they are: {error}", file=sys.stderr, flush=True)
             return False
-        lines = "".join(f"{digest} {team};\n" for digest, team in teams.items())
+        # An operator of the Batch API is no team here.
+        own = {digest: team for digest, team in teams.items() if team != team_keys.EVERY_TEAM}
+        lines = "".join(f"{digest} {team};\n" for digest, team in own.items())
+        if lines == self._lines:
+            return False
+        self._lines = lines
         (self.folder / "team_of_key.map").write_text(lines, encoding="utf-8")
         return True
 
-    def _identify(self) -> tuple[int, ...]:
-        try:
-            status = self.file.stat()
-        except OSError:
-            return (0,)
-        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+
+def open_keys(place: str, limits: Mapping[str, int], folder: Path) -> TeamKeys:
+    """Open the document of keys: a file, or secret:NAME."""
+    if place.startswith(SECRET):
+        read = partial(read_secret, place.removeprefix(SECRET))
+        return TeamKeys(read, lambda: time.monotonic() // team_keys.REREAD_INTERVAL_S, limits, folder)
+    return TeamKeys(partial(team_keys.read_file, Path(place)), partial(identify_file, Path(place)), limits, folder)
 
 
-def read_private(file: Path) -> str:
-    """Read a file that others may not write.
-
-    Raises:
-        BadKeys: it cannot be read, or others may write it.
-    """
+def identify_file(file: Path) -> tuple[int, ...]:
+    """Identify a file's content without reading it."""
     try:
-        with file.open(encoding="utf-8") as source:
-            mode = os.fstat(source.fileno()).st_mode
-            if mode & 0o022:
-                raise BadKeys(f"{file}: its mode is {stat.filemode(mode)}. Fix: chmod 600 {file}.")
-            return source.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadKeys(f"{file}: {error}. Fix: write {_EXAMPLE} to it.") from None
+        status = file.stat()
+    except OSError:
+        return (0,)
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-def parse_keys(text: str) -> dict[str, str]:
-    """Parse a document of keys; returns the team of each hash.
+def read_secret(name: str) -> str:
+    """Read a secret of AWS Secrets Manager by the role of the container."""
+    import botocore.config
+    import botocore.session
 
-    Raises:
-        BadKeys: it has another form.
-    """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise BadKeys(f"the document is no JSON object. Fix: write {_EXAMPLE}.")
-    teams: dict[str, str] = {}
-    for team, hashes in document.items():
-        if team != _OPERATOR and not _TEAM.fullmatch(team):
-            raise BadKeys(f"{json.dumps(team)}: it is no name of a team: a-z, 0-9 and -. Fix: rename it.")
-        for entry in hashes if isinstance(hashes, list) else [None]:
-            match = _HASH.fullmatch(entry) if isinstance(entry, str) else None
-            if match is None:
-                raise BadKeys(f"{team}: it has no list of hashes. Fix: write {_EXAMPLE}.")
-            if teams.setdefault(match[1], team) != team:
-                raise BadKeys(f"{team}: {teams[match[1]]} has the same key. Fix: give each its own.")
-    return {digest: team for digest, team in teams.items() if team != _OPERATOR}
+    # While it waits, the front goes on, and only its end is late.
+    limits = botocore.config.Config(connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 2})
+    session = botocore.session.get_session()
+    client = session.create_client("secretsmanager", region_name=os.environ["AWS_REGION"], config=limits)
+    return str(client.get_secret_value(SecretId=name)["SecretString"])
 
 
 def parse_limit(text: str) -> tuple[str, int]:
     """Parse TEAM=N."""
     team, _, number = text.partition("=")
-    if not _TEAM.fullmatch(team):
+    if not team_keys.is_team(team):
         raise ValueError(f"{team}: no name of a team")
     return team, int(number)
 
@@ -199,7 +186,7 @@ def run(options: argparse.Namespace) -> int:
         file = Path(name) / "front.conf"
         text = render(options.listen, options.router, options.max_requests, Path(name), options.usage)
         file.write_text(text, encoding="utf-8")
-        keys = TeamKeys(options.keys, dict(options.limit), Path(name)) if options.keys else None
+        keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
         if keys:
             keys.start()
         front = subprocess.Popen([find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)])
@@ -227,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--listen", metavar="HOST:PORT", required=True, help="for clients")
     parser.add_argument("--router", metavar="HOST:PORT", required=True, help="where the router listens")
     parser.add_argument("--max-requests", metavar="N", type=int, default=0, help="in flight at most; 429 above it")
-    parser.add_argument("--keys", metavar="FILE", type=Path, help="hashes of keys by team; 401 without one of them")
+    parser.add_argument("--keys", metavar="PLACE", help="FILE or secret:NAME of hashes by team; 401 without a key")
     parser.add_argument("--usage", metavar="HOST:PORT", default="", help="for what teams used; needed with --keys")
     parser.add_argument(
         "--limit", metavar="TEAM=N", type=parse_limit, action="append", default=[], help="requests a minute of a team"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -45,6 +45,8 @@ class GatewayContext:
     """Private subnets, one in each zone."""
 
     key: aws.kms_key.KmsKey
+    secret_arns: Mapping[str, str]
+    """ARNs of the secrets that programs read, by their name in the programs."""
 
 
 @dataclass(frozen=True)

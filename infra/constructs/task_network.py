@@ -11,6 +11,7 @@ from infra.constructs.expression import format_expression
 from infra.constructs.security_group import add_security_group
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
+from llm_serving.services.deployments import USAGE
 from llm_serving.services.service import Service
 
 HTTPS = 443
@@ -99,6 +100,8 @@ def add_security_groups(
     engines = [service for service in services if not service.is_entry]
     [router] = [service for service in services if service.is_entry]
     add_entry_rules(stack, "router", security_groups.router, router, vpc)
+    if usage := router.ports.get(USAGE):
+        add_rule(stack, "router-usage-from-vpc", security_groups.router, "in", "Meters of gateways", usage, vpc=vpc)
     for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
@@ -111,8 +111,13 @@ def add_router_role(
     account: Account,
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
+    statements: Iterable[Statement],
 ) -> aws.iam_role.IamRole:
-    """Add the role that the router acts as."""
+    """Add the role that the router acts as.
+
+    Args:
+        statements: what it may besides.
+    """
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "route"),
@@ -128,6 +133,7 @@ def add_router_role(
                 "*",
                 condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}},
             ),
+            *statements,
             *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
     )

@@ -14,6 +14,7 @@ from infra.constructs import (
     gateway,
     network,
     pod_identity,
+    secrets,
     task,
     task_checks,
     task_load_balancer,
@@ -95,7 +96,8 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> 
         grants=(build_log_group_grant(account, log_group),) if on_tasks else (),
     )
     vpc_id, subnets = _find_network(stack, fleet, place)
-    context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key)
+    arns = secrets.find_arns(stack, deployment.services)
+    context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key, arns)
     groups = gateway.add_groups(stack, context)
     servers = gateway.add_servers(stack, context, groups)
     if place:
@@ -132,7 +134,11 @@ def _add_program_role(
         account=context.account,
         description=f"{service.name} of {context.name}",
         trust=trust,
-        statements=(*gateway.build_statements(context, servers, prepares=service.is_entry), *statements),
+        statements=(
+            *gateway.build_statements(context, servers, prepares=service.is_entry),
+            *secrets.build_statements(service, context.secret_arns, context.fleet.region),
+            *statements,
+        ),
     )
     return role, list_policies(stack, purpose)
 

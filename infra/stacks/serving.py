@@ -1,4 +1,7 @@
-"""A deployment on ECS: its task definitions and services, who reaches them, what they may do, and who watches them."""
+"""A deployment on ECS: its task definitions and services, who reaches them, what they may do, and who watches them.
+
+On EKS, where routers are pods of charts/inference and ask for keys, the stack has the role that reads these.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from infra.constructs import (
     collector,
     dashboard,
     image_cache,
+    pod_identity,
     replica_watch,
     role,
+    secrets,
     task,
     task_checks,
     task_load_balancer,
@@ -35,8 +40,9 @@ from llm_serving.fleet import ecs_services, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import rendered
+from llm_serving.services.deployments import USAGE
 from llm_serving.services.rendered import Rendered
-from llm_serving.services.service import Service
+from llm_serving.services.service import Probe, Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 
@@ -49,16 +55,19 @@ _ROUTER_HEALTH, _ROUTER_START_S = "/liveness", 60
 """How ECS and the load balancer check the router: the process alone, for they replace tasks that fail this. Its /health
 will not do: before prefill and decode, vllm-router answers it with 503 until it knows both."""
 
+_ROUTER_READY = "/readiness"
+"""Answers once the router has an engine."""
+
 _LOG_RETENTION_DAYS = 90
 
 Serving = Rendered[ServingStack]
 
 
 def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
-    """Return the stack of each deployment of models that is rendered for ECS.
+    """Return the stack of each deployment of models that is rendered with one, for ECS or EKS.
 
     Raises:
-        InputError: a rendered file is wrong.
+        InputError: a rendered file is wrong, or a deployment is rendered for both.
     """
     return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
 
@@ -67,9 +76,11 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     """Read a rendered deployment.
 
     Raises:
-        InputError: with every mistake of the file: of its form, then of what the fleet does not have.
+        InputError: with every mistake of the file: of its form, then of what ECS or the fleet does not have.
     """
     document = rendered.read(file, fleet, Serving)
+    if document.value.stack.orchestrator == "eks":
+        return document.value
     task_checks.check_services(document, fleet.value)
     mistakes = [
         mistake
@@ -81,25 +92,20 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     return document.value
 
 
-class DeploymentStack:
+class DeploymentStack(base.TaskOrPodStack):
     """The stack of one deployment."""
 
-    NEEDS = ("ecs", "storage")
-
     def __init__(self, deployment: Serving) -> None:
-        self.NAME = rendered.format_stack_name(KIND, deployment.name)
+        super().__init__(KIND, deployment.name, deployment.stack.orchestrator)
         self._deployment = deployment
-
-    def is_enabled(self, fleet: Fleet) -> bool:
-        """Return whether a pool of the fleet runs on ECS."""
-        return "ecs" in fleet.orchestrators
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
 
-        Outputs: those of `task_place.add_outputs`; load_balancer, where there is one.
+        Outputs on ECS: those of `task_place.add_outputs`; load_balancer, where there is one.
         """
-        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+        add_all = _add_resources if self._deployment.stack.orchestrator == "ecs" else _add_pod_role
+        add_all(base.create_stack(app, self.NAME, document), document.value, self._deployment)
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,46 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> Non
     task_place.add_outputs(
         stack,
         fleet,
-        serving,
+        _ask_without_key(serving),
         parts.place,
         services,
         roles=parts.roles[True],
         security_group=parts.security_groups.router,
     )
+
+
+def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
+    """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
+    account, cluster, router = read_account(stack, fleet), names.format_cluster_name(fleet), serving.entry
+    router_role = role.add_role(
+        stack,
+        names.format_deployment_purpose(serving.name, "route"),
+        fleet=fleet.name,
+        account=account,
+        description=f"Router of {serving.name}",
+        trust=pod_identity.build_trust_policy(cluster, account),
+        statements=tuple(secrets.build_statements(router, secrets.find_arns(stack, [router]), fleet.region)),
+    )
+    pod_identity.add_association(
+        stack,
+        router.name,
+        cluster_name=cluster,
+        namespace=names.SERVING_NAMESPACE,
+        service_account=f"{serving.name}-{router.name}",
+        role=router_role,
+    )
+
+
+def _ask_without_key(serving: Serving) -> Serving:
+    """Return the deployment with a test request that needs no key, where the router asks for one."""
+
+    def adapt(service: Service) -> Service:
+        if USAGE not in service.ports:
+            return service
+        probe = Probe(path=_ROUTER_READY, body={}, deadline_s=_ROUTER_START_S)
+        return service.model_copy(update={"probe": probe})
+
+    return serving.model_copy(update={"services": tuple(map(adapt, serving.services))})
 
 
 def _add_parts(stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account) -> _Parts:
@@ -326,7 +366,9 @@ def _add_roles(
     engine_role = task_roles.add_engine_role(
         stack, fleet, serving.name, reads=serving.stack.reads, storage_key=storage_key, **shared
     )
-    router_role = task_roles.add_router_role(stack, fleet, serving.name, **shared)
+    arns = secrets.find_arns(stack, serving.services)
+    reads = secrets.build_statements(serving.entry, arns, fleet.region)
+    router_role = task_roles.add_router_role(stack, fleet, serving.name, statements=reads, **shared)
     policies = {
         part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
         for part in ("start", "read", "route")

@@ -121,6 +121,29 @@ def test_engines_connect_to_what_they_call_and_routers_do_not(render_chart: Rend
         assert not is_allowed(policies, "egress", labels, "10.0.3.4", 4317)
 
 
+def test_a_router_that_asks_for_keys_reads_them_by_its_role_and_meters_of_gateways_what_teams_used(
+    render_chart: Render, preset: Preset
+) -> None:
+    values = preset("qwen3-32b-g6e-12xlarge")
+    meter = {"app.kubernetes.io/name": "batch", "app.kubernetes.io/component": "meter"}
+    for ports in ({"metrics": 9090, "usage": 9092}, {"metrics": 9090}):
+        has_keys = "usage" in ports
+        router_values = {"kind": "router", "ports": ports}
+        manifests = render_chart({**values, "roles": {**values["roles"], "router": router_values}})
+        policies = filter_by_kind(manifests, "NetworkPolicy")
+        router = next(labels for role, labels, _ in list_labels(manifests) if role == "router")
+        assert is_allowed(policies, "egress", router, "52.218.0.1", 443) == has_keys, "Secrets Manager"
+        assert is_allowed(policies, "egress", router, IDENTITY_AGENT, 80) == has_keys
+        assert is_allowed(policies, "ingress", router, (SERVING, meter), 9092) == has_keys
+        assert not is_allowed(policies, "ingress", router, STRANGER, 9092)
+        services = {item["metadata"]["name"]: item["spec"] for item in filter_by_kind(manifests, "Service")}
+        assert ("mine-router" in services) == has_keys
+        assert not has_keys or services["mine-router"]["clusterIP"] == "None", "an address for each router"
+        [test] = filter_by_kind(manifests, "Pod")
+        path, body = test["spec"]["containers"][0]["command"][2:4]
+        assert (path.endswith("/readiness"), body == "") == (has_keys, has_keys), "`helm test` has no key"
+
+
 def test_a_load_driver_calls_the_router_reads_metrics_and_sends_its_results(
     render_chart: Render, preset: Preset
 ) -> None:

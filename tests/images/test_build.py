@@ -28,6 +28,7 @@ from tests.validation.remote.containers import copy_package
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
 IMAGE_NAMES = sorted(path.parent.name for path in IMAGES.glob("*/Dockerfile"))
+ROUTER_CONTEXT = "--build-context batch=images/batch-worker/batch"
 
 
 def _build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -93,7 +94,7 @@ def test_the_router_is_built_for_the_x86_and_the_arm_nodes_that_run_it() -> None
 
 def test_an_image_is_built_for_no_platform_that_the_fleet_does_not_run() -> None:
     printed = _build("router", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
-    assert " --platform linux/amd64 --tag " in printed.stderr.splitlines()[-1], "ECS without Graviton"
+    assert f" --platform linux/amd64 {ROUTER_CONTEXT} --tag " in printed.stderr.splitlines()[-1], "ECS without Graviton"
 
 
 def test_an_image_of_another_architecture_than_the_fleets_is_refused(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_an_image_is_loaded_with_the_builder_that_the_computer_has(
     assert (status, printed) == (0, "router sha256:abc 267MB\n")
     version = _list_image_versions()["router"]
     image = f"{'' if 'docker' in command else 'localhost/'}router:{version}"
-    assert f"\n{command} --platform linux/amd64 --tag {image} images/router\n" in messages
+    assert f"\n{command} --platform linux/amd64 {ROUTER_CONTEXT} --tag {image} images/router\n" in messages
 
 
 @pytest.mark.parametrize(
@@ -341,9 +342,9 @@ def test_podman_and_buildah_push_all_platforms_as_one_list(tool: str) -> None:
     image = f"ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/p5-efa/router:{_list_image_versions()['router']}"
     login, build, push = printed.stderr.splitlines()[-3:]
     assert login.endswith(f"| {tool} login --username AWS --password-stdin ACCOUNT.dkr.ecr.us-east-1.amazonaws.com")
-    assert (
-        build == f"  $ {tool} build --timestamp 0 --platform linux/amd64,linux/arm64 --manifest {image} images/router"
-    )
+    platforms = "--platform linux/amd64,linux/arm64"
+    command = f"{tool} build --timestamp 0 {platforms} {ROUTER_CONTEXT} --manifest {image} images/router"
+    assert build == f"  $ {command}"
     assert push == f"  $ {tool} manifest push --all {image} docker://{image}"
 
 

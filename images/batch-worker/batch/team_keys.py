@@ -1,5 +1,7 @@
 """Keys of teams: `{"TEAM": ["sha256:HEX", ...]}`, from a secret of AWS Secrets Manager or a file of this machine.
 
+images/router has this module too, from a second build context.
+
 A document has hashes alone, so nobody who reads it can call the API. Keys are long random texts, as `blueprint batch
 key` makes them: a hash of a text that people choose could be guessed.
 """
@@ -27,7 +29,7 @@ REREAD_INTERVAL_S = 60.0
 """Seconds after which the document is read again: new keys count, and removed ones do not, without a restart."""
 
 _MAX_FILE_BYTES = 2**20
-_HASH = re.compile("sha256:([0-9a-f]{64})")
+_TEAM, _HASH = re.compile("[a-z][a-z0-9-]{0,30}[a-z0-9]"), re.compile("sha256:([0-9a-f]{64})")
 _EXAMPLE = '{"TEAM": ["sha256:HEX"]}'
 
 
@@ -87,6 +89,9 @@ def parse(text: str) -> Mapping[str, str]:
         raise BadKeys(f"team keys: the document is no JSON object. Fix: write {_EXAMPLE}.")
     teams: dict[str, str] = {}
     for team, hashes in document.items():
+        if team != EVERY_TEAM and not is_team(team):
+            reason = "it is no name of a team: a-z, 0-9 and -"
+            raise BadKeys(f"team keys: {json.dumps(team)}: {reason}. Fix: rename it.")
         for entry in hashes if isinstance(hashes, list) else [None]:
             match = _HASH.fullmatch(entry) if isinstance(entry, str) else None
             if match is None:
@@ -94,6 +99,11 @@ def parse(text: str) -> Mapping[str, str]:
             if teams.setdefault(match[1], team) != team:
                 raise BadKeys(f"team keys: {team}: {teams[match[1]]} has the same key. Fix: give each its own.")
     return teams
+
+
+def is_team(name: str) -> bool:
+    """Return whether a team can have this name."""
+    return _TEAM.fullmatch(name) is not None
 
 
 def read_file(file: Path) -> str:

@@ -13,6 +13,16 @@ from llm_serving.services.service import ResolvedData, Service
 from llm_serving.services.traffic import Slo
 
 
+class Door(ResolvedData):
+    """What asks clients of an endpoint for keys of teams."""
+
+    keys: str
+    """Document of the keys: a file, or secret:NAME."""
+
+    usage_address: str
+    """HOST:PORT of the page of metrics with what teams used; on AWS the name has an address for each router."""
+
+
 class Deployment(ResolvedData):
     """What runs of a blueprint, whatever its kind."""
 
@@ -45,6 +55,9 @@ class Deployment(ResolvedData):
     url: str = ""
     """Base URL for clients; empty where there is no endpoint."""
 
+    door: Door | None = None
+    """What asks clients for keys of teams; None where everybody may call."""
+
     @property
     def workers(self) -> tuple[Service, ...]:
         """The services that do the work."""
@@ -69,16 +82,6 @@ class Deployment(ResolvedData):
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """The models whose weights the bucket must hold before the workers start."""
         return ()
-
-
-class Door(ResolvedData):
-    """What asks clients of an endpoint for keys of teams."""
-
-    keys_file: str
-    """Document of the keys."""
-
-    usage_address: str
-    """HOST:PORT of the page of metrics with what teams used."""
 
 
 class FoundDeployment(ResolvedData):

@@ -14,8 +14,12 @@ from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 
-ENTRY_PORT, WORKER_PORT = 8080, 8000
-"""Ports of a deployment's entry and of its workers, where each replica has its own address."""
+ENTRY_PORT, WORKER_PORT, USAGE_PORT = 8080, 8000, 9092
+"""Ports of an entry, of workers, and of what teams used at a router that asks for keys, where each replica has its own
+address."""
+
+USAGE = "usage"
+"""Name of the last of them among a router's ports."""
 
 FILE = "deployment.json"
 """What is deployed on this machine, in the deployment's data folder."""

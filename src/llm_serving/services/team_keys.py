@@ -45,23 +45,6 @@ def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:
     return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in named if row)
 
 
-def find_foreign(
-    secrets: Iterable[tuple[tuple[str, ...], Secret]], environment: Environment, reader: str
-) -> Iterator[Conflict]:
-    """Yield secrets of another region: Secrets Manager's endpoint of a region has that region's secrets alone.
-
-    Args:
-        secrets: each with its key in the file.
-    """
-    for key_path, secret in secrets:
-        if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
-            reason = (
-                f"{reader} on {environment.conventions.title} reads secrets of its own region, {environment.region}"
-            )
-            fix = f"use a secret of {environment.region}, such as a replica of this one"
-            yield Conflict((*key_path, "secret"), reason, fix, secret.secret)
-
-
 class TeamKeys(Settings):
     """Where the keys of teams are: {"TEAM": ["sha256:HEX", ...]}, with "*" for an operator, who sees all teams."""
 
@@ -86,3 +69,30 @@ class TeamKeys(Settings):
         if not self.secret and not self.file:
             fix = "set secret: NAME for AWS, file: FILE for this machine"
             yield Conflict(("secret",), "keys are in a secret, or in a file", fix)
+
+
+def check(keys: TeamKeys | None, key_path: tuple[str, ...], environment: Environment) -> Iterator[Conflict]:
+    """Yield keys that are not where the target has them."""
+    if keys is None:
+        return
+    conventions = environment.conventions
+    if conventions.is_local and not keys.file:
+        reason = "on this machine keys come from a file"
+        yield Conflict((*key_path, "secret"), reason, "set file: FILE beside secret", keys.secret)
+    if not conventions.is_local and not keys.secret:
+        reason = f"on {conventions.title} keys come from a secret"
+        yield Conflict((*key_path, "file"), reason, "set secret: NAME beside file", keys.file)
+
+
+def check_region(
+    secret: Secret | None, key_path: tuple[str, ...], environment: Environment, reader: str
+) -> Iterator[Conflict]:
+    """Yield a secret of another region: Secrets Manager's endpoint of a region has that region's secrets alone.
+
+    Args:
+        reader: who reads it, such as `a batch`.
+    """
+    if secret and secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
+        reason = f"{reader} on {environment.conventions.title} reads secrets of its own region, {environment.region}"
+        fix = f"use a secret of {environment.region}, such as a replica of this one"
+        yield Conflict((*key_path, "secret"), reason, fix, secret.secret)

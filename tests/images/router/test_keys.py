@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import importlib
 import json
 import re
+import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from llm_serving import processes
+from llm_serving import paths, processes
+from llm_serving.catalog.own_image import OwnImage
+from tests.http_handler import QuietHandler
 from tests.images.router.test_router_front import PROGRAM, ROUTER_HOST, Router, run_front, send
 
 SEARCH, SLOW, OPERATOR = "sk-search-0123456789", "sk-slow-0123456789", "sk-operator-0123456789"
@@ -50,9 +55,9 @@ def router() -> Iterator[Router]:
 
 
 @contextlib.contextmanager
-def run_door(router: Router, file: Path) -> Iterator[Door]:
+def run_door(router: Router, file: Path, place: str = "") -> Iterator[Door]:
     [usage_port] = processes.claim_free_ports(1)
-    options = ("--keys", str(file), "--usage", f"{ROUTER_HOST}:{usage_port}", "--limit", "slow=2")
+    options = ("--keys", place or str(file), "--usage", f"{ROUTER_HOST}:{usage_port}", "--limit", "slow=2")
     with run_front(router, options=options) as (port, _):
         yield Door(port, usage_port, file, router)
 
@@ -227,17 +232,85 @@ def test_without_a_document_nobody_passes(router: Router, tmp_path: Path) -> Non
         wait_for(door, SEARCH, 200)
 
 
-def test_a_document_that_others_may_write_gives_nobody_a_key(router: Router, tmp_path: Path) -> None:
+def test_a_document_that_others_may_read_gives_nobody_a_key(router: Router, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     write_keys(file, search=[SEARCH])
-    file.chmod(0o622)
+    file.chmod(0o640)
     with run_door(router, file) as door:
         assert send(door.port, "POST", PATH, **bear(SEARCH)) == 401
         file.chmod(0o600)
         wait_for(door, SEARCH, 200)
 
 
+class SecretsManager(QuietHandler):
+    """Answers GetSecretValue with the text of a file."""
+
+    file: Path
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_known = self.headers["X-Amz-Target"] == "secretsmanager.GetSecretValue" and asked == {"SecretId": "llm/keys"}
+        text = self.file.read_text() if is_known else ""
+        body = json.dumps({"SecretString": text}).encode()
+        self.send_response(200 if text and "us-west-2/secretsmanager" in self.headers["Authorization"] else 400)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_the_keys_of_a_secret_open_the_door(router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SecretsManager.file = tmp_path / "keys.json"
+    write_keys(SecretsManager.file, search=[SEARCH])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SecretsManager)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "AWS_ENDPOINT_URL_SECRETS_MANAGER": f"http://127.0.0.1:{server.server_port}",
+        "AWS_REGION": "us-west-2",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }.items():
+        monkeypatch.setenv(name, value)
+    try:
+        with run_door(router, SecretsManager.file, "secret:llm/keys") as door:
+            wait_for(door, SEARCH, 200)
+            assert send(door.port, "POST", PATH, **bear(OPERATOR)) == 401
+        with run_door(router, SecretsManager.file, "secret:another") as door:
+            assert send(door.port, "POST", PATH, **bear(SEARCH)) == 401, "who cannot read the secret lets nobody in"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_secret_that_is_read_again_gives_nginx_other_keys_and_one_that_fails_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    front = importlib.import_module("router_front")
+    minutes, texts = iter([0, 0, 1, 2, 3]), iter([json.dumps({"search": [hash_key(SEARCH)]}), None, "{}"])
+
+    def read() -> str:
+        text = next(texts)
+        if text is None:
+            raise OSError("Secrets Manager is away")
+        return text
+
+    keys = front.TeamKeys(read, lambda: next(minutes), {}, tmp_path)
+    keys.start()
+    file = tmp_path / "team_of_key.map"
+    own = file.read_text()
+    assert own == f"{hash_key(SEARCH).removeprefix('sha256:')} search;\n"
+    assert [keys.update(), keys.update(), file.read_text()] == [False, False, own], "the same minute; an error"
+    assert [keys.update(), file.read_text()] == [True, ""]
+
+
 def test_the_program_is_in_its_image_with_all_its_files() -> None:
     copied = next(line for line in (PROGRAM.parent / "Dockerfile").read_text().splitlines() if "keys.js" in line)
-    files = {path.name for path in PROGRAM.parent.iterdir() if path.suffix in (".py", ".conf", ".js")}
-    assert files == set(copied.split()[1:-1])
+    files = [path for path in PROGRAM.parent.iterdir() if path.suffix in (".py", ".conf", ".js")]
+    assert {path.name for path in files if not path.is_symlink()} == set(copied.split()[1:-1])
+
+
+def test_the_keys_are_read_by_the_batch_api_s_module_in_the_image_and_here() -> None:
+    module = paths.IMAGES / "batch-worker" / "batch" / "team_keys.py"
+    assert [path.resolve() for path in PROGRAM.parent.iterdir() if path.is_symlink()] == [module]
+    for image in ("router", "gateway"):
+        assert module in OwnImage(image).list_files()

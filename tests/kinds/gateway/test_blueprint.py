@@ -98,7 +98,7 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
 def test_a_deployment_that_asks_for_keys_gets_the_environment_s_and_its_teams_are_metered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: FoundDeployment
 ) -> None:
-    door = Door(keys_file="/keys.json", usage_address="127.0.0.2:10")
+    door = Door(keys="/keys.json", usage_address="127.0.0.2:10")
     monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"door": door}))
     deployment = resolve(tmp_path / "edge", EVERY_KEY)
     first, _, third, _ = read_config(deployment)["model_list"]

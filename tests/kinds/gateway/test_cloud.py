@@ -12,8 +12,8 @@ from llm_serving import paths
 from llm_serving.kinds.gateway import cloud, cloud_program, gateway_program, meter_program
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
-from llm_serving.services.deployment import FoundDeployment
-from llm_serving.services.service import Service
+from llm_serving.services.deployment import Door, FoundDeployment
+from llm_serving.services.service import Secret, Service
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 
@@ -90,6 +90,31 @@ def test_a_meter_runs_where_the_price_and_the_engines_are_known(
     assert meter.calls["engines-big"].labels == {"inference/kind": "engine"}
     assert (meter.image, meter.replicas.max, meter.port, meter.probe) == (gateway.image, 1, 0, None)
     assert (gateway.calls["big"].port, gateway.calls["big"].deployment) == (8080, "big")
+
+
+def test_a_deployment_that_asks_for_keys_gets_the_secret_s_and_what_its_teams_used_is_metered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door(keys="secret:llm/keys", usage_address="big-router.cotton.internal:9092")
+    # On ECS the engines' counters are unknown.
+    keyed = BIG.model_copy(update={"door": door, "metrics_urls": ()})
+    monkeypatch.setattr(deployments, "find", lambda *_: keyed)
+    text = MINIMAL.replace("mock: Hello.", "deployment: big")
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path, text, "ecs", name="open")
+    assert str(refused.value) == (
+        f'{tmp_path}/open/blueprint.yaml:4:30: routes.chat.deployments: "big": it asks for a key of a team. '
+        "Fix: set aws: {api_key: {secret: NAME}}."
+    )
+    meter, gateway = resolve(tmp_path, f"{text}aws: {{api_key: {{secret: llm/gateway}}}}\n", "ecs").services
+    assert gateway.env[cloud_program.API_KEY_VARIABLE] == "llm/gateway"
+    assert (gateway.secrets, meter.secrets) == ((Secret(secret="llm/gateway"),), ())
+    [model] = read_config(gateway)["model_list"]
+    assert model["litellm_params"]["api_key"] == "os.environ/BLUEPRINT_API_KEY"
+    [metered] = json.loads(meter.env[meter_program.BACKENDS_VARIABLE])
+    assert metered["usage_url"] == "http://big-router.cotton.internal:9092/metrics"
+    assert meter.calls["use-big"].port == 9092
+    assert "engines-big" not in meter.calls
 
 
 REFUSALS = {

@@ -140,7 +140,7 @@ def run_door(url: str, folder: Path) -> Iterator[tuple[str, Door]]:
     file = folder / "keys.json"
     write_keys(file, edge=[EDGE_KEY], ranking=[RANKING_KEY])
     port, usage_port = processes.claim_free_ports(2)
-    door = Door(keys_file=str(file), usage_address=f"127.0.0.1:{usage_port}")
+    door = Door(keys=str(file), usage_address=f"127.0.0.1:{usage_port}")
     command = [sys.executable, str(paths.IMAGES / "router" / "router_front.py"), "--listen", f"127.0.0.1:{port}"]
     command += ["--router", url.removeprefix("http://"), "--keys", str(file), "--usage", door.usage_address]
     program = subprocess.Popen([*command, "--", sys.executable, "-c", "import signal; signal.pause()"])

@@ -91,9 +91,21 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
         'team_input_tokens_total{team="ads",model="tiny"} 30\nteam_output_tokens_total{team="search",model="a/b"} 4\n'
         'team_refused_requests_total{team="",status="401"} 9\n'
     )
-    monkeypatch.setattr(meter, "_read_page", lambda _: page)
-    backend = Backend(id="", route="", name="big", usage_url="http://127.0.0.1:1/metrics")
-    assert meter.read_use(backend) == {("ads", "tiny"): [2.0, 30.0, 0.0], ("search", "a/b"): [1.0, 0.0, 4.0]}
+    urls = [f"http://127.0.0.{host}:1/metrics" for host in (1, 2, 3)]
+
+    def read_page(url: str) -> str:
+        if url == urls[2]:
+            raise OSError
+        return page if url == urls[0] else 'team_answers_total{team="ads",model="tiny"} 7\n'
+
+    monkeypatch.setattr(meter, "list_pages", lambda _: urls)
+    monkeypatch.setattr(meter, "_read_page", read_page)
+    backend = Backend(id="", route="", name="big", usage_url="http://big-router.serving:9092/metrics")
+    assert meter.read_use(backend) == {
+        (urls[0], "ads", "tiny"): [2.0, 30.0, 0.0],
+        (urls[0], "search", "a/b"): [1.0, 0.0, 4.0],
+        (urls[1], "ads", "tiny"): [7.0, 0.0, 0.0],
+    }, "each router counts by itself, and one that does not answer takes nothing from the others"
     assert meter.read_use(backend.model_copy(update={"usage_url": ""})) is None
 
 

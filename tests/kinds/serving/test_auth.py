@@ -15,6 +15,7 @@ from llm_serving.kinds.serving.resolve import list_port_names
 from llm_serving.kinds.serving.summary import describe_for_others
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.environment import Environment
+from llm_serving.services.service import Secret
 from llm_serving.services.team_keys import TeamKeys
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
@@ -24,6 +25,7 @@ from tests.kinds.serving import resolving
 from tests.kinds.serving.test_services import FLEET, SCALED
 
 AUTH = "auth: {keys: {secret: llm/keys, file: keys.json}, requests_per_minute: {search: 600, ads: 60}}\n"
+KMS_KEY = "arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012"
 PORTS = {"router": 18080, "router-admin": 18081, "router-usage": 18082}
 
 
@@ -63,15 +65,48 @@ def test_a_port_for_what_teams_used_is_chosen_only_with_keys(tmp_path: Path) -> 
         assert (auth.USAGE_PORT in list_port_names(load(file, Blueprint).value)) == is_chosen
 
 
-@pytest.mark.parametrize(("target", "pool", "title"), [("eks", "general", "EKS"), ("ecs", "on-ecs", "ECS")])
-def test_on_aws_keys_are_refused_rather_than_not_asked_for(tmp_path: Path, target: str, pool: str, title: str) -> None:
-    with pytest.raises(InputError) as refused:
-        resolve(tmp_path / "mine", AUTH, target, pool)
-    place = tmp_path / "mine" / "blueprint.yaml"
-    assert str(refused.value) == (
-        f'{place}:8:39: auth.keys.file: "keys.json": routers ask for keys on this machine alone, not yet on {title}. '
-        "Fix: remove auth."
+@pytest.mark.parametrize(
+    ("target", "pool", "name"),
+    [("eks", "general", "mine-router.serving"), ("ecs", "on-ecs", "mine-router.demo.internal")],
+)
+def test_on_aws_the_router_reads_the_secret_and_each_has_a_page_of_what_teams_used(
+    tmp_path: Path, target: str, pool: str, name: str
+) -> None:
+    deployment = resolve(
+        tmp_path / "mine", AUTH.replace("file", "key: KEY, file").replace("KEY", KMS_KEY), target, pool
     )
+    *engine_services, router = deployment.services
+    assert [word for word in router.command if word.startswith(("--keys", "--usage", "--limit"))] == [
+        "--keys=secret:llm/keys",
+        "--usage=0.0.0.0:9092",
+        "--limit=search=600",
+        "--limit=ads=60",
+    ]
+    assert (router.secrets, router.ports["usage"]) == ((Secret(secret="llm/keys", key=KMS_KEY),), 9092)
+    assert router.env["AWS_REGION"] == "us-west-2"
+    assert not any(service.secrets for service in engine_services), "engines know no key"
+    door = describe_for_others(deployment).door
+    assert door and door.usage_address == f"{name}:9092"
+
+
+@pytest.mark.parametrize(("target", "pool", "title"), [("eks", "general", "EKS"), ("ecs", "on-ecs", "ECS")])
+def test_on_aws_a_file_alone_is_refused_rather_than_not_asked_for(
+    tmp_path: Path, target: str, pool: str, title: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path / "mine", "auth: {keys: {file: keys.json}}\n", target, pool)
+    assert str(refused.value) == (
+        f'{tmp_path / "mine" / "blueprint.yaml"}:8:21: auth.keys.file: "keys.json": on {title} keys come from a secret. '
+        "Fix: set secret: NAME beside file."
+    )
+
+
+def test_a_secret_of_another_region_is_refused(tmp_path: Path) -> None:
+    arn = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:keys-AbCdEf"
+    with pytest.raises(
+        InputError, match=r"a router on EKS reads secrets of its own region, us-west-2\. Fix: use a secret"
+    ):
+        resolve(tmp_path / "mine", f'auth: {{keys: {{secret: "{arn}"}}}}\n', "eks")
 
 
 def test_keys_in_a_secret_alone_are_refused_on_this_machine(tmp_path: Path) -> None:

@@ -130,11 +130,10 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     yield from _find_long_rules(settings, workflow, name)
     yield from _find_unreachable(settings, environment)
     yield from _find_unfit_pool(settings, fleet, environment)
-    yield from team_keys.find_foreign(list_secrets(settings), environment, "a batch")
+    for key_path, secret in list_secrets(settings):
+        yield from team_keys.check_region(secret, key_path, environment, "a batch")
     yield from _find_foreign_clients(settings, environment)
-    if settings.api.keys and not settings.api.keys.secret:
-        reason = f"on {environment.conventions.title} keys come from a secret"
-        yield Conflict(("api", "keys"), reason, "set secret: NAME beside file", settings.api.keys.file)
+    yield from team_keys.check(settings.api.keys, ("api", "keys"), environment)
 
 
 def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:

@@ -134,6 +134,7 @@ def delete_old(login: Login, keep_s: float) -> None:
     statements.append(f"""\
 DELETE FROM {meter.DOOR_TABLE} AS old WHERE at < now() - {age} AND EXISTS (
   SELECT FROM {meter.DOOR_TABLE} AS newer WHERE newer.at > old.at AND newer.at < now() - {age}
-    AND (newer.deployment, newer.team, newer.model) = (old.deployment, old.team, old.model))""")
+    AND (newer.deployment, newer.router, newer.team, newer.model) = (old.deployment, old.router, old.team, old.model)
+)""")
     statements.append(f"""DELETE FROM "LiteLLM_SpendLogs" WHERE "startTime" < now() AT TIME ZONE 'UTC' - {age}""")
     database.execute(login, ["--single-transaction", "--command", ";\n".join(statements)])

@@ -14,6 +14,7 @@ from llm_serving.services.addresses import build_cache_format, build_endpoint_fo
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.load_balancer import LoadBalancer
 from llm_serving.services.slo import BaseSlo
+from llm_serving.services.team_keys import Secret
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, TextFormat
 
@@ -197,6 +198,9 @@ class Aws(Settings):
         "cache.t4g.small"
     )
     """Node type of the cache of counts, which has a node in each of two zones."""
+
+    api_key: Secret | None = None
+    """Secret with the key of URLs, and of deployments with `auth`; on this machine it is BLUEPRINT_API_KEY."""
 
 
 class Sample(Settings):

@@ -16,8 +16,8 @@ from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
-from llm_serving.services import load_balancer, orchestrators
-from llm_serving.services.deployments import ENTRY_PORT, WORKER_PORT
+from llm_serving.services import load_balancer, orchestrators, team_keys
+from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT, WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import LOOPBACK, Call, Placement, Probe, Replicas, Resources, Service, Stop
@@ -73,9 +73,19 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
         reason = f"the image has no certificate of RDS's authority of {fleet.region}, by which it knows the database"
         fix = f"add images/{IMAGE}/rds-ca/{fleet.region}.pem of AWS's bundle"
         yield Conflict(("aws", "database_type"), reason, fix, settings.aws.database_type)
+    yield from team_keys.check_region(settings.aws.api_key, ("aws", "api_key"), environment, "a gateway")
     if settings.load_balancer:
         on_kubernetes = environment.conventions.is_kubernetes
         yield from load_balancer.check(settings.load_balancer, fleet, on_kubernetes=on_kubernetes)
+
+
+def check_keys(settings: Blueprint, deployment: GatewayDeployment) -> Iterator[Conflict]:
+    """Yield deployments that ask for a key, where the gateway has none."""
+    for route, backends in deployment.routes.items() if settings.aws.api_key is None else ():
+        for backend in backends:
+            if backend.usage_url:
+                fix = "set aws: {api_key: {secret: NAME}}"
+                yield Conflict(("routes", route, "deployments"), "it asks for a key of a team", fix, backend.name)
 
 
 def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
@@ -122,7 +132,7 @@ def _build_gateway(
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
     front = ("router-front", f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", "--")
-    replicas = settings.aws.replicas
+    replicas, api_key = settings.aws.replicas, settings.aws.api_key
     return Service(
         name=GATEWAY,
         role=GATEWAY,
@@ -134,7 +144,9 @@ def _build_gateway(
             cloud_program.PLACE_VARIABLE: _format_place(fleet, deployment.name),
             gateway_program.CONFIG_VARIABLE: config,
             gateway_program.TEAMS_VARIABLE: litellm_settings.dump(deployment.teams),
+            **({cloud_program.API_KEY_VARIABLE: api_key.secret} if api_key else {}),
         },
+        secrets=team_keys.list_read(api_key),
         calls={
             **_list_calls(places),
             DATABASE_CALL: _DATABASE,
@@ -153,6 +165,16 @@ def _build_gateway(
 
 def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float) -> Service:
     metered = meter.list_metered(deployment.routes)
+    routers = {
+        f"use-{backend.name}": Call(
+            purpose=f"Use of {backend.name}",
+            port=USAGE_PORT,
+            deployment=backend.name,
+            labels={"inference/kind": "router"},
+        )
+        for backend in metered
+        if backend.usage_url
+    }
     engines = {
         f"engines-{backend.name}": Call(
             purpose=f"Metrics of {backend.name}",
@@ -161,6 +183,7 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float)
             labels={"inference/kind": "engine"},
         )
         for backend in metered
+        if backend.is_metered
     }
     env = {
         **deployment.environment.env,
@@ -174,7 +197,8 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float)
         "is_entry": False,
         "command": build_command("meter"),
         "env": env,
-        "calls": {**engines, DATABASE_CALL: _DATABASE},
+        "secrets": (),
+        "calls": {**engines, **routers, DATABASE_CALL: _DATABASE},
         "clients": (),
         "port": 0,
         "probe": None,

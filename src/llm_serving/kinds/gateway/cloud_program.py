@@ -21,12 +21,16 @@ from llm_serving.kinds.gateway import audit, database, gateway_program, meter, m
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.stack import DATABASE_PORT, OWNER
 from llm_serving.services.service import LOOPBACK
+from llm_serving.validation.load import api_key
 
 PLACE_VARIABLE = "GATEWAY_PLACE"
 """Name of the parameter."""
 
 CACHE_VARIABLE = "GATEWAY_CACHE_HOST"
 """From which LiteLLM's settings take the cache's host."""
+
+API_KEY_VARIABLE = "GATEWAY_API_KEY_SECRET"
+"""Name of the secret with the key of URLs and of deployments that ask for one; without it they get none."""
 
 AUTHORITIES = Path("/opt/gateway/rds-ca")
 """Certificates of the authorities of RDS, REGION.pem."""
@@ -77,6 +81,8 @@ def run_gateway(place: Place, port: str) -> NoReturn:
         database.create_user(owner, login.password)
         gateway_program.prepare(login, find_migrations())
     os.environ[CACHE_VARIABLE] = place.cache
+    if name := os.environ.get(API_KEY_VARIABLE):
+        os.environ[api_key.VARIABLE] = read_secret(_connect("secretsmanager"), name).strip()
     folder = Path(tempfile.gettempdir()) / "gateway"
     gateway_program.start(login, secret, folder, (LOOPBACK, port), LITELLM)
 

@@ -7,6 +7,7 @@ deployment's own routers, with keys, is in a second table, a row where a counter
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import urllib.request
@@ -27,9 +28,9 @@ _CREATE = f"""\
 CREATE TABLE IF NOT EXISTS {TABLE} (
   deployment text, at timestamptz DEFAULT now(), usd_h float8, tokens jsonb);
 CREATE TABLE IF NOT EXISTS {DOOR_TABLE} (
-  deployment text, team text, model text, at timestamptz DEFAULT now(), is_first bool,
+  deployment text, router text, team text, model text, at timestamptz DEFAULT now(), is_first bool,
   requests float8, input_tokens float8, output_tokens float8);
-CREATE INDEX IF NOT EXISTS {DOOR_TABLE}_place ON {DOOR_TABLE} (deployment, team, model, at);"""
+CREATE INDEX IF NOT EXISTS {DOOR_TABLE}_place ON {DOOR_TABLE} (deployment, router, team, model, at);"""
 _COUNTERS = ("team_answers_total", "team_input_tokens_total", "team_output_tokens_total")
 """Of images/router/keys.js."""
 
@@ -38,9 +39,9 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def list_metered(routes: Mapping[str, Iterable[Backend]]) -> list[Backend]:
-    """List the deployments whose price and counters are known, each once."""
-    backends = {backend.name: backend for row in routes.values() for backend in row if backend.is_metered}
-    return list(backends.values())
+    """List the deployments whose price and counters are known, or that ask for keys themselves, each once."""
+    rows = itertools.chain.from_iterable(routes.values())
+    return list({backend.name: backend for backend in rows if backend.is_metered or backend.usage_url}.values())
 
 
 def record(login: Login, backends: Iterable[Backend]) -> None:
@@ -53,51 +54,66 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
         f"INSERT INTO {TABLE} (deployment, usd_h, tokens) "
         f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format(read_counters(backend))});"
         for backend in backends
+        if backend.is_metered
     ]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
     database.execute(login, ["--single-transaction", "--command", "\n".join([_CREATE, *inserts])])
 
 
-def _build_door_insert(deployment: str, use: Mapping[tuple[str, str], Sequence[float]]) -> str:
-    """Build the statement for what teams used: changed counters alone.
+def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:
+    """Build the statement for what teams used at each router: changed counters alone.
 
     The first rows of a deployment say what was used before; one without a team stands for nobody's use.
     """
     counted = ", ".join(
-        f"({database.quote(team)}, {database.quote(model)}, {', '.join(f'{count!r}::float8' for count in counts)})"
-        for (team, model), counts in {("", ""): (0.0, 0.0, 0.0), **use}.items()
+        f"({', '.join([*map(database.quote, used), *(f'{count!r}::float8' for count in counts)])})"
+        for used, counts in {Used("", "", ""): (0.0, 0.0, 0.0), **use}.items()
     )
     name = database.quote(deployment)
     return f"""\
-INSERT INTO {DOOR_TABLE} (deployment, team, model, is_first, requests, input_tokens, output_tokens)
-SELECT {name}, team, model, NOT EXISTS (SELECT FROM {DOOR_TABLE} WHERE deployment = {name}), requests, input_tokens,
-  output_tokens
-FROM (VALUES {counted}) AS counted (team, model, requests, input_tokens, output_tokens)
+INSERT INTO {DOOR_TABLE} (deployment, router, team, model, is_first, requests, input_tokens, output_tokens)
+SELECT {name}, router, team, model, NOT EXISTS (SELECT FROM {DOOR_TABLE} WHERE deployment = {name}), requests,
+  input_tokens, output_tokens
+FROM (VALUES {counted}) AS counted (router, team, model, requests, input_tokens, output_tokens)
 WHERE NOT EXISTS (
   SELECT FROM (
     SELECT requests, input_tokens, output_tokens FROM {DOOR_TABLE} AS rows
-    WHERE deployment = {name} AND rows.team = counted.team AND rows.model = counted.model ORDER BY at DESC LIMIT 1
+    WHERE deployment = {name} AND (rows.router, rows.team, rows.model) = (counted.router, counted.team, counted.model)
+    ORDER BY at DESC LIMIT 1
   ) AS last
   WHERE (last.requests, last.input_tokens, last.output_tokens)
     = (counted.requests, counted.input_tokens, counted.output_tokens)
 );"""
 
 
-def read_use(backend: Backend) -> dict[tuple[str, str], list[float]] | None:
-    """Read requests and tokens by team and model, of the routers' own keys; None where there are none to read."""
-    if not backend.usage_url:
-        return None
-    try:
-        page = _read_page(backend.usage_url)
-    except (OSError, ValueError):
-        return None
-    use: dict[tuple[str, str], list[float]] = {}
-    for number, name in enumerate(_COUNTERS):
-        for sample in _list_samples(page, name):
-            use.setdefault((sample.labels["team"], sample.labels["model"]), [0.0] * len(_COUNTERS))[number] = (
-                sample.value
-            )
-    return use
+class Used(NamedTuple):
+    """What a counter of a router with keys is of."""
+
+    router: str
+    """URL of its page; each counts from its own start."""
+
+    team: str
+    model: str
+
+
+def read_use(backend: Backend) -> dict[Used, list[float]] | None:
+    """Read requests and tokens by router, team and model; None where no router with keys answers."""
+    pages = list(_list_use_pages(backend.usage_url)) if backend.usage_url else []
+    use: dict[Used, list[float]] = {}
+    for router, page in pages:
+        for number, name in enumerate(_COUNTERS):
+            for sample in _list_samples(page, name):
+                used = Used(router, sample.labels["team"], sample.labels["model"])
+                use.setdefault(used, [0.0] * len(_COUNTERS))[number] = sample.value
+    return use if pages else None
+
+
+def _list_use_pages(url: str) -> Iterator[tuple[str, str]]:
+    """List the text of each router's page that answers, by its URL."""
+    with contextlib.suppress(OSError):  # of the name
+        for page in list_pages(url):
+            with contextlib.suppress(OSError, ValueError):
+                yield page, _read_page(page)
 
 
 class Tokens(NamedTuple):
@@ -123,7 +139,7 @@ def read_counters(backend: Backend) -> dict[str, Tokens]:
 
 
 def list_pages(url: str) -> list[str]:
-    """List the URL at each address of its host: on EKS a name has an address for each engine."""
+    """List the URL at each address of its host: on AWS a name has an address for each replica."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
     addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}
     return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(addresses)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -75,7 +76,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     else:
         services = cloud.build_services(settings, fleet.value, deployment, config, places)
     deployment = deployment.model_copy(update={"services": services})
-    raise_mistakes([] if is_local else blueprint.locate(cloud.find_large_settings(deployment)))
+    if not is_local:
+        refusals = (cloud.check_keys(settings, deployment), cloud.find_large_settings(deployment))
+        raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
     return deployment
 
 

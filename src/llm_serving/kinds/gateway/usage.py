@@ -58,7 +58,7 @@ ORDER BY at"""
 _DOOR = f"""\
 SELECT deployment, team, model, {", ".join(f"sum({name}) AS {name}" for name in _COUNTS)} FROM (
   SELECT deployment, team, model, at, is_first, {", ".join(map(_format_growth, _COUNTS))} FROM {meter.DOOR_TABLE}
-  WINDOW earlier AS (PARTITION BY deployment, team, model ORDER BY at)
+  WINDOW earlier AS (PARTITION BY deployment, router, team, model ORDER BY at)
 ) AS steps
 WHERE NOT is_first AND team NOT IN ('', '{{gateway}}') AND at >= {{start}} AND at < {{end}}
 GROUP BY 1, 2, 3"""

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from llm_serving.catalog.engines import Router
 from llm_serving.fleet.model import Name
+from llm_serving.services import deployments, team_keys
 from llm_serving.services.deployment import Door
-from llm_serving.services.environment import Environment
+from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.team_keys import TeamKeys
 from llm_serving.settings.document import Conflict, Settings
 from llm_serving.settings.units import Count
@@ -37,32 +38,37 @@ def check(auth: Auth | None, router: Router, environment: Environment) -> Iterat
     """Yield why keys cannot be asked for."""
     if auth is None:
         return
-    conventions, keys = environment.conventions, auth.keys
-    field = "file" if keys.file else "secret"
-    key_path, written = ("auth", "keys", field), getattr(keys, field)
-    if not conventions.is_local:
-        reason = f"routers ask for keys on this machine alone, not yet on {conventions.title}"
-        yield Conflict(key_path, reason, "remove auth", written)
-    elif not keys.file:
-        yield Conflict(key_path, "on this machine keys come from a file", "set file: FILE beside secret", written)
-    elif not any("{team_keys}" in argument for argument in router.front):
+    yield from team_keys.check(auth.keys, ("auth", "keys"), environment)
+    yield from team_keys.check_region(auth.keys.stored, ("auth", "keys"), environment, "a router")
+    if not any("{team_keys}" in argument for argument in router.front):
+        field = "file" if auth.keys.file else "secret"
         reason = "nginx, which asks for keys, is not before the router of this engine and framework"
-        yield Conflict(key_path, reason, "remove auth, or choose an engine and a framework with vllm-router", written)
+        fix = "remove auth, or choose an engine and a framework with vllm-router"
+        yield Conflict(("auth", "keys", field), reason, fix, getattr(auth.keys, field))
 
 
-def build_door(auth: Auth | None, folder: Path, environment: Environment) -> Door | None:
-    """Build where the keys are and where the use of teams is read; None where everybody may call."""
+def build_door(auth: Auth | None, name: str, folder: Path, environment: Environment) -> Door | None:
+    """Build where the keys are and where the use of teams is read; None where everybody may call.
+
+    Args:
+        name: the deployment's.
+        folder: the blueprint's.
+    """
     if auth is None:
         return None
-    address = f"{environment.hidden_host}:{environment.ports.get(USAGE_PORT, 0)}"
-    return Door(keys_file=str(folder.absolute() / (auth.keys.file or "")), usage_address=address)
+    if environment.conventions.is_local:
+        address = f"{environment.hidden_host}:{environment.ports.get(USAGE_PORT, 0)}"
+        return Door(keys=str(folder.absolute() / (auth.keys.file or "")), usage_address=address)
+    address = f"{format_peer_name(name, 'router', environment.namespace)}:{deployments.USAGE_PORT}"
+    return Door(keys=f"secret:{auth.keys.secret}", usage_address=address)
 
 
-def build_values(auth: Auth | None, door: Door | None) -> dict[str, str | tuple[str, ...]]:
+def build_values(auth: Auth | None, door: Door | None, environment: Environment) -> dict[str, str | tuple[str, ...]]:
     """Build the values of the front's arguments; an argument is left out where its value is empty."""
     limits = auth.requests_per_minute if auth else {}
+    port = environment.ports.get(USAGE_PORT, deployments.USAGE_PORT)
     return {
-        "team_keys": (door.keys_file,) if door else (),
-        "team_usage": (door.usage_address,) if door else (),
+        "team_keys": (door.keys,) if door else (),
+        "team_usage": (f"{environment.member_host}:{port}",) if door else (),
         "team_limits": tuple(f"{team}={limit}" for team, limit in limits.items()),
     }

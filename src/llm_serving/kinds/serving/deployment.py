@@ -16,7 +16,7 @@ from llm_serving.kinds.serving.objectives import LatencyObjective
 from llm_serving.kinds.serving.roles import Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
-from llm_serving.services.deployment import Deployment, Door
+from llm_serving.services.deployment import Deployment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import Prefetch, ResolvedData, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
@@ -205,9 +205,6 @@ class ServingDeployment(Deployment):
 
     is_monitored: bool = False
     """Whether the fleet's Prometheus scrapes it, where it runs on EKS."""
-
-    door: Door | None = None
-    """What asks for keys of teams; None where everybody may call."""
 
     load_balancer: ResolvedLoadBalancer | None = None
     """What has TLS before the routers; None where clients call them."""

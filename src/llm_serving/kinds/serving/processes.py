@@ -106,7 +106,7 @@ class Context:
     @property
     def door(self) -> Door | None:
         """What asks for keys of teams; None where everybody may call."""
-        return auth.build_door(self.blueprint.auth, self.folder, self.environment)
+        return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
 
     @property
     def router(self) -> engines.Router:
@@ -497,7 +497,11 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
             *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
             *command,
         ),
-        env=engines.fill_env((router.environment, mode.environment), values),
+        env={
+            # Where it reads the keys of teams.
+            **(environment.env if context.door and not context.conventions.is_local else {}),
+            **engines.fill_env((router.environment, mode.environment), values),
+        },
         # Where clients need a key, the probe asks the router itself.
         host=environment.hidden_host if context.door else LOOPBACK,
         port=_select_port(context, "router-admin" if context.door else "router", ROUTER_PORT),
@@ -544,7 +548,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
-        **auth.build_values(context.blueprint.auth, context.door),
+        **auth.build_values(context.blueprint.auth, context.door, context.environment),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
         "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,

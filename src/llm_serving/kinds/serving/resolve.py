@@ -34,7 +34,7 @@ from llm_serving.kinds.serving.placement import PlacedRole, Placement, Placement
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
 from llm_serving.kinds.serving.stack import ServingStack
-from llm_serving.services import load_balancer, tasks
+from llm_serving.services import deployments, load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
@@ -123,7 +123,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         ),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
-    stack = _build_stack(deployment) if context.conventions.runs_tasks else None
+    stack = None
+    if context.conventions.runs_tasks:
+        stack = _build_stack(deployment)
+    elif context.conventions.is_kubernetes and context.door:
+        stack = ServingStack(orchestrator="eks", reads=())
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
 
 
@@ -385,12 +389,13 @@ def _select_loader(context: Context, role_placement: Placement) -> str:
 def _build_router(context: Context) -> Role:
     conventions = context.conventions
     replicas = 1 if conventions.is_local else context.blueprint.roles.router.replicas
+    usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
     return Role(
         name="router",
         kind="router",
         image=context.pin_image(context.router.image) if not conventions.is_local else "",
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
-        ports={} if conventions.is_local else {"metrics": processes.METRICS_PORT},
+        ports={} if conventions.is_local else {"metrics": processes.METRICS_PORT, **usage},
         replicas=Bounds(replicas, replicas),
         metrics=dict(
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})

@@ -1,4 +1,4 @@
-"""The data of the stack serving-NAME on ECS, beside its services."""
+"""The data of the stack serving-NAME, beside its services: on ECS, and on EKS where routers ask for keys."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from llm_serving.fleet.pool import Orchestrator
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import AllowSingleItem, Settings
@@ -13,6 +14,9 @@ from llm_serving.settings.document import AllowSingleItem, Settings
 
 class ServingStack(Settings):
     """What the stack makes beside the services."""
+
+    orchestrator: Orchestrator = "ecs"
+    """Where the services run: as tasks of the stack, or as pods, whose routers get its role."""
 
     reads: Annotated[tuple[S3Location, ...], AllowSingleItem()]
     """All that the engines may read from S3: weights, and adapters."""

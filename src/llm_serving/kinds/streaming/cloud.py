@@ -46,9 +46,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if host in (LOOPBACK, "localhost"):
         reason = f"the job on {title} does not reach this machine"
         yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
-    if settings.endpoint.api_key:
-        named = [(("endpoint", "api_key"), settings.endpoint.api_key)]
-        yield from team_keys.find_foreign(named, environment, "the job")
+    yield from team_keys.check_region(settings.endpoint.api_key, ("endpoint", "api_key"), environment, "the job")
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)

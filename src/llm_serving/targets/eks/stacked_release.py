@@ -7,17 +7,35 @@ for its pods use what the stack has.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+import yaml
 
 from llm_serving.operations import apply
 from llm_serving.operations import plans as fleet_plans
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
 from llm_serving.targets.on_aws import deployment_stack
 
-FILE = "eks.yaml"
-"""The rendered file: values of the chart, and the data of the stack."""
+FILE, STACK_FILE = "eks.yaml", "stack.yaml"
+"""The rendered files: values of the chart, and the data of the stack where that chart does not take them."""
+
+
+def format_stack_file(deployment: Deployment) -> str:
+    """Format the data of a stack that the chart's values have no place for: what clients call, and the rest."""
+    services = [service.model_dump(mode="json", exclude_defaults=True) for service in deployment.entries]
+    document = {
+        "kind": deployment.kind,
+        "name": deployment.name,
+        "fleet": deployment.fleet,
+        "services": services,
+        "stack": deployment.stack.model_dump(mode="json", exclude_none=True),
+    }
+    title = f"# {deployment.name} on EKS, for the stack {deployment.kind}-{deployment.name}. Rendered.\n"
+    return title + yaml.safe_dump(document, sort_keys=False)
 
 
 def diff(plan: DeploymentPlan) -> str:
@@ -28,7 +46,7 @@ def diff(plan: DeploymentPlan) -> str:
         Unavailable: a program is missing, or AWS or the cluster does not answer.
         CommandFailed: Terraform failed, or the chart refuses the values.
     """
-    file = planning.write_rendered(plan)
+    file = _find_stack_file(plan, planning.write_rendered(plan))
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
         try:
@@ -51,7 +69,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         CommandFailed: Terraform failed; run the command again to resume.
     """
     release.require_tools("helm")
-    file = planning.write_rendered(plan, force=force)
+    file = _find_stack_file(plan, planning.write_rendered(plan, force=force))
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
         try:
@@ -80,8 +98,19 @@ def destroy(plan: DeploymentPlan) -> bool:
     """
     with deployment_stack.lock(plan) as data:
         was_released = release.destroy(plan)
-        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, FILE), data)
+        file = _find_stack_file(plan, planning.ensure_rendered(plan, FILE))
+        stack_context = deployment_stack.build_context(plan, file, data)
         return deployment_stack.destroy(plan, stack_context) or was_released
+
+
+def _find_stack_file(plan: DeploymentPlan, values: Path) -> Path:
+    """Find the file with the data of the stack, beside the values or they themselves."""
+    return values.with_name(STACK_FILE) if has_stack_file(plan.deployment) else values
+
+
+def has_stack_file(deployment: Deployment) -> bool:
+    """Return whether the data of the stack is in a file of its own: charts/batch alone takes them as values."""
+    return deployment.stack is not None and deployment.chart != "batch"
 
 
 def _join(*changes: str) -> str:

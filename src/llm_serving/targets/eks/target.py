@@ -47,8 +47,13 @@ class EksTarget(AwsTarget):
         )
 
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
-        """Return the manifests that the release presumes, for those who install the chart themselves."""
-        return {namespace.FILE: namespace.format_file(deployment.environment)}
+        """Return the manifests that the release presumes, for those who install the chart themselves, and its stack."""
+        stacks = (
+            {stacked_release.STACK_FILE: stacked_release.format_stack_file(deployment)}
+            if stacked_release.has_stack_file(deployment)
+            else {}
+        )
+        return {namespace.FILE: namespace.format_file(deployment.environment), **stacks}
 
     def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
         """Find what the chart refuses, and what contradicts the deployment."""

@@ -35,7 +35,8 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
         CheckFailed: it is to come from inside, and the image is not there; with the command that pushes it.
         InputError: it is to come from inside, with an API key.
     """
-    if wish is LoadOrigin.HERE or (wish is None and url):
+    has_key = bool(url or plan.deployment.door)
+    if wish is LoadOrigin.HERE or (wish is None and has_key):
         return LoadOrigin.HERE
     image = images.format_load_driver(plan)
     try:
@@ -45,7 +46,7 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
             raise
         console.err.print(f"The load goes through a tunnel, which suits trials: {error}", markup=False)
         return LoadOrigin.HERE
-    if url and api_key.build_headers(url):
+    if has_key and api_key.build_headers(url or plan.deployment.url):
         raise InputError(
             f'--load-from: "cluster": {api_key.VARIABLE} is set, and the key stays on this machine. '
             f"Fix: --load-from here, or unset {api_key.VARIABLE}."

@@ -1,0 +1,1 @@
+../batch-worker/batch/team_keys.py
