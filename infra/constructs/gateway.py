@@ -16,6 +16,7 @@ from infra.constructs.task_network import add_rule
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,
+    CACHE_NODES,
     CACHE_PORT,
     DATABASE,
     DATABASE_PORT,
@@ -23,8 +24,6 @@ from llm_serving.kinds.gateway.stack import (
     POSTGRES_VERSION,
     GatewayStack,
 )
-
-CACHE_NODES = 2
 
 _RESTORE_DAYS = 7
 """How long the secret can be restored after `destroy`; the database without it has no keys."""

@@ -12,6 +12,7 @@ from infra.bindings import aws, cdktf
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import (
     gateway,
+    gateway_watch,
     network,
     pod_identity,
     secrets,
@@ -100,6 +101,7 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> 
     context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key, arns)
     groups = gateway.add_groups(stack, context)
     servers = gateway.add_servers(stack, context, groups)
+    gateway_watch.add_alarms(stack, context)
     if place:
         _add_tasks(stack, context, deployment, place, servers, groups)
     else:

@@ -18,7 +18,7 @@ from llm_serving.settings import own_yaml
 
 FILE = Path(__file__).with_name("signals.yaml")
 
-SignalRole = Literal["engine", "router", "replica", "task", "batch", "stream", "gpu", "account"]
+SignalRole = Literal["engine", "router", "replica", "task", "batch", "stream", "gateway", "gpu", "account"]
 """Whose metric it is."""
 
 

@@ -99,6 +99,25 @@ def test_the_meter_reads_its_login_and_the_gateway_alone_prepares_the_database(s
     assert (meter.keys(), meter["Read"]["Resource"]) == ({"Find", "Read", "Decrypt"}, [own])
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_alarms_ring_before_the_servers_are_full(stacks: Stacks, shape: str) -> None:
+    alarms = stacks[shape]["resource"]["aws_cloudwatch_metric_alarm"]
+    found = {}
+    for name in ("database-cpu", "database-space", "cache-memory"):
+        alarm = alarms[f"{name}-alarm"]
+        dimensions = [query["metric"]["dimensions"] for query in alarm["metric_query"] if "metric" in query]
+        assert alarm["alarm_actions"] == ["arn:aws:sns:us-west-2:123456789012:on-call"]
+        found[name] = (alarm["comparison_operator"], alarm["threshold"], dimensions)
+    database = [{"DBInstanceIdentifier": f"cotton-{shape}"}]
+    nodes = [{"CacheClusterId": f"cotton-{shape}-001"}, {"CacheClusterId": f"cotton-{shape}-002"}]
+    space_bytes = {"edge": 4, "pods": 20}[shape] * 2**30
+    assert found == {
+        "database-cpu": ("GreaterThanThreshold", 80, database),
+        "database-space": ("LessThanThreshold", space_bytes, database),
+        "cache-memory": ("GreaterThanThreshold", 80, nodes),
+    }
+
+
 def test_pods_get_the_roles_of_their_service_accounts(stacks: Stacks) -> None:
     associations = stacks["pods"]["resource"]["aws_eks_pod_identity_association"].values()
     assert {row["service_account"] for row in associations} == {"pods-gateway", "pods-meter"}

@@ -57,6 +57,9 @@ class GatewayDeployment(Deployment):
     stack: GatewayStack | None = None
     """None on this machine."""
 
+    cost: str = ""
+    """What the stack costs an hour; empty on this machine."""
+
     chart: str = "batch"
     teams: dict[str, Team]
     routes: dict[str, tuple[Backend, ...]]

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.gateway import blueprint as blueprints
-from llm_serving.kinds.gateway import managed, resolve
+from llm_serving.kinds.gateway import managed, price, resolve
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.kinds.gateway.servers import Postgres
+from llm_serving.kinds.gateway.stack import CACHE_NODES, GatewayStack
+from llm_serving.services import rendered
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
+from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 
 
@@ -48,6 +52,10 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     def list_managed(self, deployment: GatewayDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
         return managed.list_rows(deployment.stack, connect) if deployment.stack else []
 
+    def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
+        deployment = rendered.read(file, fleet, Rendered[GatewayStack]).value
+        return price.list_units(deployment.stack, deployment.services)
+
     def refresh(self, deployment: GatewayDeployment, blueprint: Blueprint) -> GatewayDeployment:
         return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
@@ -58,7 +66,8 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
             yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}"
         if stack := deployment.stack:
             yield "database", f"{stack.database_type} of RDS in two zones, {stack.database_gib} GiB"
-            yield "cache", f"2 x {stack.cache_type} of ElastiCache for Valkey"
+            yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"
+            yield "cost", deployment.cost
         for name, team in deployment.teams.items():
             yield "team", f"{name}: {', '.join([*team.models, *_list_limits(team)])}"
 

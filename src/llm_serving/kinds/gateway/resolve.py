@@ -7,9 +7,10 @@ import itertools
 import sys
 from collections.abc import Iterator
 
+from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import blueprint as settings_of
-from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program
+from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price
 from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import MOCK, Place
@@ -77,8 +78,15 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         services = cloud.build_services(settings, fleet.value, deployment, config, places)
     deployment = deployment.model_copy(update={"services": services})
     if not is_local:
-        refusals = (cloud.check_keys(settings, deployment), cloud.find_large_settings(deployment))
+        assert deployment.stack
+        units = list(price.list_units(deployment.stack, services))
+        refusals = (
+            cloud.check_keys(settings, deployment),
+            cloud.find_large_settings(deployment),
+            price.find_excess(deployment.stack, units, fleet.value),
+        )
         raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
+        deployment = deployment.model_copy(update={"cost": rented_cost.describe(fleet.value, units)})
     return deployment
 
 

@@ -18,6 +18,9 @@ DATABASE_CALL, CACHE_CALL = "database", "cache"
 DATABASE, OWNER = "gateway", "gateway_owner"
 """Name of the database, and of the user that RDS creates."""
 
+CACHE_NODES = 2
+"""One in each of two zones."""
+
 POSTGRES_VERSION = "17"
 """RDS takes its newest minor version. Source: RDS release notes, "Release calendar for Amazon RDS for PostgreSQL": in
 standard support until 2030-02; 2026-11."""

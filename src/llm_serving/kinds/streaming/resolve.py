@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from llm_serving import paths
+from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming import cloud, price, programs, prompt
 from llm_serving.kinds.streaming.blueprint import Blueprint
@@ -85,7 +86,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
-    return deployment.model_copy(update={"stack": stack, "cost": price.describe(stack, fleet.value)})
+    cost = rented_cost.describe(fleet.value, list(price.list_units(stack)))
+    return deployment.model_copy(update={"stack": stack, "cost": cost})
 
 
 def _format_answer_files(settings: Blueprint, environment: Environment, name: str) -> str:

@@ -1,0 +1,61 @@
+"""Alarms of a gateway's servers: what fills up before requests fail, and who is told."""
+
+from __future__ import annotations
+
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm
+from infra.constructs.gateway import GatewayContext
+from llm_serving.catalog import signals
+from llm_serving.kinds.gateway.stack import CACHE_NODES
+
+MAX_PERCENT = 80.0
+"""Of CPU and of memory."""
+
+MIN_SPACE = 0.2
+"""Free share of the database's storage."""
+
+PERIODS = 15
+"""Minutes in a row: an instance of the family t may work above its baseline for a while."""
+
+
+def add_alarms(stack: TerraformStack, context: GatewayContext) -> None:
+    """Add the alarms."""
+    gateway = context.gateway
+    database = [("DBInstanceIdentifier", gateway.name)]
+    # As ElastiCache names the nodes of a replication group.
+    nodes = [("CacheClusterId", f"{gateway.name}-{number:03}") for number in range(1, CACHE_NODES + 1)]
+    space_bytes = MIN_SPACE * gateway.database_gib * 2**30
+    _add_alarm(stack, context, "database-cpu", database, "Maximum", MAX_PERCENT)
+    _add_alarm(stack, context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
+    _add_alarm(stack, context, "cache-memory", nodes, "Maximum", MAX_PERCENT)
+
+
+def _add_alarm(
+    stack: TerraformStack,
+    context: GatewayContext,
+    name: str,
+    servers: list[tuple[str, str]],
+    stat: str,
+    threshold: float,
+    comparison: str = "GreaterThanThreshold",
+) -> None:
+    """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
+    signal = signals.load()[name]
+    queries = [
+        alarm.build_metric_query(
+            f"m{number}", namespace=signal.program, name=signal.name, dimensions=dict([server]), stat=stat
+        )
+        for number, server in enumerate(servers)
+    ]
+    function = "MIN" if stat == "Minimum" else "MAX"
+    alarm.add_alarm(
+        stack,
+        f"{name}-alarm",
+        topic=context.fleet.alarms_to,
+        name=f"{context.gateway.name}-{name}",
+        description=f"{signal.meaning}: {context.name}",
+        threshold=threshold,
+        comparison=comparison,
+        periods=PERIODS,
+        metric_query=[*queries, alarm.build_expression_query("e", f"{function}(METRICS())", name)],
+    )
