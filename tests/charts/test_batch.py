@@ -42,6 +42,20 @@ def find_labels(manifests: list[dict[str, Any]], service: str) -> dict[str, str]
     return dict(selected)
 
 
+def test_what_is_in_the_network_is_called_at_its_ranges_alone(render_chart: Render, values: dict[str, Values]) -> None:
+    services = [dict(service) for service in values["pods"]["services"]]
+    database = {"purpose": "Keys", "port": 5432, "ranges": ["10.0.0.0/16", "100.64.0.0/16"]}
+    services[0]["calls"] = {"database": database}
+    manifests = render_chart({**values["pods"], "services": services}, CHART)
+    policies, labels = filter_by_kind(manifests, "NetworkPolicy"), find_labels(manifests, services[0]["name"])
+    reached = [
+        address
+        for address in ("10.0.3.4", "100.64.9.9", "10.1.3.4", "203.0.113.9")
+        if is_allowed(policies, "egress", labels, address, 5432)
+    ]
+    assert reached == ["10.0.3.4", "100.64.9.9"]
+
+
 def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
     render_chart: Render, values: dict[str, Values], preset: Preset
 ) -> None:

@@ -91,5 +91,5 @@ def check(row: LoadBalancer, fleet: Fleet, *, on_kubernetes: bool) -> Iterator[C
 
 
 def list_ranges(fleet: Fleet) -> tuple[str, ...]:
-    """Return the address ranges from which load balancers of the fleet's network call."""
+    """Return the address ranges of the fleet's network, from which its load balancers call."""
     return (fleet.network.cidr,) if isinstance(fleet.network, NewNetwork) else PRIVATE_RANGES

@@ -201,6 +201,9 @@ class Call(ResolvedData):
     in_network: bool = True
     """Whether it is in the fleet's network."""
 
+    ranges: tuple[str, ...] = ()
+    """Ranges of addresses that answer in the network, where no deployment does; empty for any address."""
+
 
 class Stop(ResolvedData):
     """How a replica stops."""

@@ -70,6 +70,10 @@ def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, ur
     assert meter.name == "meter"
     assert (deployment.url, gateway.port, gateway.replicas.min) == (url, 8080, 2)
     assert deployment.admin_url == "", "nobody but its own container calls the administration"
+    assert {name: call.ranges for name, call in gateway.calls.items()} == {
+        "database": ("10.0.0.0/16",),
+        "cache": ("10.0.0.0/16",),
+    }, "the fleet's network, and no other address"
 
 
 def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_path: Path) -> None:

@@ -47,8 +47,6 @@ STOP_S = 120
 HEALTH = "/health/liveliness"
 """Answers without a key, and says nothing of the gateway."""
 
-_DATABASE = Call(purpose="Keys, teams and usage", port=DATABASE_PORT)
-
 REDIS = {"host": f"os.environ/{cloud_program.CACHE_VARIABLE}", "port": CACHE_PORT, "ssl": True}
 
 
@@ -149,8 +147,10 @@ def _build_gateway(
         secrets=team_keys.list_read(api_key),
         calls={
             **_list_calls(places),
-            DATABASE_CALL: _DATABASE,
-            CACHE_CALL: Call(purpose="Counts of limits", port=CACHE_PORT),
+            DATABASE_CALL: Call(
+                purpose="Keys, teams and usage", port=DATABASE_PORT, ranges=load_balancer.list_ranges(fleet)
+            ),
+            CACHE_CALL: Call(purpose="Counts of limits", port=CACHE_PORT, ranges=load_balancer.list_ranges(fleet)),
         },
         clients=_list_clients(settings, fleet, environment),
         port=ENTRY_PORT,
@@ -198,7 +198,7 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float)
         "command": build_command("meter"),
         "env": env,
         "secrets": (),
-        "calls": {**engines, **routers, DATABASE_CALL: _DATABASE},
+        "calls": {**engines, **routers, DATABASE_CALL: gateway.calls[DATABASE_CALL]},
         "clients": (),
         "port": 0,
         "probe": None,
