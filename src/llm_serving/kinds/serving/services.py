@@ -72,9 +72,8 @@ def build_router_service(
     served_model = next(role.served_model for role in engine_roles if role.served_model)
     built = processes.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
-    keys = context.blueprint.auth and context.blueprint.auth.keys.stored
-    if not context.conventions.is_local:
-        update["secrets"] = list_read(keys)
+    if context.blueprint.auth and not context.conventions.is_local:
+        update["secrets"] = list_read(context.blueprint.auth.keys.stored)
     if context.conventions.is_kubernetes:
         # With no engine there is no answer, and the request that wakes one must find the router.
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
