@@ -44,6 +44,8 @@ def test_on_aws_the_api_alone_reads_the_secret(tmp_path: Path) -> None:
 def test_a_place_without_keys_is_refused_with_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"keys are in a secret, or in a file\. Fix: set secret: NAME for AWS"):
         batches.resolve(tmp_path / "mine", batches.MINIMAL + "api: {keys: {}}\n")
+    with pytest.raises(InputError, match=r"on this machine keys come from a file\. Fix: set file: FILE beside secret"):
+        batches.resolve(tmp_path / "here", batches.MINIMAL + "api: {keys: {secret: llm/batch-keys}}\n")
     with pytest.raises(InputError, match=r"on ECS keys come from a secret\. Fix: set secret: NAME beside file"):
         batches.resolve_on_ecs(tmp_path / "cloud", ON_AWS + "api: {keys: {file: keys.json}}\n")
 

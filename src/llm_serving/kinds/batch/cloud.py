@@ -133,7 +133,6 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     for key_path, secret in list_secrets(settings):
         yield from team_keys.check_region(secret, key_path, environment, "a batch")
     yield from _find_foreign_clients(settings, environment)
-    yield from team_keys.check(settings.api.keys, ("api", "keys"), environment)
 
 
 def check_replicas(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:

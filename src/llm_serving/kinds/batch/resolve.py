@@ -18,7 +18,7 @@ from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import EngineRole, Roles
-from llm_serving.services import deployments
+from llm_serving.services import deployments, team_keys
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment, format_peer_name
@@ -50,6 +50,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     """
     settings, name = blueprint.value, resolve_name(blueprint)
     in_containers = not environment.conventions.is_local
+    raise_mistakes(blueprint.locate(team_keys.check(settings.api.keys, ("api", "keys"), environment)))
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
@@ -119,7 +120,7 @@ def _locate_keys(blueprint: Document[Blueprint], environment: Environment) -> Js
         return None
     if not environment.conventions.is_local:
         return {"secret": keys.secret or "", "file": ""}
-    return {"secret": "", "file": str(blueprint.path.parent.absolute() / keys.file)} if keys.file else None
+    return {"secret": "", "file": str(blueprint.path.parent.absolute() / (keys.file or ""))}
 
 
 def _build_workers(settings: Blueprint, environment: Environment, document: dict[str, JsonValue]) -> list[Service]:
