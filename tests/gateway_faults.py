@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,28 +44,20 @@ OUTPUT_TOKENS = 16
 CALLS_AT_THE_LAST_CENT = 50
 CALLED_KEYS = 10
 
-BROKEN: dict[str, Behaviour] = {
-    "cut": Behaviour(0.02, 0.002, faults=("cut",)),
-    "slow": Behaviour(60.0, 0.002),
-    "reset": Behaviour(0.02, 0.002, faults=("reset",)),
-}
-"""What is wrong with the server of a route; `slow` and `reset` fall back to `chat`."""
-
-_FAR = {"url": "http://127.0.0.1:1", "model": "known"}
-
 BLUEPRINT = {
     "pattern": "gateway",
     "teams": {
-        "search": {"models": ["chat", *BROKEN]},
+        "search": {"models": "chat"},
         # Of the third answer: 16 tokens at 1,000 USD a million each, and the prompt's.
         "poor": {"models": "chat", "budget": {"day": "0.04 USD"}},
         "slow": {"models": "chat", "requests_per_minute": 20},
     },
     "routes": {
-        "chat": {"deployments": _FAR, "price": {"input": "0 USD", "output": "1000 USD"}, "retries": 0},
-        "cut": {"deployments": _FAR, "retries": 0},
-        "slow": {"deployments": _FAR, "retries": 0, "timeout": "2s", "fallback": "chat"},
-        "reset": {"deployments": _FAR, "retries": 0, "fallback": "chat"},
+        "chat": {
+            "deployments": {"url": "http://127.0.0.1:1", "model": "known"},
+            "price": {"input": "0 USD", "output": "1000 USD"},
+            "retries": 0,
+        }
     },
 }
 
@@ -155,13 +146,10 @@ def start_run(folder: Path, replicas: int) -> Iterator[Run]:
     ports = dict(zip(names, processes.claim_free_ports(len(names)), strict=True))
     settings = Blueprint.model_validate({**BLUEPRINT, "shared_counts": f"redis://127.0.0.1:{ports['redis']}"})
     (folder / DATABASE).mkdir()
-    with contextlib.ExitStack() as stack:
-        behaviours = {"chat": Behaviour(0.02, 0.002), **BROKEN}
-        servers = {route: stack.enter_context(known_server.run_server(row)) for route, row in behaviours.items()}
-        engine, places = servers["chat"], list(litellm_settings.list_places(settings))
-        urls = {place.id: servers[place.route] for place in places}
+    with known_server.run_server(Behaviour(0.02, 0.002)) as engine:
+        [place] = litellm_settings.list_places(settings)
         shared = litellm_settings.parse_redis(settings.shared_counts)
-        config = litellm_settings.build_config(settings, urls, dict.fromkeys(urls, "known"), set(), shared)
+        config = litellm_settings.build_config(settings, {place.id: engine}, {place.id: "known"}, set(), shared)
         env = {
             **fixtures.build_environment(fixtures.install()),
             gateway_program.CONFIG_VARIABLE: litellm_settings.dump(config),
@@ -322,29 +310,6 @@ def take_postgres_away(run: Run, requests: int) -> dict[str, Any]:
     return {**describe(known), "unknown": describe(unknown), "back": describe(back), **reconcile(run, before)}
 
 
-def break_answers(run: Run, requests: int) -> dict[str, Any]:
-    """Stream from servers that break, hang up half-way through answers, and call a server that works."""
-    (key, _), url = run.admin.create_key("search", None), run.locate("gateway-0")
-
-    def call(model: str) -> dict[str, Any]:
-        return describe([validate.call(url, key, model, OUTPUT_TOKENS, is_stream=True) for _ in range(requests)])
-
-    results = {model: call(model) for model in BROKEN}
-    before = count(run)
-    for _ in range(requests):
-        hang_up(url, key)
-    return {**results, "after": call("chat"), "hung up": reconcile(run, before)}
-
-
-def hang_up(url: str, key: str) -> None:
-    """Read the beginning of a stream and close the connection."""
-    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with validate.OPENER.open(request, timeout=START_S) as response:
-        response.read(10)
-
-
 def compare_doors(run: Run, requests: int) -> dict[str, Any]:
     """Call the engine directly, through nginx with keys, and through LiteLLM, in turn; CPU is of the door alone."""
     key, created = run.admin.create_key("search", None)
@@ -400,7 +365,6 @@ def main() -> None:
             "a replica killed": lambda: kill_a_replica(run, requests),
             "Redis away": lambda: take_redis_away(run, requests),
             "Postgres away": lambda: take_postgres_away(run, requests),
-            "broken answers": lambda: break_answers(run, min(10, requests)),
             "keys": lambda: create_keys(run, arguments.keys),
         }
         for name, play in ((name, play) for name, play in scenarios.items() if arguments.only in name):
