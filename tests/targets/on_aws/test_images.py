@@ -44,6 +44,7 @@ class Ecr:
 def build_plan(ecr: Ecr) -> Any:
     return SimpleNamespace(
         deployment=SimpleNamespace(
+            door=None,
             environment=SimpleNamespace(registry=REGISTRY, image_digests={}),
             services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-6")],
         ),
