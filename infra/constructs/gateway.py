@@ -196,6 +196,13 @@ def build_statements(context: GatewayContext, servers: Servers, *, prepares: boo
     yield allow("Read", ["secretsmanager:GetSecretValue"], read)
     if prepares:
         yield allow("Create", ["secretsmanager:PutSecretValue"], servers.secret.arn)
+        if guardrail := context.gateway.bedrock_guardrail:
+            yield allow(
+                "Guard", ["bedrock:ApplyGuardrail"], context.account.build_arn("bedrock", f"guardrail/{guardrail}")
+            )
+    elif location := context.gateway.audit_export:
+        objects = f"{location.removeprefix('s3://').rstrip('/')}/*"
+        yield allow("Export", ["s3:PutObject"], f"arn:{context.account.partition}:s3:::{objects}")
     yield allow(
         "Decrypt",
         ["kms:Decrypt", *(["kms:GenerateDataKey"] if prepares else [])],

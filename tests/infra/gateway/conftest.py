@@ -47,7 +47,9 @@ load_balancer: {{certificate: {CERTIFICATE}}}
 
 SHAPES = {
     "edge": _GATEWAY,
-    "pods": f"{_GATEWAY}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n",
+    "pods": f"{_GATEWAY}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n"
+    "audit: {export: s3://acme-audit/gateways/pods}\n"
+    'guardrails: {bedrock: {id: gr4a1b2c3d4e, version: "1"}}\n',
 }
 """blueprint.yaml by the deployment's name."""
 

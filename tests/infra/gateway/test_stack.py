@@ -96,7 +96,16 @@ def test_the_meter_reads_its_login_and_the_gateway_alone_prepares_the_database(s
     )
     assert gate["Read"]["Resource"] == [own, owner]
     assert gate["Create"]["Resource"] == own
-    assert (meter.keys(), meter["Read"]["Resource"]) == ({"Find", "Read", "Decrypt"}, [own])
+    assert (meter.keys(), meter["Read"]["Resource"]) == ({"Find", "Read", "Decrypt", "Export"}, [own])
+    assert "Export" not in gate
+    account = "${data.aws_caller_identity.account.account_id}"
+    allowed = {
+        ":s3:::acme-audit/gateways/pods/*": (meter["Export"], "s3:PutObject"),
+        f":us-west-2:{account}:guardrail/gr4a1b2c3d4e": (gate["Guard"], "bedrock:ApplyGuardrail"),
+    }
+    for resource, (statement, action) in allowed.items():
+        assert statement["Resource"].endswith(resource) and action in statement["Action"]
+    assert "Export" not in read_statements(stacks["edge"], "edge-meter")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -121,6 +121,17 @@ def test_records_are_kept_as_long_as_the_blueprint_says(tmp_path: Path) -> None:
         assert float(meter.env["GATEWAY_KEEP_S"]) == days * 86400
 
 
+def test_on_this_machine_the_audit_goes_to_the_embedded_aws_and_no_guardrail_of_bedrock_is_asked(
+    tmp_path: Path,
+) -> None:
+    text = f"{MINIMAL}guardrails: {{bedrock: {{id: gr4a1b2c3d4e, version: DRAFT}}}}\naudit: {{export: s3://acme/gateway}}\n"
+    deployment = resolve(tmp_path / "edge", text)
+    bucket = deployment.environment.bucket
+    assert deployment.workers[0].env["GATEWAY_EXPORT"] == f"s3://{bucket}/gateway"
+    assert "guardrails" not in read_config(deployment)
+    assert "Requests pass no guardrail of Bedrock, which this machine does not have." in deployment.notes
+
+
 def test_a_deployment_twice_in_a_route_is_told_apart_in_records(tmp_path: Path, big: FoundDeployment) -> None:
     twice = "[{deployment: big-a}, {deployment: big-a, model: qwen-lora}]"
     deployment = resolve(tmp_path / "edge", MINIMAL.replace("{mock: Hello.}", twice))
@@ -138,6 +149,31 @@ def test_replicas_share_counts_and_no_answers(tmp_path: Path, big: FoundDeployme
     assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **address}
     alone = read_config(resolve(tmp_path / "edge", MINIMAL))
     assert "cache" not in alone["litellm_settings"] and "redis_host" not in alone["router_settings"]
+
+
+def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_for_where_a_team_asks(
+    tmp_path: Path, big: FoundDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"has_priority": True}))
+    text = EVERY_KEY.replace("retries: 2", "retries: 2\n    cache: {keep: 5min}")
+    text = text.replace("{models: small}", "{models: small, personal_data: block, priority: low}")
+    text = text.replace("{deployment: big-a, weight: 3}", "{deployment: big-a, weight: 3, prompt_characters: 2k}")
+    deployment = resolve(tmp_path / "edge", f"{text}guardrails: {{find: [iban, email]}}\n")
+    config, env = read_config(deployment), deployment.entries[0].env
+    assert config["litellm_settings"]["cache_params"]["supported_call_types"] == [
+        "acompletion", "atext_completion", "aembedding",
+    ]  # fmt: skip
+    assert json.loads(env[gateway_program.CACHED_VARIABLE]) == {"chat": 300.0}
+    assert json.loads(env[gateway_program.PERSONAL_DATA_VARIABLE]) == ["iban", "email"]
+    assert config["litellm_settings"]["callbacks"] == ["request_guard.GUARD", "personal_data.GUARD"]
+    assert config["model_list"][0]["model_info"] == {
+        "id": "chat/big-a",
+        "has_priority": True,
+        "prompt_characters": 2000,
+    }
+    assert config["model_list"][1]["model_info"] == {"id": "chat/llm.example.com"}
+    unasked = resolve(tmp_path / "edge", f"{EVERY_KEY}guardrails: {{find: email}}\n").entries[0].env
+    assert unasked[gateway_program.PERSONAL_DATA_VARIABLE] == "[]"
 
 
 def test_no_prompt_is_recorded(tmp_path: Path) -> None:
@@ -201,6 +237,17 @@ REFUSALS = {
     ),
     MINIMAL.replace("{mock: Hello.}", "[{mock: Hello., weight: 1}, {mock: Bye.}]"): (
         "3:58: routes.chat.deployments[1]: others of the route have a weight. Fix: set weight for each, or for none."
+    ),
+    MINIMAL.replace("{mock: Hello.}", "[{mock: Hello., prompt_characters: 2k}, {mock: Bye., prompt_characters: 4k}]"): (
+        '3:102: routes.chat.deployments[1].prompt_characters: "4k": no deployment of the route gets longer prompts. '
+        "Fix: remove it from one of them."
+    ),
+    MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, cache: {match: semantic}}"): (
+        '3:61: routes.chat.cache.match: "semantic": it needs the search module of Valkey, or OpenSearch, and a gateway '
+        "has neither. Fix: set match: exact."
+    ),
+    MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, cache: {keep: 1h}}"): (
+        '3:53: routes.chat.cache: "exact": nothing holds the answers. Fix: set shared_counts: redis://HOST:6379.'
     ),
     MINIMAL.replace("{mock: Hello.}", "{mock: Hello., deployment: big}"): (
         '3:37: routes.chat.deployments.mock: "Hello.": it must have exactly one of deployment, url and mock. '

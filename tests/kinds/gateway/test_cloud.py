@@ -140,6 +140,27 @@ def test_what_aws_does_not_take_is_refused_at_its_line(tmp_path: Path, text: str
     assert str(refused.value) == f"{tmp_path}/edge/blueprint.yaml:{REFUSALS[text]}"
 
 
+def test_requests_pass_bedrock_s_guardrail_and_the_audit_goes_to_the_bucket(tmp_path: Path) -> None:
+    text = f"""{MINIMAL}guardrails: {{bedrock: {{id: gr4a1b2c3d4e, version: "1"}}}}
+audit: {{export: s3://acme-audit/gateway}}
+"""
+    deployment = resolve(tmp_path, text, "ecs")
+    [guardrail] = read_config(deployment.entries[0])["guardrails"]
+    assert guardrail["litellm_params"] == {
+        "guardrail": "bedrock", "mode": "pre_call", "default_on": True, "aws_region_name": "us-west-2",
+        "guardrailIdentifier": "gr4a1b2c3d4e", "guardrailVersion": "1",
+    }  # fmt: skip
+    assert deployment.workers[0].env[meter_program.EXPORT_VARIABLE] == "s3://acme-audit/gateway"
+    assert deployment.stack
+    assert (deployment.stack.bedrock_guardrail, deployment.stack.audit_export) == (
+        "gr4a1b2c3d4e",
+        "s3://acme-audit/gateway",
+    )
+    plain = resolve(tmp_path, MINIMAL, "ecs", name="plain")
+    assert "guardrails" not in read_config(plain.entries[0])
+    assert meter_program.EXPORT_VARIABLE not in plain.workers[0].env
+
+
 def test_a_url_of_this_machine_is_refused(tmp_path: Path) -> None:
     backend = '{url: "http://127.0.0.1:8000", model: m}'
     with pytest.raises(

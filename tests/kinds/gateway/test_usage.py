@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.kinds.gateway import meter, usage
+from llm_serving.kinds.gateway import meter, usage, usage_page
 from llm_serving.kinds.gateway.deployment import Backend
 from llm_serving.kinds.gateway.usage import DIRECT, IDLE, Records
 
@@ -47,6 +47,7 @@ def test_busy_hours_are_shared_by_tokens_and_the_sum_is_the_fleet_s_price() -> N
     assert sum(row["usd"] for row in rows) == pytest.approx(5.0)
     assert list(rows[0]) == [
         "team", "model", "requests", "input_tokens", "output_tokens", "usd", "usd_per_million_tokens",
+        "cached_requests", "saved_tokens", "masked", "blocked",
     ]  # fmt: skip
 
 
@@ -112,3 +113,40 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:
     rows = usage.build_rows(Records([count("ads", "far/llm.example.com", 1000, 1000, 0.004)], []), ("team", "model"))
     assert [(row["model"], row["usd"], row["usd_per_million_tokens"]) for row in rows] == [("far", 0.004, 2.0)]
+
+
+def test_the_page_has_each_team_and_model_and_its_sum_is_the_bill() -> None:
+    requests = [
+        count("ads", "chat/big", 100, 100),
+        count("search", "chat/big", 100, 300),
+        count("search", "small/big#2", 100, 100),
+        count("search", "far/llm.example.com", 500, 500, 0.25),
+        count("<b>", "chat/big", 0, 0),
+    ]
+    records = Records(requests, read_meter(0, 0, 500, 600, 1000, 1000))
+    assert usage.compute_bill(records) == (5.0, 0.25)
+    page = usage_page.render("edge", "last 7d", records)
+    for text in (
+        "<span>search, chat</span><span>3,000.000</span>", "<span>search, far</span><span>250.000</span>",
+        "<span>idle hours</span><span>2.0000</span>", "<span>requests around the gateway</span><span>0.6000</span>",
+        "the fleet's price of its deployments 5.0000 USD · list price of what the fleet does not run 0.2500 USD",
+        "sum of the rows 5.2500 USD", '<i style="width: 100.0%"></i>', '<i style="width: 8.3%"></i>', "&lt;b&gt;",
+    ):  # fmt: skip
+        assert text in page, text
+    assert "No tokens." in usage_page.render("edge", "last 7d", Records([], read_meter(0, 0)))
+
+
+def test_requests_that_the_gateway_answers_itself_cost_nothing_and_are_counted() -> None:
+    own = {"team": "ads", "user": "anna", "list_usd": 0.0, "input_tokens": 0, "output_tokens": 0}
+    requests = [
+        count("ads", "chat/big", 100, 100),
+        {**own, "model": "chat", "backend": usage.CACHE, "requests": 3, "cached_requests": 3, "saved_tokens": 36, "masked": 1},
+        {**own, "model": usage.REFUSED, "backend": usage.REFUSED, "requests": 0, "blocked": 2},
+    ]  # fmt: skip
+    records = Records(requests, read_meter(0, 200))
+    [refused, answered, _, _] = usage.build_rows(records, ("team", "model"))
+    names = ("requests", "usd", "usd_per_million_tokens", "cached_requests", "saved_tokens", "masked", "blocked")
+    assert [answered[name] for name in names] == [4, 1.0, 5000.0, 3, 36, 1, 0]
+    assert (refused["model"], refused["requests"], refused["blocked"], refused["usd"]) == ("(refused)", 0, 2, 0.0)
+    assert usage.compute_bill(records) == (1.0, 0.0)
+    assert [row["user"] for row in usage.build_rows(records, ("user",))] == ["", "anna", DIRECT, IDLE]

@@ -69,7 +69,7 @@ class LocalAccess(Access):
         return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
-        return audit.read(self._login, since_s)
+        return audit.read(self._login, usage.build_last(since_s))
 
     @property
     def _login(self) -> database.Login:

@@ -12,6 +12,7 @@ from typing import Any
 from llm_serving.kinds.gateway import database, meter
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import parse_name
+from llm_serving.kinds.gateway.usage import Period
 
 TABLE = "blueprint_audit"
 WARNED_SHARE = 0.8
@@ -58,16 +59,17 @@ FOR EACH ROW EXECUTE FUNCTION {TABLE}_team();"""
 """For LiteLLM's tables; it can be applied again."""
 
 _REQUESTS = """\
-SELECT to_char("endTime", 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, coalesce(team_id, '') AS team, api_key AS key,
+SELECT to_char("endTime", 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, coalesce(team_id, '') AS team, "user", api_key AS key,
   coalesce(model_group, '') AS model, coalesce(model_id, '') AS backend, prompt_tokens AS input_tokens,
   completion_tokens AS output_tokens, spend AS list_usd, status,
   coalesce(metadata::jsonb -> 'error_information' ->> 'error_code', '') AS code
-FROM "LiteLLM_SpendLogs" WHERE "endTime" >= now() AT TIME ZONE 'UTC' - interval '{since_s} s'"""
+FROM "LiteLLM_SpendLogs"
+WHERE "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}"""
 
 _CHANGES = f"""\
 SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, event, coalesce(team, '') AS team,
   coalesce(key, '') AS key, coalesce(detail, '') AS detail
-FROM {TABLE} WHERE at >= now() - interval '{{since_s}} s'"""
+FROM {TABLE} WHERE at >= {{start}} AND at < {{end}}"""
 
 _WARN = f"""\
 INSERT INTO {TABLE} (event, team, detail)
@@ -91,13 +93,13 @@ WHERE budget > 0 AND spent >= {WARNED_SHARE} * budget AND NOT EXISTS (
 RETURNING team || ': ' || detail;"""
 
 
-def read(login: Login, since_s: float) -> list[dict[str, Any]]:
-    """Read the entries of the last seconds, the oldest first.
+def read(login: Login, period: Period) -> list[dict[str, Any]]:
+    """Read the entries of a time, the oldest first.
 
     Raises:
         Unavailable: the database does not answer.
     """
-    values = {"since_s": round(since_s)}
+    values = period.format_bounds()
     entries = [*database.query(login, _CHANGES.format(**values))]
     entries += _list_requests(database.query(login, _REQUESTS.format(**values)))
     return sorted(entries, key=lambda entry: str(entry["at"]))
@@ -106,7 +108,8 @@ def read(login: Login, since_s: float) -> list[dict[str, Any]]:
 def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in rows:
         entry = {
-            name: row[name] for name in ("at", "team", "key", "model", "input_tokens", "output_tokens", "list_usd")
+            name: row[name]
+            for name in ("at", "team", "user", "key", "model", "input_tokens", "output_tokens", "list_usd")
         }
         verdict = "answered" if row["status"] == "success" else f"refused {row['code']}".rstrip()
         yield {**entry, "event": "request", "deployment": parse_name(row["backend"]), "verdict": verdict}

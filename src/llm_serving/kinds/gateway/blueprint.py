@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -13,6 +13,7 @@ from llm_serving.fleet.model import Name
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.load_balancer import LoadBalancer
+from llm_serving.services.rendered import S3Location
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import Secret
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
@@ -55,6 +56,8 @@ TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_00
 
 PromptCharacters = Annotated[int, Count("a number of characters", "40k", 1, 100_000_000)]
 
+PersonalData = Literal["credit-card", "email", "iban", "ip", "phone", "us-ssn"]
+
 
 class Budget(Settings):
     """What a team may spend, at the prices of the routes; further requests are refused with 422 `budget_exceeded`."""
@@ -93,6 +96,13 @@ class Team(Settings):
     """Maximum tokens a minute, input and output together; further requests are refused with 429. A request counts with
     the longest answer that it asks for until it ends."""
 
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Which of the waiting requests goes first, at deployments with `tuning.priority: on`."""
+
+    personal_data: Literal["mask", "block"] | None = None
+    """What becomes of a request with personal data, see `guardrails`: each is replaced by its kind, or the request is
+    refused with 400. Nothing where left out."""
+
 
 class Backend(Settings):
     """What answers: exactly one of `deployment`, `url` and `mock`."""
@@ -112,6 +122,10 @@ class Backend(Settings):
 
     model: ModelName | None = None
     """`model` of the requests to it; default is the first of a `deployment`."""
+
+    prompt_characters: PromptCharacters | None = None
+    """Maximum characters of the prompts that it gets; longer ones go to those of the route without a limit, or with a
+    higher one."""
 
     weight: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Share of the requests, relative to the route's others. Without weights the first answers, and the next ones in
@@ -142,6 +156,25 @@ class Price(Settings):
     """Of answers."""
 
 
+class Cache(Settings):
+    """Answers that are kept: a request that the team sent before gets the same answer, and no deployment gets it."""
+
+    keep: Annotated[Duration, Field(ge=1, le=30 * 86400)] = parse_default("1h")
+    """How long an answer is kept."""
+
+    match: Literal["exact", "semantic"] = "exact"
+    """Which requests are the same: with `exact`, those of the same body. `semantic` is refused: it needs the search
+    module of Valkey, or OpenSearch, and a gateway has neither."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_match(),)
+
+    def _check_match(self) -> Iterator[Conflict]:
+        if self.match == "semantic":
+            reason = "it needs the search module of Valkey, or OpenSearch, and a gateway has neither"
+            yield Conflict(("match",), reason, "set match: exact", self.match)
+
+
 class Route(Settings):
     """A public model name."""
 
@@ -150,6 +183,9 @@ class Route(Settings):
 
     price: Price | None = None
     """List price that budgets count; nothing where left out."""
+
+    cache: Cache | None = None
+    """Answers that are kept, of each team for itself, in `shared_counts`; none where left out."""
 
     retries: Annotated[int, Field(ge=0, le=10)] = 1
     """Further attempts of a request that failed."""
@@ -161,7 +197,13 @@ class Route(Settings):
     """Routes that answer, in order, where none of its deployments does; one or a list."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_weights(),)
+        return (self._check_weights(), self._check_prompts())
+
+    def _check_prompts(self) -> Iterator[Conflict]:
+        if all(backend.prompt_characters for backend in self.deployments):
+            last = len(self.deployments) - 1
+            reason = "no deployment of the route gets longer prompts"
+            yield Conflict(("deployments", last, "prompt_characters"), reason, "remove it from one of them")
 
     def _check_weights(self) -> Iterator[Conflict]:
         weighted = [backend.weight is not None for backend in self.deployments]
@@ -175,6 +217,30 @@ class Audit(Settings):
 
     keep: Days = parse_default("400d")
     """How long records are kept; `gateway usage` reaches back as far."""
+
+    export: S3Location | None = None
+    """Where each hour's records are written too, s3://BUCKET/PREFIX; nowhere where left out."""
+
+
+class BedrockGuardrail(Settings):
+    """A guardrail of Amazon Bedrock, in the fleet's account and region."""
+
+    id: Annotated[str, TextFormat(r"[a-z0-9]{1,64}", "the id of a guardrail of Bedrock", "gr4a1b2c3d4e")]
+    """Its id."""
+
+    version: Annotated[str, TextFormat(r"[1-9][0-9]{0,7}|DRAFT", "a version of a guardrail of Bedrock", "1")]
+    """A version of it, in quotes: "1"."""
+
+
+class Guardrails(Settings):
+    """What requests are searched for."""
+
+    find: Annotated[tuple[PersonalData, ...], Field(min_length=1), AllowSingleItem()] = get_args(PersonalData)
+    """Personal data that teams with `personal_data` mask or block; one or a list. It is found by patterns and check
+    digits: names and addresses, which need a language model, are not."""
+
+    bedrock: BedrockGuardrail | None = None
+    """Guardrail that every request must pass, on AWS; what it refuses gets 400."""
 
 
 class Aws(Settings):
@@ -244,6 +310,9 @@ class Blueprint(BaseBlueprint):
     shared_counts: CacheUrl | None = None
     """Valkey or Redis through which replicas share the counts of limits and budgets. The user and the password are
     REDIS_USERNAME and REDIS_PASSWORD of the environment. A single replica needs none; on AWS the stack has one."""
+
+    guardrails: Guardrails = Guardrails()
+    """What requests are searched for."""
 
     load_balancer: LoadBalancer | None = None
     """What has TLS before the gateway, on AWS; where left out, clients in the VPC call it without TLS."""

@@ -30,6 +30,8 @@ class Key(NamedTuple):
     team: str
     name: str
     created_at: str
+    user: str = ""
+    """Who has it; empty where nobody said."""
 
 
 class AdminClient:
@@ -42,7 +44,7 @@ class AdminClient:
         admin_key = database.derive_key(secret, gateway_program.ADMIN)
         self._opener.addheaders = [("Authorization", f"Bearer {admin_key}")]
 
-    def create_key(self, team: str, name: str | None) -> tuple[str, Key]:
+    def create_key(self, team: str, name: str | None = None, user: str | None = None) -> tuple[str, Key]:
         """Create a key; return its text, which is nowhere else, and what is listed of it.
 
         Raises:
@@ -50,7 +52,7 @@ class AdminClient:
             Unavailable: it does not answer.
         """
         # A key of this type calls models and nothing else.
-        body = {"team_id": team, "key_type": "llm_api", **({"key_alias": name} if name else {})}
+        body = {"team_id": team, "key_type": "llm_api", "user_id": user or "", **({"key_alias": name} if name else {})}
         created = self._request("/key/generate", body)
         return created["key"], _read_key({**created, "token": created["token_id"]})
 
@@ -108,4 +110,6 @@ class AdminClient:
 
 
 def _read_key(row: dict[str, Any]) -> Key:
-    return Key(row["token"], row["team_id"], row.get("key_alias") or "", row.get("created_at") or "")
+    return Key(
+        row["token"], row["team_id"], row.get("key_alias") or "", row.get("created_at") or "", row.get("user_id") or ""
+    )

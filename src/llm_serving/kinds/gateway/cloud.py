@@ -11,8 +11,8 @@ from llm_serving import paths
 from llm_serving.catalog import own_image
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
-from llm_serving.kinds.gateway import cloud_program, gateway_program, litellm_settings, meter, meter_program
-from llm_serving.kinds.gateway.blueprint import Blueprint
+from llm_serving.kinds.gateway import cloud_program, litellm_settings, meter, meter_program
+from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
 from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
@@ -105,6 +105,8 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         database_gib=math.ceil(settings.aws.database_storage / 2**30),
         backup_days=settings.aws.backup_days,
         cache_type=settings.aws.cache_type,
+        bedrock_guardrail=settings.guardrails.bedrock.id if settings.guardrails.bedrock else "",
+        audit_export=settings.audit.export,
         load_balancer=StackLoadBalancer(
             certificate=balancer.certificate,
             web_acl=balancer.web_acl or "",
@@ -117,15 +119,15 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
 
 
 def build_services(
-    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, config: str, places: Iterable[Place]
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: Iterable[Place]
 ) -> tuple[Service, Service]:
     """Build the containers: the meter and the gateway."""
-    gateway = _build_gateway(settings, fleet, deployment, config, list(places))
-    return _build_meter(deployment, gateway, settings.audit.keep), gateway
+    gateway = _build_gateway(settings, fleet, deployment, env, list(places))
+    return _build_meter(deployment, gateway, settings.audit), gateway
 
 
 def _build_gateway(
-    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, config: str, places: list[Place]
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: list[Place]
 ) -> Service:
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
@@ -140,8 +142,7 @@ def _build_gateway(
         env={
             **environment.env,
             cloud_program.PLACE_VARIABLE: _format_place(fleet, deployment.name),
-            gateway_program.CONFIG_VARIABLE: config,
-            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(deployment.teams),
+            **env,
             **({cloud_program.API_KEY_VARIABLE: api_key.secret} if api_key else {}),
         },
         secrets=team_keys.list_read(api_key),
@@ -163,7 +164,7 @@ def _build_gateway(
     )
 
 
-def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float) -> Service:
+def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit) -> Service:
     metered = meter.list_metered(deployment.routes)
     routers = {
         f"use-{backend.name}": Call(
@@ -188,8 +189,7 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, keep_s: float)
     env = {
         **deployment.environment.env,
         cloud_program.PLACE_VARIABLE: gateway.env[cloud_program.PLACE_VARIABLE],
-        meter_program.BACKENDS_VARIABLE: litellm_settings.dump(metered),
-        meter_program.KEEP_VARIABLE: str(keep_s),
+        **meter_program.build_settings(metered, records.keep, records.export or ""),
     }
     update = {
         "name": METER,

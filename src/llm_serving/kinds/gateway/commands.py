@@ -7,6 +7,7 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.kinds.gateway import access, usage
+from llm_serving.kinds.gateway import access, usage, usage_page
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import InputError, quote_value
@@ -23,6 +24,9 @@ from llm_serving.settings.units import Duration
 app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
 key_app = typer.Typer(help="Create, list and revoke keys of teams.", no_args_is_help=True)
 app.add_typer(key_app, name="key")
+
+DEFAULT_SINCE = "7d"
+"""How far back usage is shown."""
 
 _SHOWN_ID, _SHOWN_TIME = 12, len("2026-11-26T04:00")
 """Characters of an id and of a time in tables."""
@@ -35,6 +39,7 @@ def create(
     folder: Folder,
     team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Team whose limits the key has.")],
     name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What it is for; unique.")] = None,
+    user: Annotated[str | None, typer.Option("--user", metavar="USER", help="Person or program that has it.")] = None,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     as_json: AsJson = False,
@@ -43,7 +48,7 @@ def create(
     with access.open_access(folder, fleet, target) as gateway:
         _require_team(gateway.deployment, team)
         with gateway.connect() as admin:
-            text, key = admin.create_key(team, name)
+            text, key = admin.create_key(team, name, user)
         if as_json:
             print(json.dumps({"key": text, **key._asdict()}))
             return
@@ -64,9 +69,9 @@ def list_(
     if as_json:
         print(json.dumps([key._asdict() for key in keys], indent=2))
         return
-    table = _create_table(["id", "team", "name", "created"], [])
+    table = _create_table(["id", "team", "user", "name", "created"], [])
     for key in keys:
-        table.add_row(key.id[:_SHOWN_ID], key.team, key.name, key.created_at[:_SHOWN_TIME].replace("T", " "))
+        table.add_row(key.id[:_SHOWN_ID], key.team, key.user, key.name, key.created_at[:_SHOWN_TIME].replace("T", " "))
     console.out.print(table)
 
 
@@ -114,10 +119,11 @@ def audit_(
 @app.command(name="usage")
 def usage_(
     folder: Folder,
-    by: Annotated[str, typer.Option(metavar="COLUMNS", help="Of team, model and deployment.")] = "team,model",
+    by: Annotated[str, typer.Option(metavar="COLUMNS", help="Of team, user, model and deployment.")] = "team,model",
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="How far back; 7d if left out.")] = None,
     month: Annotated[str | None, typer.Option(metavar="YYYY-MM", help="A calendar month, UTC.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for the books.")] = False,
+    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="HTML page with charts to write.")] = None,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     as_json: AsJson = False,
@@ -125,11 +131,16 @@ def usage_(
     """Show what teams used, and what it cost the fleet."""
     columns, period = _parse_columns(by), _parse_period(since, month)
     with access.open_access(folder, fleet, target) as gateway:
-        rows = usage.build_rows(gateway.read_records(period), columns)
+        records = gateway.read_records(period)
+    rows = usage.build_rows(records, columns)
+    if page:
+        time = f"month {month}" if month else f"last {since or DEFAULT_SINCE}"
+        page.write_text(usage_page.render(gateway.deployment.name, time, records), encoding="utf-8")
     if as_json:
         print(json.dumps(rows, indent=2))
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, [*columns, *usage.NUMBERS], lineterminator="\n")
+        names = [*columns, *usage.NUMBERS]
+        writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:
@@ -153,7 +164,7 @@ def _parse_columns(text: str) -> list[str]:
 
 def _parse_period(since: str | None, month: str | None) -> usage.Period:
     if month is None:
-        return usage.build_last(_parse_since(since or "7d"))
+        return usage.build_last(_parse_since(since or DEFAULT_SINCE))
     if since is not None:
         raise InputError("--month: a month has a beginning of its own. Fix: remove --since or --month.")
     try:
@@ -183,17 +194,19 @@ def _render_audit(entries: Sequence[dict[str, Any]]) -> Table:
     table = _create_table(["at", "event", "team", "key", "detail"], [])
     for entry in entries:
         tokens = f"{entry['input_tokens']:,} + {entry['output_tokens']:,} tokens" if "verdict" in entry else ""
-        parts = (entry["model"], entry["verdict"], tokens) if tokens else (entry["detail"],)
+        parts = (entry["model"], entry["verdict"], tokens, entry.get("user")) if tokens else (entry["detail"],)
         place = (entry["at"][:_SHOWN_TIME].replace("T", " "), entry["event"], entry["team"], entry["key"][:_SHOWN_ID])
         table.add_row(*place, ", ".join(filter(None, parts)))
     return table
 
 
 def _render_usage(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
-    table = _create_table(columns, ["requests", "tokens in", "tokens out", "USD", "USD/M tokens"])
+    policies = [name for name in usage.POLICY_NUMBERS if any(row[name] for row in rows)]
+    titles = [name.replace("_", " ") for name in policies]
+    table = _create_table(columns, ["requests", "tokens in", "tokens out", "USD", "USD/M tokens", *titles])
     for row in rows:
         counts = (f"{row[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
         rate = row["usd_per_million_tokens"]
         costs = (f"{row['usd']:,.4f}", "" if rate is None else f"{rate:,.3f}")
-        table.add_row(*(row[column] for column in columns), *counts, *costs)
+        table.add_row(*(row[column] for column in columns), *counts, *costs, *(f"{row[name]:,}" for name in policies))
     return table

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from llm_serving.kinds.gateway import audit, database, litellm_settings
+from llm_serving.kinds.gateway.blueprint import Blueprint
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import DATABASE
 from llm_serving.validation.load import api_key
@@ -20,10 +21,27 @@ from llm_serving.validation.load import api_key
 CONFIG_VARIABLE, TEAMS_VARIABLE = "GATEWAY_CONFIG", "GATEWAY_TEAMS"
 """LiteLLM's config.yaml, and the blueprint's teams, both in JSON."""
 
+PERSONAL_DATA_VARIABLE, CACHED_VARIABLE = "GATEWAY_PERSONAL_DATA", "GATEWAY_CACHED"
+"""What requests are searched for, and for how many seconds routes keep answers, in JSON."""
+
+_HOOKS = ("request_guard.py", "personal_data.py")
+
 ADMIN, SALT = "admin", "salt"
 """Purposes of keys that come from the database's password."""
 
 _APPLIED_TABLE = "blueprint_migrations"
+
+
+def build_settings(settings: Blueprint, config: Mapping[str, Any]) -> dict[str, str]:
+    """Build the variables with LiteLLM's settings."""
+    return {
+        CONFIG_VARIABLE: litellm_settings.dump(config),
+        TEAMS_VARIABLE: litellm_settings.dump(settings.teams),
+        PERSONAL_DATA_VARIABLE: litellm_settings.dump(litellm_settings.find_personal_data(settings)),
+        CACHED_VARIABLE: litellm_settings.dump(
+            {name: route.cache.keep for name, route in settings.routes.items() if route.cache}
+        ),
+    }
 
 
 def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
@@ -54,7 +72,8 @@ def start(login: Login, secret: str, folder: Path, address: tuple[str, str], pro
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")
-    shutil.copy(Path(__file__).with_name("request_guard.py"), folder)
+    for hook in _HOOKS:
+        shutil.copy(Path(__file__).with_name(hook), folder)
     os.environ.update(build_environment(login, secret))
     os.environ["PATH"] += f"{os.pathsep}{program.parent}"
     os.chdir(folder)

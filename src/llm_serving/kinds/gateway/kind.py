@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
         }
 
 
-def _list_limits(team: Team) -> Iterable[str]:
+def _list_limits(team: Team) -> Iterator[str]:
     budget = team.budget or Budget()
     limits = {
         "USD a day": budget.day,
@@ -87,7 +87,11 @@ def _list_limits(team: Team) -> Iterable[str]:
         "characters a prompt": team.prompt_characters,
         "tokens a minute": team.tokens_per_minute,
     }
-    return (f"at most {limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
+    yield from (f"at most {limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
+    if team.priority != "normal":
+        yield f"{team.priority} priority"
+    if team.personal_data:
+        yield f"personal data: {team.personal_data}"
 
 
 KIND = GatewayKind()

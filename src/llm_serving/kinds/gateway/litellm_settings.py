@@ -16,19 +16,29 @@ from llm_serving.validation.load import api_key
 
 MILLION = 1_000_000
 MOCK = "mock"
+BEDROCK = "bedrock"
 
 WRITE_INTERVAL_S = 2
 """How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
 
-GUARD = "request_guard.GUARD"
-"""The hook of request_guard.py, which lies beside config.yaml."""
+GUARD, PERSONAL_DATA_GUARD = "request_guard.GUARD", "personal_data.GUARD"
+"""The hooks of request_guard.py and personal_data.py, which lie beside config.yaml."""
+
+_CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
+"""LiteLLM's names of the calls whose answers are cached: chats, completions, embeddings."""
 
 _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
 
 
 def build_config(
-    settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str], redis: Mapping[str, Any]
+    settings: Blueprint,
+    urls: Mapping[str, str],
+    models: Mapping[str, str],
+    keyed: Set[str],
+    redis: Mapping[str, Any],
+    prioritized: Set[str] = frozenset(),
+    bedrock_region: str = "",
 ) -> dict[str, Any]:
     """Build config.yaml of LiteLLM 1.106.
 
@@ -37,10 +47,12 @@ def build_config(
         models: `model` of the requests to each backend, by id.
         keyed: ids of the backends that get the key in the environment.
         redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
+        prioritized: ids of the backends that schedule by `priority`.
+        bedrock_region: region of Bedrock's guardrail; empty where it is not asked.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
-        "model_list": list(_list_models(settings, urls, models, keyed)),
+        "model_list": list(_list_models(settings, urls, models, keyed, prioritized)),
         "router_settings": {
             "routing_strategy": "simple-shuffle",  # by weight
             "enable_pre_call_checks": True,  # or `order` is not read
@@ -52,9 +64,10 @@ def build_config(
         },
         "litellm_settings": {
             "telemetry": False,
-            "callbacks": [GUARD],
-            **({"cache": True, "cache_params": _build_cache(redis)} if redis else {}),
+            "callbacks": [GUARD, *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else [])],
+            **({"cache": True, "cache_params": _build_cache(settings, redis)} if redis else {}),
         },
+        **_build_guardrails(settings, bedrock_region),
         "general_settings": {
             "allow_requests_on_db_unavailable": True,
             "always_include_stream_usage": True,
@@ -96,8 +109,33 @@ def parse_name(backend_id: str) -> str:
     return backend_id.rpartition("/")[2].partition("#")[0]
 
 
+def _build_guardrails(settings: Blueprint, region: str) -> dict[str, Any]:
+    """Build the guardrail that requests pass before a deployment gets them."""
+    bedrock = settings.guardrails.bedrock
+    if not bedrock or not region:
+        return {}
+    parameters = {
+        "guardrail": "bedrock",
+        "mode": "pre_call",
+        "default_on": True,
+        "guardrailIdentifier": bedrock.id,
+        "guardrailVersion": bedrock.version,
+        "aws_region_name": region,
+    }
+    return {"guardrails": [{"guardrail_name": BEDROCK, "litellm_params": parameters}]}
+
+
+def find_personal_data(settings: Blueprint) -> list[str]:
+    """Return what requests are searched for; empty where no team asks for it."""
+    return list(settings.guardrails.find) if any(team.personal_data for team in settings.teams.values()) else []
+
+
 def _list_models(
-    settings: Blueprint, urls: dict[str, str], models: dict[str, str], keyed: Set[str]
+    settings: Blueprint,
+    urls: Mapping[str, str],
+    models: Mapping[str, str],
+    keyed: Set[str],
+    prioritized: Set[str],
 ) -> Iterator[dict[str, Any]]:
     for backend_id, name, number, backend in list_places(settings):
         route = settings.routes[name]
@@ -114,7 +152,11 @@ def _list_models(
                 **place,
                 **_build_price(route),
             },
-            "model_info": {"id": backend_id},
+            "model_info": {
+                "id": backend_id,
+                **({"has_priority": True} if backend_id in prioritized else {}),
+                **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
+            },
         }
 
 
@@ -138,9 +180,10 @@ def parse_redis(url: str | None) -> dict[str, Any]:
     }
 
 
-def _build_cache(redis: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the cache of counts: only with it does LiteLLM share limits. It caches no answers."""
-    return {"type": "redis", "supported_call_types": [], **redis}
+def _build_cache(settings: Blueprint, redis: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the cache of counts: only with it does LiteLLM share limits. Of what has answers kept, the hook decides."""
+    is_kept = any(route.cache for route in settings.routes.values())
+    return {"type": "redis", "supported_call_types": [*_CACHED_CALLS] if is_kept else [], **redis}
 
 
 def build_team_sql(teams: dict[str, Team]) -> str:

@@ -1,4 +1,4 @@
-"""LiteLLM's hook that refuses requests: copied beside its config.yaml, it runs in LiteLLM's own environment.
+"""LiteLLM's hook for the rules of teams: copied beside its config.yaml, it runs in LiteLLM's own environment.
 
 With `allow_requests_on_db_unavailable` LiteLLM lets keys that it read lately pass while its database is away, and every
 other key too, known or not, as a user of its own. The hook refuses that user.
@@ -14,20 +14,37 @@ from typing import Any
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
 
-TEAMS_VARIABLE = "GATEWAY_TEAMS"
+TEAMS_VARIABLE, CACHED_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_CACHED"
 UNVERIFIED_USER = "__db_unavailable_fallback__"
 """LiteLLM's user for a key that it could not look up. Source: 1.106.0, proxy/auth/auth_exception_handler.py."""
+
+PROMPT_LIMIT, HAS_PRIORITY = "prompt_characters", "has_priority"
+"""What LiteLLM's settings say of a deployment, in `model_info`."""
+
+_OWN_FIELDS = ("cache", "priority", "extra_body", "litellm_params")
+"""Of a body: LiteLLM would read the client's as its own settings."""
 
 _PROMPT_FIELDS = ("messages", "prompt", "input", "instructions", "system", "tools", "query", "documents")
 
 
-class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
-    """Refuses requests before any deployment is called."""
+PRIORITIES = {"high": -1, "normal": 0, "low": 1}
+"""What engines read: the lowest goes first."""
 
-    def __init__(self, teams: Mapping[str, Any]) -> None:
-        """Take the limits of the blueprint's teams."""
+_CACHE_CONTROLS = ("no-cache", "no-store")
+"""What clients may ask of the cache: LiteLLM would also let them choose whose answers they read."""
+
+_NO_CACHE = dict.fromkeys(_CACHE_CONTROLS, True)
+
+
+class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
+    """Refuses requests before any deployment is called, and sends the others where they belong."""
+
+    def __init__(self, teams: Mapping[str, Any], cached: Mapping[str, float]) -> None:
+        """Take the blueprint's teams, and the routes that keep answers, with the seconds."""
         super().__init__()
+        self._cached = cached
         self._limits = {name: team.get("prompt_characters") for name, team in teams.items()}
+        self._priorities = {name: PRIORITIES[team.get("priority", "normal")] for name, team in teams.items()}
 
     async def async_pre_call_hook(
         self,
@@ -36,21 +53,65 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         data: dict[str, Any],
         call_type: str,  # noqa: ARG002
     ) -> None:
-        """Refuse a key that could not be looked up with 503, and a prompt beyond the team's limit with 413."""
+        """Refuse a key that could not be looked up with 503, and a prompt beyond the team's limit with 413.
+
+        The rest reads cached answers of its own team alone, and gives itself no priority.
+        """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
             raise HTTPException(503, {"error": {"message": message, "type": "service_unavailable"}})
-        limit = self._limits.get(user_api_key_dict.team_id)
-        if limit is None:
-            return
-        characters = sum(count_characters(data.get(field)) for field in _PROMPT_FIELDS)
-        if characters > limit:
+        team = user_api_key_dict.team_id
+        controls = data.get("cache")
+        for field in _OWN_FIELDS:
+            data.pop(field, None)
+        if self._cached:
+            data["cache"] = self._build_cache(team, data.get("model"), controls)
+        limit = self._limits.get(team)
+        if limit is not None and (characters := count_prompt(data)) > limit:
             message = f"The prompt has {characters:,} characters; the team's limit is {limit:,}"
             raise HTTPException(413, {"error": {"message": message, "type": "prompt_too_long"}})
+
+    def _build_cache(self, team: str | None, model: str | None, sent: object) -> dict[str, Any]:
+        """Build LiteLLM's controls of a request: whose answers it reads, and how long its own is kept."""
+        if team is None or model is None or model not in self._cached:
+            return dict(_NO_CACHE)
+        controls = {name: sent[name] for name in _CACHE_CONTROLS if name in sent} if isinstance(sent, dict) else {}
+        return {**controls, "namespace": f"team {team}", "ttl": self._cached[model]}
+
+    async def async_filter_deployments(
+        self,
+        model: str,  # noqa: ARG002
+        healthy_deployments: Sequence[Mapping[str, Any]],
+        messages: object,
+        request_kwargs: Mapping[str, Any] | None = None,
+        parent_otel_span: object = None,  # noqa: ARG002
+    ) -> Sequence[Mapping[str, Any]]:
+        """Leave out the deployments for shorter prompts."""
+        characters = count_prompt({**(request_kwargs or {}), **({"messages": messages} if messages else {})})
+        limits = (row["model_info"].get(PROMPT_LIMIT) for row in healthy_deployments)
+        rows = zip(healthy_deployments, limits, strict=True)
+        return [row for row, limit in rows if limit is None or characters <= limit]
+
+    async def async_pre_call_deployment_hook(
+        self,
+        kwargs: dict[str, Any],
+        call_type: object,  # noqa: ARG002
+    ) -> dict[str, Any] | None:
+        """Give a request its team's priority, at a deployment that schedules by it."""
+        if not (kwargs.get("model_info") or {}).get(HAS_PRIORITY):
+            return None
+        metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
+        priority = self._priorities.get(str(metadata.get("user_api_key_team_id")), PRIORITIES["normal"])
+        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "priority": priority}}
 
     async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
         """List no model to a key that could not be looked up."""
         return [] if user_api_key_dict.user_id == UNVERIFIED_USER else model_names
+
+
+def count_prompt(data: Mapping[str, Any]) -> int:
+    """Count the characters of a request's prompt, with its tools and documents."""
+    return sum(count_characters(data.get(field)) for field in _PROMPT_FIELDS)
 
 
 def count_characters(value: Any) -> int:
@@ -62,4 +123,4 @@ def count_characters(value: Any) -> int:
     return sum(map(count_characters, value)) if isinstance(value, list) else 0
 
 
-GUARD = RequestGuard(json.loads(os.environ.get(TEAMS_VARIABLE, "{}")))
+GUARD = RequestGuard(*(json.loads(os.environ.get(name, "{}")) for name in (TEAMS_VARIABLE, CACHED_VARIABLE)))

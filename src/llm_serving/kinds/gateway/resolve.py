@@ -11,7 +11,7 @@ from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import blueprint as settings_of
 from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price
-from llm_serving.kinds.gateway.blueprint import Blueprint
+from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import MOCK, Place
 from llm_serving.services import deployments
@@ -20,7 +20,7 @@ from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.deployments import ENTRY_PORT
 from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
-from llm_serving.settings.document import Document, raise_mistakes
+from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.errors import ErrorCollector
 
 _START_S = 600.0
@@ -42,8 +42,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; has every reason with its line of the file.
     """
     settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
-    if not is_local:
-        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
+    checks = _check_cache(settings) if is_local else cloud.check(settings, fleet.value, environment, name)
+    raise_mistakes(blueprint.locate(checks))
     found = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
     places = list(litellm_settings.list_places(settings))
@@ -62,7 +62,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         routes={route: tuple(backend for backend in backends if backend.route == route) for route in settings.routes},
         sample=settings.sample,
         slo=settings.slo,
-        notes=tuple(_list_notes(backends, environment)),
+        notes=tuple(_list_notes(settings, backends, environment)),
         emulated=environment.emulated,
     )
     urls = {place.id: _find_url(place.backend, found) for place in places}
@@ -70,12 +70,17 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     keyed = {
         place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
     }
+    prioritized = {
+        place.id for place in places if place.backend.deployment and found[place.backend.deployment].has_priority
+    }
     redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
-    config = litellm_settings.dump(litellm_settings.build_config(settings, urls, models, keyed, redis))
+    region = "" if is_local else fleet.value.region
+    config = litellm_settings.build_config(settings, urls, models, keyed, redis, prioritized, region)
+    env = gateway_program.build_settings(settings, config)
     if is_local:
-        services = (_build_meter(deployment, settings.audit.keep), _build_gateway(deployment, config))
+        services = (_build_meter(deployment, settings.audit), _build_gateway(deployment, env))
     else:
-        services = cloud.build_services(settings, fleet.value, deployment, config, places)
+        services = cloud.build_services(settings, fleet.value, deployment, env, places)
     deployment = deployment.model_copy(update={"services": services})
     if not is_local:
         assert deployment.stack
@@ -88,6 +93,13 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
         deployment = deployment.model_copy(update={"cost": rented_cost.describe(fleet.value, units)})
     return deployment
+
+
+def _check_cache(settings: Blueprint) -> Iterator[Conflict]:
+    for name, route in settings.routes.items():
+        if route.cache and not settings.shared_counts:
+            reason, key_path = "nothing holds the answers", ("routes", name, "cache")
+            yield Conflict(key_path, reason, "set shared_counts: redis://HOST:6379", route.cache.match)
 
 
 def _format_url(environment: Environment, name: str) -> str:
@@ -145,7 +157,7 @@ def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment])
     return backend.model or next(iter(models), "")
 
 
-def _list_notes(backends: list[Backend], environment: Environment) -> Iterator[str]:
+def _list_notes(settings: Blueprint, backends: list[Backend], environment: Environment) -> Iterator[str]:
     if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
     unpriced = sorted({backend.name for backend in backends if not backend.is_metered and backend.name != MOCK})
@@ -153,26 +165,27 @@ def _list_notes(backends: list[Backend], environment: Environment) -> Iterator[s
         yield f"What requests to {', '.join(unpriced)} cost is by the route's list price: no price an hour is known."
     if environment.conventions.is_local:
         yield "Postgres takes the place of RDS."
+        if settings.guardrails.bedrock:
+            yield "Requests pass no guardrail of Bedrock, which this machine does not have."
 
 
-def _build_meter(deployment: GatewayDeployment, keep_s: float) -> Service:
-    backends = litellm_settings.dump(meter.list_metered(deployment.routes))
+def _build_meter(deployment: GatewayDeployment, records: Audit) -> Service:
+    backends = meter.list_metered(deployment.routes)
     arguments = (str(deployment.database_port), deployment.environment.data_folder)
+    # In the bucket of the embedded AWS, which has no other.
+    bucket, _, prefix = (records.export or "").removeprefix("s3://").partition("/")
+    export = f"s3://{deployment.environment.bucket}/{prefix}" if bucket else ""
     return Service(
         name=METER,
         role=METER,
         command=(sys.executable, meter_program.__file__, *arguments),
-        env={
-            **deployment.environment.env,
-            meter_program.BACKENDS_VARIABLE: backends,
-            meter_program.KEEP_VARIABLE: f"{keep_s:g}",
-        },
+        env={**deployment.environment.env, **meter_program.build_settings(backends, records.keep, export)},
         start_s=1,
         resources=Resources(memory_bytes=_METER_BYTES),
     )
 
 
-def _build_gateway(deployment: GatewayDeployment, config: str) -> Service:
+def _build_gateway(deployment: GatewayDeployment, env: dict[str, str]) -> Service:
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
     host, port = environment.hidden_host, environment.ports[ADMIN]
@@ -188,11 +201,7 @@ def _build_gateway(deployment: GatewayDeployment, config: str) -> Service:
         role=GATEWAY,
         is_entry=True,
         command=(*front, sys.executable, gateway_program.__file__, *arguments),
-        env={
-            **environment.env,
-            gateway_program.CONFIG_VARIABLE: config,
-            gateway_program.TEAMS_VARIABLE: litellm_settings.dump(deployment.teams),
-        },
+        env={**environment.env, **env},
         host=host,
         port=port,
         probe=Probe(path="/health/readiness", body={}, deadline_s=_START_S),

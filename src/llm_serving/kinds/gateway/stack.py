@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.services.load_balancer import StackLoadBalancer
+from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import Settings
 
 DATABASE_PORT, CACHE_PORT = 5432, 6379
@@ -46,5 +47,11 @@ class GatewayStack(Settings):
     database_gib: Annotated[int, Field(ge=20, le=65_536)]
     backup_days: Annotated[int, Field(ge=1, le=35)]
     cache_type: str
+    bedrock_guardrail: str = ""
+    """Id of the guardrail that the gateway asks."""
+
+    audit_export: S3Location | None = None
+    """Where the meter writes the audit too."""
+
     load_balancer: StackLoadBalancer | None = None
     """What has TLS before the gateways; None where clients call them. On EKS the chart has it."""

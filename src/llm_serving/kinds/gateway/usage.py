@@ -25,12 +25,18 @@ from llm_serving.kinds.gateway.litellm_settings import MILLION, parse_name
 DIRECT, IDLE = "(direct)", "(idle)"
 """In place of a team's name: tokens that no team's request explains, and time without tokens."""
 
-COLUMNS = ("team", "model", "deployment")
+COLUMNS = ("team", "user", "model", "deployment")
 """What rows can be grouped by."""
+
+CACHE, REFUSED = "(cache)", "(refused)"
+"""In place of a deployment's name, and the second of a model's too: requests that the gateway answered itself."""
 
 _COUNTS = ("requests", "input_tokens", "output_tokens")
 NUMBERS = (*_COUNTS, "usd", "usd_per_million_tokens")
 """What each row has."""
+
+POLICY_NUMBERS = ("cached_requests", "saved_tokens", "masked", "blocked")
+"""What each row has of the gateway's own answers: from its cache, with the tokens of these, and guardrails."""
 
 
 def _format_growth(name: str) -> str:
@@ -39,13 +45,25 @@ def _format_growth(name: str) -> str:
     return f"CASE WHEN {name} >= {before} THEN {name} - {before} ELSE {name} END AS {name}"
 
 
-_RECORDS = """\
-SELECT team_id AS team, model_group AS model, model_id AS backend, count(*) AS requests,
-  sum(prompt_tokens) AS input_tokens, sum(completion_tokens) AS output_tokens, sum(spend) AS list_usd
-FROM "LiteLLM_SpendLogs"
-WHERE team_id IS NOT NULL AND status = 'success'
-  AND "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}
-GROUP BY 1, 2, 3"""
+_RECORDS = f"""\
+SELECT team_id AS team, "user", CASE WHEN is_blocked THEN '{REFUSED}' ELSE model_group END AS model,
+  CASE WHEN is_blocked THEN '{REFUSED}' WHEN is_cached THEN '{CACHE}' ELSE model_id END AS backend,
+  count(*) FILTER (WHERE status = 'success') AS requests,
+  coalesce(sum(prompt_tokens) FILTER (WHERE NOT is_cached), 0) AS input_tokens,
+  coalesce(sum(completion_tokens) FILTER (WHERE NOT is_cached), 0) AS output_tokens, sum(spend) AS list_usd,
+  count(*) FILTER (WHERE is_cached) AS cached_requests,
+  coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE is_cached), 0) AS saved_tokens,
+  count(*) FILTER (WHERE metadata::jsonb -> 'spend_logs_metadata' ? 'personal_data') AS masked,
+  count(*) FILTER (WHERE is_blocked) AS blocked
+FROM (
+  SELECT *, cache_hit IS NOT DISTINCT FROM 'True' AS is_cached,
+    status <> 'success' AND coalesce(metadata::jsonb -> 'error_information' ->> 'error_message', '')
+      ~ '''type'': ''(personal_data|prompt_too_long)''|Violated guardrail policy' AS is_blocked
+  FROM "LiteLLM_SpendLogs"
+) AS logs
+WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked)
+  AND "endTime" AT TIME ZONE 'UTC' >= {{start}} AND "endTime" AT TIME ZONE 'UTC' < {{end}}
+GROUP BY 1, 2, 3, 4"""
 
 _METER = f"""\
 SELECT deployment, extract(epoch FROM at) AS at, usd_h, tokens FROM {meter.TABLE} AS rows
@@ -69,6 +87,10 @@ class Period(NamedTuple):
 
     start: float
     end: float = math.inf
+
+    def format_bounds(self) -> dict[str, str]:
+        """Format its bounds as SQL."""
+        return {name: f"to_timestamp('{second}'::float8)" for name, second in self._asdict().items()}
 
 
 def build_last(seconds: float) -> Period:
@@ -105,6 +127,16 @@ class Metered(NamedTuple):
     """Input and output together, of the engines' own counters."""
 
 
+class Bill(NamedTuple):
+    """What the rows of a time add up to."""
+
+    fleet_usd: float
+    """The fleet's price of the deployments whose price an hour is known."""
+
+    list_usd: float
+    """List price of requests to all others."""
+
+
 class _Line(NamedTuple):
     """What one group used."""
 
@@ -112,6 +144,10 @@ class _Line(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     usd: float = 0.0
+    cached_requests: int = 0
+    saved_tokens: int = 0
+    masked: int = 0
+    blocked: int = 0
 
     def add(self, other: _Line) -> _Line:
         return _Line(
@@ -119,6 +155,10 @@ class _Line(NamedTuple):
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.usd + other.usd,
+            self.cached_requests + other.cached_requests,
+            self.saved_tokens + other.saved_tokens,
+            self.masked + other.masked,
+            self.blocked + other.blocked,
         )
 
 
@@ -132,8 +172,7 @@ def read(login: Login, period: Period, gateway: str) -> Records:
     Raises:
         Unavailable: the database does not answer.
     """
-    start, end = (f"to_timestamp('{second}'::float8)" for second in period)
-    values = {"start": start, "end": end, "gateway": gateway}
+    values = {**period.format_bounds(), "gateway": gateway}
     return Records(*(database.query(login, text.format(**values)) for text in (_RECORDS, _METER, _DOOR)))
 
 
@@ -151,6 +190,14 @@ def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
     return [_build_row(dict(zip(by, key, strict=True)), line) for key, line in ordered]
 
 
+def compute_bill(records: Records) -> Bill:
+    """Compute what was paid, whoever used it."""
+    metered = measure(records.meter)
+    fleet_usd = sum(times.busy_usd + times.idle_usd for times in metered.values())
+    others = (row["list_usd"] for row in records.requests if parse_name(row["backend"]) not in metered)
+    return Bill(fleet_usd, sum(others))
+
+
 def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
     tokens = line.input_tokens + line.output_tokens
     return {
@@ -160,6 +207,7 @@ def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
         "output_tokens": line.output_tokens,
         "usd": round(line.usd, 9),
         "usd_per_million_tokens": round(MILLION * line.usd / tokens, 6) if tokens else None,
+        **{name: getattr(line, name) for name in POLICY_NUMBERS},
     }
 
 
@@ -171,17 +219,18 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
         name = parse_name(row["backend"])
         tokens = row["input_tokens"] + row["output_tokens"]
         usd = metered[name].busy_usd * tokens / totals[name] if name in metered else row["list_usd"]
-        group = {"team": row["team"], "model": row["model"], "deployment": name}
-        yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd)
+        group = {"team": row["team"], "user": row.get("user", ""), "model": row["model"], "deployment": name}
+        policies = [row.get(number, 0) for number in POLICY_NUMBERS]  # an image of before has none
+        yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd, *policies)
     for row in records.door:
         name, tokens = row["deployment"], row["input_tokens"] + row["output_tokens"]
         usd = metered[name].busy_usd * tokens / totals[name] if name in metered else 0.0
-        group = {"team": row["team"], "model": row["model"], "deployment": name}
+        group = {"team": row["team"], "user": "", "model": row["model"], "deployment": name}
         yield group, _Line(round(row["requests"]), round(row["input_tokens"]), round(row["output_tokens"]), usd)
     for name, times in metered.items():
         rest = max(0.0, times.tokens - recorded[name])
-        yield {"team": DIRECT, "model": DIRECT, "deployment": name}, _Line(usd=times.busy_usd * rest / totals[name])
-        yield {"team": IDLE, "model": IDLE, "deployment": name}, _Line(usd=times.idle_usd)
+        for nobody, usd in ((DIRECT, times.busy_usd * rest / totals[name]), (IDLE, times.idle_usd)):
+            yield {"team": nobody, "user": nobody, "model": nobody, "deployment": name}, _Line(usd=usd)
 
 
 def _count_recorded(records: Records) -> Mapping[str, float]:

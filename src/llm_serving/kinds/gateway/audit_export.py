@@ -1,0 +1,53 @@
+"""Exports the audit to S3: an object of JSON lines for each hour, UTC, once the hour is over."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from typing import Any
+
+from llm_serving.kinds.gateway import audit, database
+from llm_serving.kinds.gateway.database import Login
+from llm_serving.kinds.gateway.usage import Period
+
+TABLE = "blueprint_export"
+
+_CREATE = f"CREATE TABLE IF NOT EXISTS {TABLE} (until float8)"
+_NEXT = f"""\
+SELECT coalesce(
+  (SELECT until FROM {TABLE}),
+  (SELECT extract(epoch FROM date_trunc('hour', min(at))) FROM {audit.TABLE})
+) AS start"""
+"""From the first entry on: that teams were created."""
+
+_HOUR_S = 3600
+_SETTLED_S = 300
+"""How long after its end an hour is exported: LiteLLM writes its last records by then."""
+
+
+def export(login: Login, s3: Any, location: str, now: float | None = None) -> list[str]:
+    """Write the hours that ended since the last export; return the keys of their objects.
+
+    An object is written again, the same, where what has been exported could not be noted.
+
+    Args:
+        s3: client of S3.
+        location: s3://BUCKET/PREFIX.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    database.execute(login, ["--command", _CREATE])
+    [row] = database.query(login, _NEXT)
+    end = (time.time() if now is None else now) - _SETTLED_S
+    keys = []
+    for start in range(round(row["start"] or end), round(end) - _HOUR_S + 1, _HOUR_S):
+        if entries := audit.read(login, Period(start, start + _HOUR_S)):
+            key = f"{prefix.rstrip('/')}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
+            lines = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+            s3.put_object(Bucket=bucket, Key=key, Body=gzip.compress(lines.encode(), mtime=0))
+            keys.append(key)
+        database.execute(login, ["--command", f"DELETE FROM {TABLE}; INSERT INTO {TABLE} VALUES ({start + _HOUR_S})"])
+    return keys

@@ -1,0 +1,130 @@
+"""LiteLLM's hook for personal data in requests: copied beside its config.yaml, it runs in LiteLLM's own environment.
+
+Presidio's recognizers find it by patterns and check digits alone, without a language model: no names, no addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import tldextract
+from fastapi import HTTPException
+from litellm.integrations.custom_logger import CustomLogger
+from presidio_analyzer import predefined_recognizers as presidio
+
+TEAMS_VARIABLE, KINDS_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_PERSONAL_DATA"
+
+RECOGNIZERS = {
+    "credit-card": presidio.CreditCardRecognizer,
+    "email": presidio.EmailRecognizer,
+    "iban": presidio.IbanRecognizer,
+    "ip": presidio.IpRecognizer,
+    "phone": presidio.PhoneRecognizer,
+    "us-ssn": presidio.UsSsnRecognizer,
+}
+"""By what blueprints call it."""
+
+_MIN_SCORE = 0.4
+"""Presidio's score of a phone number without a word before it, its lowest that is more than a guess."""
+
+_MASK, _BLOCK = "mask", "block"
+_PICTURE = re.compile(r"data:[\w/.+-]+;base64,[A-Za-z0-9+/=]*")
+
+# Or Presidio downloads a list of domains, and keeps it in the home folder.
+tldextract.extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
+
+
+class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another environment
+    """Masks personal data in the requests of some teams, and refuses those of others that have any."""
+
+    def __init__(self, teams: Mapping[str, Any], kinds: Iterable[str]) -> None:
+        """Take the blueprint's teams, and what is looked for."""
+        super().__init__()
+        self._actions = {name: team.get("personal_data") for name, team in teams.items()}
+        self._recognizers = [RECOGNIZERS[kind]() for kind in kinds]
+
+    async def async_pre_call_hook(
+        self,
+        user_api_key_dict: Any,
+        cache: object,  # noqa: ARG002 - LiteLLM names the arguments
+        data: dict[str, Any],
+        call_type: str,  # noqa: ARG002
+    ) -> None:
+        """Refuse a request with personal data with 400, or replace the data by its kind and record how often."""
+        action = self._actions.get(user_api_key_dict.team_id)
+        if action is None:
+            return
+        found: Counter[str] = Counter()
+        masked = await asyncio.to_thread(self._mask_all, data, found)
+        if found and action == _BLOCK:
+            message = f"The request has personal data: {', '.join(sorted(found))}"
+            raise HTTPException(400, {"error": {"message": message, "type": "personal_data"}})
+        for container, field, value in masked:
+            container[field] = value
+        if found:
+            _find_metadata(data)["spend_logs_metadata"] = {"personal_data": dict(found)}
+
+    def _mask_all(self, data: dict[str, Any], found: Counter[str]) -> list[tuple[MutableMapping[str, Any], str, Any]]:
+        return [
+            (container, field, change_texts(container[field], lambda text: self.mask(text, found)))
+            for container, field in list_fields(data)
+        ]
+
+    def mask(self, text: str, found: Counter[str]) -> str:
+        """Replace what is found by its kind, and count it; what overlaps counts as the surest."""
+        spans = [
+            span
+            for recognizer in self._recognizers
+            for span in recognizer.analyze(text, recognizer.supported_entities)
+            if span.score >= _MIN_SCORE
+        ]
+        end, parts = len(text), []
+        for span in _list_separate(spans):
+            found[span.entity_type] += 1
+            parts += [text[span.end : end], f"<{span.entity_type}>"]
+            end = span.start
+        return "".join([*parts, text[:end]][::-1])
+
+
+def _list_separate(spans: Iterable[Any]) -> list[Any]:
+    """List those that overlap no surer or longer one, the last one first."""
+    chosen: list[Any] = []
+    for span in sorted(spans, key=lambda span: (-span.score, span.start - span.end)):
+        if all(span.end <= other.start or other.end <= span.start for other in chosen):
+            chosen.append(span)
+    return sorted(chosen, key=lambda span: -span.start)
+
+
+def list_fields(data: MutableMapping[str, Any]) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    """List where a request has what its client wrote, beside LiteLLM's own fields."""
+    body, metadata = data["proxy_server_request"]["body"], _find_metadata(data)
+    yield from ((data, field) for field in body if field != "model" and data.get(field, metadata) is not metadata)
+    sent = metadata.get("requester_metadata") or {}
+    for container in (metadata, sent):
+        yield from ((container, field) for field in (*sent, "tags") if field in container and field != "headers")
+
+
+def _find_metadata(data: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Find what LiteLLM records of a request; its place depends on the path."""
+    places = (data.get(name) for name in ("litellm_metadata", "metadata"))
+    return next((place for place in places if isinstance(place, dict) and "user_api_key" in place), {})
+
+
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Change all texts of a JSON value but those of pictures and sound."""
+    if isinstance(value, str):
+        return value if _PICTURE.fullmatch(value) else change(value)
+    if isinstance(value, Mapping):
+        return {name: part if name == "input_audio" else change_texts(part, change) for name, part in value.items()}
+    return [change_texts(part, change) for part in value] if isinstance(value, list) else value
+
+
+GUARD = PersonalDataGuard(
+    json.loads(os.environ.get(TEAMS_VARIABLE, "{}")), json.loads(os.environ.get(KINDS_VARIABLE, "[]"))
+)
