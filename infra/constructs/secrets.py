@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.policy import Statement, allow
-from llm_serving.services.service import Secret
+from llm_serving.services.service import Secret, Service
 
 
 def find_arns(stack: TerraformStack, secrets: Iterable[Secret]) -> dict[str, str]:
@@ -20,6 +20,11 @@ def find_arns(stack: TerraformStack, secrets: Iterable[Secret]) -> dict[str, str
             data = aws.data_aws_secretsmanager_secret.DataAwsSecretsmanagerSecret
             arns[secret] = data(stack, f"secret-{len(arns)}", name=secret).arn
     return arns
+
+
+def find_service_arns(stack: TerraformStack, services: Iterable[Service]) -> dict[str, str]:
+    """Add lookups of the secrets that services read; returns the ARN of each secret, by its name."""
+    return find_arns(stack, (secret for service in services for secret in service.secrets))
 
 
 def build_statements(secrets: Collection[Secret], arns: Mapping[str, str], region: str) -> Iterator[Statement]:

@@ -90,7 +90,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch) -> N
         account,
         _add_key(stack, fleet, batch, account),
         find_key(stack, fleet, "storage"),
-        secrets.find_arns(stack, (secret for service in batch.services for secret in service.secrets)),
+        secrets.find_service_arns(stack, batch.services),
     )
     added_workflow = workflow.add_workflow(stack, context)
     if batch.stack.results_table:

@@ -97,7 +97,7 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> 
         grants=(build_log_group_grant(account, log_group),) if on_tasks else (),
     )
     vpc_id, subnets = _find_network(stack, fleet, place)
-    arns = secrets.find_arns(stack, deployment.services)
+    arns = secrets.find_service_arns(stack, deployment.services)
     context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key, arns)
     groups = gateway.add_groups(stack, context)
     servers = gateway.add_servers(stack, context, groups)
@@ -138,7 +138,7 @@ def _add_program_role(
         trust=trust,
         statements=(
             *gateway.build_statements(context, servers, prepares=service.is_entry),
-            *secrets.build_statements(service, context.secret_arns, context.fleet.region),
+            *secrets.build_statements(service.secrets, context.secret_arns, context.fleet.region),
             *statements,
         ),
     )

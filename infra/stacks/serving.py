@@ -155,6 +155,7 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> Non
 def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
     """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
     account, cluster, router = read_account(stack, fleet), names.format_cluster_name(fleet), serving.entry
+    arns = secrets.find_arns(stack, router.secrets)
     router_role = role.add_role(
         stack,
         names.format_deployment_purpose(serving.name, "route"),
@@ -162,7 +163,7 @@ def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None
         account=account,
         description=f"Router of {serving.name}",
         trust=pod_identity.build_trust_policy(cluster, account),
-        statements=tuple(secrets.build_statements(router, secrets.find_arns(stack, [router]), fleet.region)),
+        statements=tuple(secrets.build_statements(router.secrets, arns, fleet.region)),
     )
     pod_identity.add_association(
         stack,
@@ -366,8 +367,8 @@ def _add_roles(
     engine_role = task_roles.add_engine_role(
         stack, fleet, serving.name, reads=serving.stack.reads, storage_key=storage_key, **shared
     )
-    arns = secrets.find_arns(stack, serving.services)
-    reads = secrets.build_statements(serving.entry, arns, fleet.region)
+    arns = secrets.find_service_arns(stack, serving.services)
+    reads = secrets.build_statements(serving.entry.secrets, arns, fleet.region)
     router_role = task_roles.add_router_role(stack, fleet, serving.name, statements=reads, **shared)
     policies = {
         part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
