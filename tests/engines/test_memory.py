@@ -196,6 +196,26 @@ def test_cache_tokens_match_vllms_report(
     assert computed == pytest.approx(tokens, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    ("name", "weights", "tokens", "computed"),
+    [("Qwen/Qwen3-8B", 15.27, 794_016, 788_240), ("Qwen/Qwen3-32B", 61.03, 257_856, 250_864)],
+)
+def test_a_newer_vllm_on_an_h200_has_the_cache_that_is_computed_and_up_to_3_percent_more(
+    name: str, weights: float, tokens: int, computed: int
+) -> None:
+    # What vLLM 0.25.1 logged on one H200, started by this project with random weights, `--max-num-seqs 256` and
+    # `--gpu-memory-utilization 0.9`, 2026-11-26.
+    batch = memory.Batch(tokens=8192, sequences=256)
+    instance = instances.load()["p5en.48xlarge"]
+    fit = vllm.compute_fit(models.find(name), instance, 1, context=8192, utilization=0.9, batch=batch)
+    assert fit.weight_bytes / memory.GIB == pytest.approx(weights, abs=0.01)
+    assert fit.cache_tokens == computed
+    assert 0.97 * tokens <= fit.cache_tokens <= tokens
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert f"{tokens:,}" in page
+    assert f"{computed:,}" in page
+
+
 def test_the_page_on_models_shows_these_starts_and_no_others() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [_format_start(*row) for row in MEASURED]

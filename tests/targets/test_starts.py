@@ -25,12 +25,20 @@ COPIED = """\
 (Worker_TP0 pid=9) INFO 11-26 11:21:13 [gpu_model_runner.py:5149] Model loading took 15.27 GiB memory and 14.251306 seconds
 (EngineCore pid=8) INFO 11-26 11:21:59 [core.py:395] init engine (profile, create kv cache, warmup model) took 45.90 s (compilation: 31.40 s)
 """
+# Lines of vLLM 0.25.1 on an H200, with random weights.
+ON_A_GPU = """\
+(APIServer pid=635) INFO 11-26 12:13:04 [api_utils.py:273] non-default args: {'model_tag': 'Qwen3-8B', 'max_model_len': 8192}
+(EngineCore pid=849) INFO 11-26 12:13:50 [model_runner.py:302] Model loading took 15.27 GiB and 2.068296 seconds
+(EngineCore pid=849) INFO 11-26 12:14:22 [monitor.py:53] torch.compile took 31.36 s in total
+(EngineCore pid=849) INFO 11-26 12:14:47 [core.py:337] init engine (profile, create kv cache, warmup model) took 56.31 s (compilation: 31.36 s)
+"""
 VLLM = starts.find_lines("vllm")
 
 
 def test_the_longest_line_of_ranks_and_parts_is_the_load() -> None:
     assert starts.read_log(STREAMED.splitlines(), VLLM) == (0.78, 0.32)
     assert starts.read_log(COPIED.splitlines(), VLLM) == (14.251306, 45.9)
+    assert starts.read_log(ON_A_GPU.splitlines(), VLLM) == (2.068296, 56.31)
 
 
 def test_a_log_of_several_starts_tells_of_the_last_alone() -> None:
