@@ -23,6 +23,9 @@ from llm_serving.settings.errors import CheckFailed
 
 RULES_FILE = "infra/stack_rules.py"
 
+MAX_TASK_BYTES = 64 * 1024
+"""Of a task definition. Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
+
 Stack = Mapping[str, Any]
 Violations = Iterator[str]
 
@@ -246,6 +249,15 @@ def _describe_strategy(address: str, count: int) -> str:
     return f"{address}: {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: use fewer providers."
 
 
+def check_task_sizes(stack: Stack) -> Violations:
+    """Task definitions larger than ECS takes."""
+    for address, settings in list_resources(stack, "aws_ecs_task_definition"):
+        size = len(settings["container_definitions"].encode())
+        if size > MAX_TASK_BYTES:
+            reason = f"ECS takes at most {MAX_TASK_BYTES:,}. Fix: shorten the containers' commands and environment"
+            yield f"{address}: {size:,} bytes: {reason}."
+
+
 def check_subnet_ranges(stack: Stack) -> Violations:
     """Subnets that overlap, or are outside their VPC."""
     subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
@@ -314,6 +326,7 @@ RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_efa_zones,
     check_efa_rules,
     check_provider_counts,
+    check_task_sizes,
     check_subnet_ranges,
 )
 FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (check_interfaces, check_tags, check_alarm_actions)

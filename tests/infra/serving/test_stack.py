@@ -107,6 +107,17 @@ def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
 
 
 @each_shape
+def test_task_definitions_fit_and_a_larger_one_is_reported(stacks: Stacks, shape: str) -> None:
+    stack = copy.deepcopy(stacks[shape])
+    assert not list(stack_rules.check_task_sizes(stack))
+    for definition in filter_by_type(stack, "aws_ecs_task_definition").values():
+        definition["container_definitions"] = definition["container_definitions"].ljust(65_537)
+    assert {line.partition(": ")[2] for line in stack_rules.check_task_sizes(stack)} == {
+        "65,537 bytes: ECS takes at most 65,536. Fix: shorten the containers' commands and environment."
+    }
+
+
+@each_shape
 def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     stacks: Stacks, fleet: Path, shape: str
 ) -> None:
