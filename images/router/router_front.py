@@ -124,9 +124,10 @@ def read_secret(name: str) -> str:
 
     # While it waits, the front goes on, and only its end is late.
     limits = botocore.config.Config(connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 2})
-    session = botocore.session.get_session()
-    client = session.create_client("secretsmanager", region_name=os.environ["AWS_REGION"], config=limits)
-    return str(client.get_secret_value(SecretId=name)["SecretString"])
+    secrets_manager = botocore.session.get_session().create_client(
+        "secretsmanager", region_name=os.environ["AWS_REGION"], config=limits
+    )
+    return str(secrets_manager.get_secret_value(SecretId=name)["SecretString"])
 
 
 def parse_limit(text: str) -> tuple[str, int]:

@@ -564,9 +564,6 @@ class Workload(_Row):
     operator: str
     """Program in the cluster that runs objects of this kind."""
 
-    add_on: str
-    """Of the fleet, which installs the operator."""
-
 
 class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""
@@ -592,6 +589,9 @@ class Framework(_NamedChoice):
 
     objects: str = "plain"
     """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
+
+    add_on: str = ""
+    """Of the fleet, which installs the kinds of its objects; empty where every cluster has them."""
 
     workload: Workload | None = None
     """None where Kubernetes' own kinds, and KEDA for scaling, keep the replicas running."""

@@ -384,7 +384,9 @@ def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router,
     script = f"echo $$ > {pid_file}; trap 'kill $!; exit 0' QUIT; kill -TERM $PPID; sleep 60 & wait"
     stand_in.write_text(f"#!/bin/sh\n{script}\n")
     stand_in.chmod(0o755)
-    find_stand_in = f"import runpy, sys; sys.executable = {str(tmp_path / 'python')!r}"
+    find_stand_in = (
+        f"import runpy, sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); sys.executable = {str(tmp_path / 'python')!r}"
+    )
     start = f"{find_stand_in}; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     arguments = ["--listen", "127.0.0.1:1", "--router", f"{ROUTER_HOST}:{router.port}", "--", *SLEEP]
     program = subprocess.Popen([sys.executable, "-c", start, *arguments])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from llm_serving import console
 from llm_serving.kinds.gateway import audit, commands, database, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.client import AdminClient, Key
@@ -131,6 +132,7 @@ def test_the_audit_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch
                "deployment": "big", "verdict": "answered", "input_tokens": 7, "output_tokens": 10,
                "user": "anna"}  # fmt: skip
     monkeypatch.setattr(audit, "read", lambda *_: [created, request])
+    monkeypatch.setattr(console.out, "width", 100)
     assert [line.rstrip() for line in invoke(runner, "audit", "edge").splitlines()] == [
         "at                event        team  key           detail",
         "2026-11-26 04:00  key created  ads   abababababab  web",

@@ -609,7 +609,7 @@ def test_personal_data_of_a_team_that_blocks_it_gets_400_and_is_counted(gateway:
     ask(client, "echo")
     assert len(gateway.received) == before + 1
     wait_for_requests(gateway, "strict", 1)
-    wait_for_requests(gateway, "strict", 1, where="status = 'failure'")
+    wait_for_requests(gateway, "strict", 1, where="status = 'failure' AND metadata::text LIKE '%personal_data%'")
     rows = {row["model"]: row for row in gateway.run("usage", "edge") if row["team"] == "strict"}
     assert {name: row["blocked"] for name, row in rows.items()} == {"echo": 0, REFUSED: 1}
     assert "pat@example.com" not in read_everything_kept(gateway)

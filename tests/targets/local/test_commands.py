@@ -195,7 +195,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     starts = json.loads(out)["starts"]
     assert code == 0
     assert [start["name"] for start in starts] == ["worker-0", "worker-1"]
-    assert all(start["first_answer_s"] > 0 for start in starts)
+    assert all(start["first_answer_s"] >= 0 for start in starts), "whole seconds: 0 on an idle machine"
     assert {start["load_s"] for start in starts} == {None}, "the stand-in logs nothing of its start"
     code, out, _ = run_cli("status", "mine", "--starts")
     assert code == 0

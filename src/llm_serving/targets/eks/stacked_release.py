@@ -17,7 +17,7 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import release, values_check
 from llm_serving.targets.on_aws import deployment_stack
 
 FILE, STACK_FILE = "eks.yaml", "stack.yaml"
@@ -109,8 +109,8 @@ def _find_stack_file(plan: DeploymentPlan, values: Path) -> Path:
 
 
 def has_stack_file(deployment: Deployment) -> bool:
-    """Return whether the data of the stack is in a file of its own: charts/batch alone takes them as values."""
-    return deployment.stack is not None and deployment.chart != "batch"
+    """Return whether the data of the stack is in a file of its own: not where the chart takes them as values."""
+    return deployment.stack is not None and "stack" not in values_check.load_schema(deployment.chart)["properties"]
 
 
 def _join(*changes: str) -> str:

@@ -48,11 +48,17 @@ def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
         yield from _compare(file, deployment)
 
 
+def load_schema(chart: str) -> dict[str, Any]:
+    """Load the schema of a chart's values."""
+    schema: dict[str, Any] = json.loads((paths.CHARTS / chart / "values.schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
 def _list_schema_errors(file: YamlFile, chart: str) -> Iterator[Mistake]:
     import jsonschema  # takes longer to import than most commands take to run
 
     page = f"charts/{chart}/VALUES.md"
-    schema = json.loads((paths.CHARTS / chart / "values.schema.json").read_text(encoding="utf-8"))
+    schema = load_schema(chart)
     validator = jsonschema.validators.validator_for(schema)(schema)
     for error in sorted(validator.iter_errors(file.data), key=lambda error: list(map(str, error.absolute_path))):
         key_path: KeyPath = tuple(error.absolute_path)

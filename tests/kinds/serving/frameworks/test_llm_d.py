@@ -16,6 +16,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a]
 orchestrator: both
+add_ons: {gateway: on}
 pools:
   gpus: {types: g6e.12xlarge, size: 0..8, orchestrator: eks}
   on-ecs: {types: g6e.12xlarge, size: 0..2, orchestrator: ecs}
@@ -107,3 +108,12 @@ def test_what_llm_d_does_not_run_is_refused_by_name(tmp_path: Path, text: str, t
     with pytest.raises(InputError) as error:
         resolve(tmp_path, text, target)
     assert message in str(error.value)
+
+
+def test_a_fleet_without_its_kinds_of_objects_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, format_blueprint(), FLEET.replace("add_ons: {gateway: on}\n", ""), "eks")
+    assert (
+        'blueprint.yaml:3:12: framework: "llm-d": it has kinds of objects of its own, which the fleet installs with gateway. '
+        "Fix: set add_ons: {gateway: on} in the fleet and apply it, or use another framework." in str(error.value)
+    )

@@ -76,12 +76,13 @@ def check(
 
 def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield what needs kinds of objects that the cluster does not know without an add-on of the fleet."""
-    workload = engines.load_frameworks()[settings.framework].workload
-    if workload:
-        if not getattr(fleet.add_ons, workload.add_on):
-            reason = f"{workload.operator} runs it, which the fleet installs with {workload.add_on}"
-            fix = f"set {_format_add_ons([workload.add_on])} in the fleet and apply it, or use another framework"
-            yield Conflict(("framework",), reason, fix, settings.framework)
+    framework = engines.load_frameworks()[settings.framework]
+    if framework.add_on and not getattr(fleet.add_ons, framework.add_on):
+        what = f"{framework.workload.operator} runs it" if framework.workload else "it has kinds of objects of its own"
+        reason = f"{what}, which the fleet installs with {framework.add_on}"
+        fix = f"set {_format_add_ons([framework.add_on])} in the fleet and apply it, or use another framework"
+        yield Conflict(("framework",), reason, fix, settings.framework)
+    if framework.workload:
         return
     for key_path, role, role_placement in placed_roles:
         replicas = format_bounds(role.replicas)
