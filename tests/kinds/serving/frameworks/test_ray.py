@@ -107,13 +107,14 @@ def test_each_model_has_nodes_of_its_own(tmp_path: Path) -> None:
     assert [row["deployment_config"]["num_replicas"] for row in configs] == [1, 2]
 
 
-def test_the_version_under_ray_has_every_argument_that_is_rendered() -> None:
+def test_the_version_under_ray_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
     known = engine_options.load_arguments(engines.load_frameworks()["ray"].engines["vllm"].arguments).arguments
     deployments = [
         cell.deployment
         for cell in matrix.build_cells()
         if cell.framework == "ray" and isinstance(cell.deployment, ServingDeployment)
     ]
+    deployments.append(resolve(tmp_path, format_blueprint(lines="engine_arguments: {max_num_seqs: 64}\n")))
     names = {name for item in deployments for row in get_args(item)["llm_configs"] for name in row["engine_kwargs"]}
     assert names <= known
     assert {"max_model_len", "max_num_seqs", "tensor_parallel_size", "tool_call_parser"} <= names
@@ -139,6 +140,12 @@ REFUSED = {
         "eks",
         'blueprint.yaml:8:20: roles.router.policy: "kv-aware": the router of vllm under ray in the pattern '
         "aggregated has no such policy. Fix: use one of cache-aware, load-aware, round-robin.",
+    ),
+    "a limit on requests in flight": (
+        format_blueprint(roles=f"  worker: {RELAXED}\n  router: {{max_requests: 64}}"),
+        "eks",
+        "blueprint.yaml:8:26: roles.router.max_requests: 64: the router of vllm under ray in the pattern aggregated has no "
+        "limit on requests in flight. Fix: remove it, or use framework: plain.",
     ),
     "prefill and decode": (
         format_blueprint(

@@ -48,7 +48,7 @@ def check(
         yield from _check_host_memory(settings, placed_roles)
         yield from _check_surge(settings, fleet, conventions, placed_roles)
     yield from _check_transfer(settings, placed_roles)
-    yield from _check_policy(settings)
+    yield from _check_router(settings)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
@@ -162,13 +162,17 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
         yield from _check_one_zone(placed_roles)
 
 
-def _check_policy(settings: Blueprint) -> Iterator[Conflict]:
-    """Yield a policy that the router of this engine, framework and pattern does not have."""
-    policy, policies = settings.roles.router.policy, processes.get_router(settings).policies
-    if policy and policy not in policies:
-        under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
-        reason = f"the router of {settings.engine}{under} in the pattern {settings.pattern} has no such policy"
-        yield Conflict(("roles", "router", "policy"), reason, f"use one of {', '.join(policies)}", policy)
+def _check_router(settings: Blueprint) -> Iterator[Conflict]:
+    """Yield a policy or a limit that the router of this engine, framework and pattern does not have."""
+    role, router = settings.roles.router, processes.get_router(settings)
+    under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
+    described = f"the router of {settings.engine}{under} in the pattern {settings.pattern}"
+    if role.policy and role.policy not in router.policies:
+        fix = f"use one of {', '.join(router.policies)}"
+        yield Conflict(("roles", "router", "policy"), f"{described} has no such policy", fix, role.policy)
+    if role.max_requests and not any("{max_requests}" in argument for argument in router.front):
+        reason, fix = f"{described} has no limit on requests in flight", "remove it, or use framework: plain"
+        yield Conflict(("roles", "router", "max_requests"), reason, fix, role.max_requests)
 
 
 def _check_surge(
