@@ -63,15 +63,7 @@ def add_cluster_alarm(
     threshold: float,
 ) -> None:
     """Add an alarm on a signal of the fleet's ECS cluster: its greatest value of a minute."""
-    signal = signals.load()[signal_name]
-    query = build_metric_query(
-        "greatest",
-        namespace=signal.program,
-        name=signal.name,
-        dimensions=build_cluster_dimensions(fleet),
-        stat="Maximum",
-        returned=True,
-    )
+    query = build_signal_query("greatest", signal_name, build_cluster_dimensions(fleet), "Maximum", returned=True)
     add_alarm(
         stack,
         construct_id,
@@ -80,6 +72,32 @@ def add_cluster_alarm(
         description=description,
         threshold=threshold,
         metric_query=[query],
+    )
+
+
+def build_signal_query(
+    query_id: str,
+    signal_name: str,
+    dimensions: Mapping[str, str],
+    stat: str,
+    *,
+    period_s: int = PERIOD_S,
+    returned: bool = False,
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
+    """Return a metric that an alarm reads, by our name of its signal.
+
+    Args:
+        returned: it is what the alarm goes by.
+    """
+    signal = signals.load()[signal_name]
+    return build_metric_query(
+        query_id,
+        namespace=signal.program,
+        name=signal.name,
+        dimensions=dimensions,
+        stat=stat,
+        period_s=period_s,
+        returned=returned,
     )
 
 

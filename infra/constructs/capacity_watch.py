@@ -7,7 +7,7 @@ import json
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
-from llm_serving.catalog import instances, signals
+from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, groups
 from llm_serving.fleet.model import Fleet
 
@@ -37,16 +37,9 @@ def add_capacity_watch(stack: TerraformStack, fleet: Fleet, topic: str) -> None:
 
 
 def _add_quota_alarm(stack: TerraformStack, fleet: Fleet, usage_class: str) -> None:
-    signal = signals.load()["vcpus-used"]
     purpose = f"quota-{usage_class.lower().replace('/', '-')}"
-    used = alarm.build_metric_query(
-        "used",
-        namespace=signal.program,
-        name=signal.name,
-        dimensions={"Service": "EC2", "Type": "Resource", "Resource": "vCPU", "Class": usage_class},
-        stat="Maximum",
-        period_s=_PERIOD_S,
-    )
+    dimensions = {"Service": "EC2", "Type": "Resource", "Resource": "vCPU", "Class": usage_class}
+    used = alarm.build_signal_query("used", "vcpus-used", dimensions, "Maximum", period_s=_PERIOD_S)
     percent = alarm.build_expression_query("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota")
     alarm.add_alarm(
         stack,

@@ -40,12 +40,8 @@ def _add_alarm(
     comparison: str = "GreaterThanThreshold",
 ) -> None:
     """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
-    signal = signals.load()[name]
     queries = [
-        alarm.build_metric_query(
-            f"m{number}", namespace=signal.program, name=signal.name, dimensions=dict([server]), stat=stat
-        )
-        for number, server in enumerate(servers)
+        alarm.build_signal_query(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)
     ]
     function = "MIN" if stat == "Minimum" else "MAX"
     alarm.add_alarm(
@@ -53,7 +49,7 @@ def _add_alarm(
         f"{name}-alarm",
         topic=context.fleet.alarms_to,
         name=f"{context.gateway.name}-{name}",
-        description=f"{signal.meaning}: {context.name}",
+        description=f"{signals.load()[name].meaning}: {context.name}",
         threshold=threshold,
         comparison=comparison,
         periods=PERIODS,

@@ -6,6 +6,8 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 
 def build_trust_policy(cluster: str, account: Account) -> str:
@@ -24,6 +26,20 @@ def build_trust_policy(cluster: str, account: Account) -> str:
                 "ArnEquals": {"aws:SourceArn": account.build_arn("eks", f"cluster/{cluster}")},
             },
         }
+    )
+
+
+def add_service_association(
+    stack: TerraformStack, fleet: Fleet, deployment: str, service: str, role: aws.iam_role.IamRole
+) -> None:
+    """Add the link from the service account of a deployment's service, which its chart names, to a role."""
+    add_association(
+        stack,
+        service,
+        cluster_name=names.format_cluster_name(fleet),
+        namespace=names.SERVING_NAMESPACE,
+        service_account=f"{deployment}-{service}",
+        role=role,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
 from infra.constructs.stream import StreamContext
-from llm_serving.catalog import signals
 
 
 def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
@@ -48,13 +47,7 @@ def _add_alarm(
         metrics: signal and dimensions by the metric's name in the expression.
     """
     queries = [
-        alarm.build_metric_query(
-            query_id,
-            namespace=signals.load()[signal].program,
-            name=signals.load()[signal].name,
-            dimensions=dimensions,
-            stat="Maximum" if expression == "m" else "Sum",
-        )
+        alarm.build_signal_query(query_id, signal, dimensions, "Maximum" if expression == "m" else "Sum")
         for query_id, (signal, dimensions) in metrics.items()
     ]
     alarm.add_alarm(

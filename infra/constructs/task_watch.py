@@ -11,7 +11,6 @@ from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
 from infra.constructs.dashboard import Curve, Graph
 from infra.constructs.task_scaling import build_dimensions, build_task_metric
-from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
@@ -130,16 +129,8 @@ def add_certificate_alarm(stack: TerraformStack, fleet: Fleet, deployment: str, 
 
     It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
     """
-    signal = signals.load()["certificate-days"]
-    query = alarm.build_metric_query(
-        "days",
-        namespace=signal.program,
-        name=signal.name,
-        dimensions={"CertificateArn": certificate},
-        stat="Minimum",
-        period_s=_DAY_S,
-        returned=True,
-    )
+    dimensions = {"CertificateArn": certificate}
+    query = alarm.build_signal_query("days", "certificate-days", dimensions, "Minimum", period_s=_DAY_S, returned=True)
     alarm.add_alarm(
         stack,
         "certificate-alarm",
@@ -158,15 +149,8 @@ def _build_running_queries(
     fleet: Fleet, ecs_names: Sequence[str], stat: str
 ) -> list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery]:
     """Return the running tasks of a role's services, and the sum, by which an alarm goes."""
-    signal = signals.load()["running-tasks"]
     queries = [
-        alarm.build_metric_query(
-            f"choice{number}",
-            namespace=signal.program,
-            name=signal.name,
-            dimensions=_build_service_dimensions(fleet, name),
-            stat=stat,
-        )
+        alarm.build_signal_query(f"choice{number}", "running-tasks", _build_service_dimensions(fleet, name), stat)
         for number, name in enumerate(ecs_names)
     ]
     total = " + ".join(f"FILL(choice{number}, 0)" for number in range(len(ecs_names)))

@@ -16,7 +16,6 @@ from infra.constructs import alarm, policy
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
-from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
@@ -389,7 +388,6 @@ def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
         ),
     }
     for name, (queue, signal_name, threshold, description) in limits.items():
-        signal = signals.load()[signal_name]
         alarm.add_alarm(
             stack,
             f"{name}-alarm",
@@ -397,14 +395,5 @@ def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
             name=f"{batch.workflow}-{name}",
             description=f"{description} of {context.name}",
             threshold=threshold,
-            metric_query=[
-                alarm.build_metric_query(
-                    name,
-                    namespace=signal.program,
-                    name=signal.name,
-                    dimensions={"QueueName": queue},
-                    stat="Maximum",
-                    returned=True,
-                )
-            ],
+            metric_query=[alarm.build_signal_query(name, signal_name, {"QueueName": queue}, "Maximum", returned=True)],
         )

@@ -128,14 +128,7 @@ def _add_pod_roles(stack: cdktf.TerraformStack, context: WorkflowContext, batch:
         role, _ = batch_roles.add_service_role(
             stack, context, service, trust=pod_identity.build_trust_policy(cluster, context.account)
         )
-        pod_identity.add_association(
-            stack,
-            service.name,
-            cluster_name=cluster,
-            namespace=names.SERVING_NAMESPACE,
-            service_account=f"{batch.name}-{service.name}",
-            role=role,
-        )
+        pod_identity.add_service_association(stack, context.fleet, batch.name, service.name, role)
 
 
 def _add_tasks(

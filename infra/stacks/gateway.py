@@ -156,14 +156,7 @@ def _add_pods(
     trust = pod_identity.build_trust_policy(cluster, context.account)
     for service in deployment.services:
         role, _ = _add_program_role(stack, context, service, servers, trust=trust)
-        pod_identity.add_association(
-            stack,
-            service.name,
-            cluster_name=cluster,
-            namespace=names.SERVING_NAMESPACE,
-            service_account=f"{deployment.name}-{service.name}",
-            role=role,
-        )
+        pod_identity.add_service_association(stack, context.fleet, deployment.name, service.name, role)
 
 
 def _add_tasks(

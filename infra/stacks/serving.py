@@ -165,14 +165,7 @@ def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None
         trust=pod_identity.build_trust_policy(cluster, account),
         statements=tuple(secrets.build_statements(router.secrets, arns, fleet.region)),
     )
-    pod_identity.add_association(
-        stack,
-        router.name,
-        cluster_name=cluster,
-        namespace=names.SERVING_NAMESPACE,
-        service_account=f"{serving.name}-{router.name}",
-        role=router_role,
-    )
+    pod_identity.add_service_association(stack, fleet, serving.name, router.name, router_role)
 
 
 def _ask_without_key(serving: Serving) -> Serving:

@@ -48,14 +48,8 @@ class DeploymentStack:
         cluster = names.format_cluster_name(fleet)
         for service in diary.services:
             trust = pod_identity.build_trust_policy(cluster, account)
-            pod_identity.add_association(
-                stack,
-                service.name,
-                cluster_name=cluster,
-                namespace=names.SERVING_NAMESPACE,
-                service_account=f"{diary.name}-{service.name}",
-                role=_add_role(stack, fleet, account, diary, service, queue, trust),
-            )
+            role = _add_role(stack, fleet, account, diary, service, queue, trust)
+            pod_identity.add_service_association(stack, fleet, diary.name, service.name, role)
 
 
 def _add_role(stack, fleet, account, diary, service, queue, trust):

@@ -166,25 +166,15 @@ def _build_gateway(
 
 def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit) -> Service:
     metered = meter.list_metered(deployment.routes)
-    routers = {
-        f"use-{backend.name}": Call(
-            purpose=f"Use of {backend.name}",
-            port=USAGE_PORT,
-            deployment=backend.name,
-            labels={"inference/kind": "router"},
-        )
-        for backend in metered
-        if backend.usage_url
-    }
     engines = {
-        f"engines-{backend.name}": Call(
-            purpose=f"Metrics of {backend.name}",
-            port=WORKER_PORT,
-            deployment=backend.name,
-            labels={"inference/kind": "engine"},
-        )
+        f"engines-{backend.name}": _build_metrics_call("Metrics", backend.name, WORKER_PORT, "engine")
         for backend in metered
         if backend.is_metered
+    }
+    routers = {
+        f"use-{backend.name}": _build_metrics_call("Use", backend.name, USAGE_PORT, "router")
+        for backend in metered
+        if backend.usage_url
     }
     env = {
         **deployment.environment.env,
@@ -205,6 +195,13 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit
         "replicas": Replicas(),
     }
     return gateway.model_copy(update=update)
+
+
+def _build_metrics_call(what: str, deployment: str, port: int, role_kind: str) -> Call:
+    """Build the call that reads a page of all engines, or of all routers, of a deployment."""
+    return Call(
+        purpose=f"{what} of {deployment}", port=port, deployment=deployment, labels={"inference/kind": role_kind}
+    )
 
 
 def build_command(*words: str) -> tuple[str, ...]:
