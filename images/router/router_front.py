@@ -81,18 +81,18 @@ class TeamKeys:
 
     def update(self) -> bool:
         """Read the document if it may have changed; return whether nginx has other keys to load."""
-        found = self.identify()
-        if found == self._read:
+        version = self.identify()
+        if version == self._read:
             return False
-        self._read = found
+        self._read = version
         try:
             teams = team_keys.parse(self.read())
         except Exception as error:  # noqa: BLE001 - of any source
             print(f"router-front: the keys stay as they are: {error}", file=sys.stderr, flush=True)
             return False
         # An operator of the Batch API is no team here.
-        own = {digest: team for digest, team in teams.items() if team != team_keys.EVERY_TEAM}
-        lines = "".join(f"{digest} {team};\n" for digest, team in own.items())
+        team_of_hash = {digest: team for digest, team in teams.items() if team != team_keys.EVERY_TEAM}
+        lines = "".join(f"{digest} {team};\n" for digest, team in team_of_hash.items())
         if lines == self._lines:
             return False
         self._lines = lines

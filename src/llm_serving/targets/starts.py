@@ -48,5 +48,5 @@ def read_log(log: Iterable[str], lines: StartLines | None) -> tuple[float | None
 
 
 def _find_longest(log: Iterable[str], pattern: str) -> float | None:
-    found = (re.search(pattern, line) for line in log)
-    return max((float(match[1]) for match in found if match), default=None)
+    matches = (re.search(pattern, line) for line in log)
+    return max((float(match[1]) for match in matches if match), default=None)

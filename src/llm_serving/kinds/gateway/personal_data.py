@@ -60,23 +60,23 @@ class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another enviro
         action = self._actions.get(user_api_key_dict.team_id)
         if action is None:
             return
-        found: Counter[str] = Counter()
-        masked = await asyncio.to_thread(self._mask_all, data, found)
-        if found and action == _BLOCK:
-            message = f"The request has personal data: {', '.join(sorted(found))}"
+        counts: Counter[str] = Counter()
+        masked = await asyncio.to_thread(self._mask_all, data, counts)
+        if counts and action == _BLOCK:
+            message = f"The request has personal data: {', '.join(sorted(counts))}"
             raise HTTPException(400, {"error": {"message": message, "type": "personal_data"}})
         for container, field, value in masked:
             container[field] = value
-        if found:
-            _find_metadata(data)["spend_logs_metadata"] = {"personal_data": dict(found)}
+        if counts:
+            _find_metadata(data)["spend_logs_metadata"] = {"personal_data": dict(counts)}
 
-    def _mask_all(self, data: dict[str, Any], found: Counter[str]) -> list[tuple[MutableMapping[str, Any], str, Any]]:
+    def _mask_all(self, data: dict[str, Any], counts: Counter[str]) -> list[tuple[MutableMapping[str, Any], str, Any]]:
         return [
-            (container, field, change_texts(container[field], lambda text: self.mask(text, found)))
+            (container, field, change_texts(container[field], lambda text: self.mask(text, counts)))
             for container, field in list_fields(data)
         ]
 
-    def mask(self, text: str, found: Counter[str]) -> str:
+    def mask(self, text: str, counts: Counter[str]) -> str:
         """Replace what is found by its kind, and count it; what overlaps counts as the surest."""
         spans = [
             span
@@ -86,7 +86,7 @@ class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another enviro
         ]
         end, parts = len(text), []
         for span in _list_separate(spans):
-            found[span.entity_type] += 1
+            counts[span.entity_type] += 1
             parts += [text[span.end : end], f"<{span.entity_type}>"]
             end = span.start
         return "".join([*parts, text[:end]][::-1])
@@ -105,9 +105,10 @@ def list_fields(data: MutableMapping[str, Any]) -> Iterator[tuple[MutableMapping
     """List where a request has what its client wrote, beside LiteLLM's own fields."""
     body, metadata = data["proxy_server_request"]["body"], _find_metadata(data)
     yield from ((data, field) for field in body if field != "model" and data.get(field, metadata) is not metadata)
-    sent = metadata.get("requester_metadata") or {}
-    for container in (metadata, sent):
-        yield from ((container, field) for field in (*sent, "tags") if field in container and field != "headers")
+    client_metadata = metadata.get("requester_metadata") or {}
+    fields = [field for field in (*client_metadata, "tags") if field != "headers"]
+    for container in (metadata, client_metadata):
+        yield from ((container, field) for field in fields if field in container)
 
 
 def _find_metadata(data: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

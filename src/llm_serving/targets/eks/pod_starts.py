@@ -27,8 +27,8 @@ def read(plan: DeploymentPlan) -> list[Start]:
         Unavailable: the cluster does not answer.
     """
     api = release.open_api(plan)
-    found = [_read_start(plan, api, pod) for pod in release.list_pods(plan)]
-    return sorted(found, key=lambda start: (start.role, start.name))
+    pod_starts = [_read_start(plan, api, pod) for pod in release.list_pods(plan)]
+    return sorted(pod_starts, key=lambda start: (start.role, start.name))
 
 
 def _read_start(plan: DeploymentPlan, api: KubeApi, pod: Manifest) -> Start:
@@ -57,8 +57,8 @@ def _read_log(api: KubeApi, pod: Manifest) -> list[str]:
 def sum_pulls(messages: Iterable[str]) -> float | None:
     """Sum the seconds of a pod's pulls; None where no event says anything of them."""
     seconds = [_parse_pull(message) for message in messages]
-    known = [value for value in seconds if value is not None]
-    return sum(known) if known else None
+    known_seconds = [value for value in seconds if value is not None]
+    return sum(known_seconds) if known_seconds else None
 
 
 def _parse_pull(message: str) -> float | None:

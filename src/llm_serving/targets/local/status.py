@@ -70,14 +70,14 @@ def list_starts(directory: DeploymentDir) -> list[Start]:
         return []
     lines, answers = starts.find_lines(deployment.engine), directory.load_first_answers()
     pids = {state.name: state.pid for state in supervisord.list_states()}
-    found = []
+    worker_starts = []
     for process in deployment.workers:
         pid, answer_s = answers.get(process.name, (0, None))
         log = directory.get_log_path(process.name).read_text(encoding="utf-8", errors="replace").splitlines()
         load_s, compile_s = starts.read_log(log, lines)
         first_answer_s = answer_s if pid and pid == pids.get(process.name) else None
-        found.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s))
-    return found
+        worker_starts.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s))
+    return worker_starts
 
 
 def raise_if_orphaned(directory: DeploymentDir) -> None:
