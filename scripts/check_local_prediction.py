@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -26,16 +26,16 @@ from llm_serving.catalog import models, step_times
 from llm_serving.catalog.instances import Accelerators
 from llm_serving.cli import main as command_line
 from llm_serving.engines import vllm
-from llm_serving.kinds.serving import measured_loads, predicted_load
+from llm_serving.kinds.serving import measured_loads
 from llm_serving.prediction import search
 from llm_serving.prediction.calibration import Load, calibrate
 from llm_serving.prediction.search import Limit, Metrics
-from llm_serving.prediction.simulation import Limits, compute_percentile
+from llm_serving.prediction.simulation import Limits, Outcome, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime
-from llm_serving.prediction.workload import Workload
 from llm_serving.services.traffic import Traffic
 from llm_serving.targets import registry
 from llm_serving.validation import base, run
+from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.search import sweep as sweeps
 from llm_serving.validation.search.sweep_result import Sweep
 
@@ -45,6 +45,9 @@ MAX_OTHERS = 8.0
 MODEL, INPUT, OUTPUT = "tiny", "200..300", "30..50"
 SLOWDOWN = 3.0
 """The SLO that the knee is of: times as long as the low load took."""
+
+POINT_S = 20.0
+"""Of each load of the sweep, at least."""
 
 PROCESSOR = Accelerators(
     kind="gpu", name="CPU", manufacturer="", count=1, memory_mib=1024, bandwidth_gb_s=20, dense_tflops={"bf16": 0.2}
@@ -113,20 +116,24 @@ def compare() -> int:
         limit = Limit("e2e_ms", "p95", SLOWDOWN * 1000 * low.e2e_s)
         slo = load_target.slo.model_copy(update={"e2e_ms": load_target.slo.e2e_ms.model_copy(update={"p95": limit.ms})})
         swept = load_target.model_copy(update={"slo": slo, "traffic": build_traffic(arrivals="1/s")})
-        result, _ = sweeps.sweep(swept, sweeps.Options(point_s=20.0), opened.options)
-    return report(result, step, limit)
+        result, _ = sweeps.sweep(swept, sweeps.Options(point_s=POINT_S), opened.options)
+    for name, load in (("low load", low), ("burst", burst)):
+        print(f"{name}: E2E mean {1000 * load.e2e_s:.0f} ms, TTFT p95 {1000 * load.ttft_s:.0f} ms measured")
+    return report(result, step, limit, swept)
 
 
-def report(result: Sweep, step: StepTime, limit: Limit) -> int:
+def report(result: Sweep, step: StepTime, limit: Limit, load_target: LoadTarget) -> int:
     """Print what was predicted and measured; return 0 where both are within the goals."""
-    traffic = build_traffic(arrivals="1/s")
-    workload = Workload(1.0, predicted_load.draw_lengths(traffic, 400))
-    predicted = search.find_highest_rate(step, find_limits(), workload, [limit], 200.0)
+
+    def simulate(rate: float) -> Outcome:
+        traffic = sweeps.build_traffic(load_target, "rate", rate, POINT_S, 0.0, 1)
+        return measured_loads.simulate(step, find_limits(), traffic, traffic.requests)
+
+    predicted = find_knee(lambda rate: search.compute_statistic(simulate(rate), limit) <= limit.ms)
     loads = [point for point in result.points if point.kept and point.e2e_p50_ms]
     errors = []
     for point in loads:
-        outcome = measured_loads.simulate(step, find_limits(), build_traffic(arrivals=f"{point.load}/s"), 400)
-        ms = 1000 * compute_percentile(outcome.e2e_s, 50)
+        ms = 1000 * compute_percentile(simulate(point.load).e2e_s, 50)
         errors.append(abs(ms / (point.e2e_p50_ms or math.inf) - 1))
         print(f"{point.load:g}/s: E2E p50 {ms:.0f} ms predicted, {point.e2e_p50_ms:.0f} ms measured")
     if not (result.kept and result.missed and len(loads) >= 4):
@@ -135,6 +142,15 @@ def report(result: Sweep, step: StepTime, limit: Limit) -> int:
     knee = math.sqrt(result.kept.load * result.missed.load)
     print(f"knee: {predicted:.3g}/s predicted, {knee:.3g}/s measured; E2E: median error {median(errors):.1%}")
     return int(abs(predicted / knee - 1) > 0.15 or median(errors) > 0.10)
+
+
+def find_knee(keeps: Callable[[float], bool]) -> float:
+    """Return the highest rate that keeps the SLO, by halving."""
+    low, high = 0.0, 200.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
 
 
 def build_traffic(**load: object) -> Traffic:

@@ -16,6 +16,7 @@ from llm_serving import paths
 from llm_serving.catalog import instances, models, step_times
 from llm_serving.cli import main
 from llm_serving.engines import vllm
+from llm_serving.kinds.serving import measured_loads
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.prediction import search
@@ -215,3 +216,21 @@ def test_broken_reports_are_passed_over(text: str, capsys: pytest.CaptureFixture
     Path("runs/mine/2026-11-26T10-00-00Z").mkdir(parents=True)
     Path("runs/mine/2026-11-26T10-00-00Z/report.json").write_text(text, encoding="utf-8")
     assert recommend(capsys)["chosen"]["basis"] == "extrapolated"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_load_is_simulated_with_the_arrivals_and_lengths_that_were_sent(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = build_traffic({"arrivals": "5/s", "requests": 40})
+    simulated: list[Request] = []
+    monkeypatch.setattr(Simulation, "run", lambda _, requests, *__: simulated.extend(requests))
+    accelerators = instances.find(TYPE).accelerators
+    assert accelerators
+    step = StepTime(models.find("Qwen/Qwen3-8B"), accelerators, Split())
+    measured_loads.simulate(step, Limits(8, 512, 10_000), traffic, 40 // replicas, replicas)
+    sent = zip(load_plan.draw_arrivals(traffic) or [], load_plan.draw_lengths(traffic, "load"), strict=False)
+    expected = [(at_s, length.input_tokens, length.output_tokens) for at_s, length in sent]
+    assert [(request.at_s, request.input_tokens, request.output_tokens) for request in simulated] == expected[
+        ::replicas
+    ]

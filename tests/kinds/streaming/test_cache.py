@@ -85,20 +85,25 @@ def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connec
         name = Name(ports[0])
         command = [*java[:-1], f"{tmp_path}:{class_path}", "stream.WriteAnswers", name.url]
         writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert writer.stdin
-        assert writer.stdout
-        try:
+
+        def write() -> str:
+            assert writer.stdin
+            assert writer.stdout
             print(ANSWER, file=writer.stdin, flush=True)
-            assert writer.stdout.readline() == "ok\n"
+            return writer.stdout.readline()
+
+        def is_written() -> bool:
+            return write() == "ok\n"
+
+        try:
+            processes.wait_until(is_written, "the first primary's answer", 60, 0)
             assert first.get("mia") == ANSWER.encode()
             first.replicaof("127.0.0.1", ports[1])
-            print(ANSWER, file=writer.stdin, flush=True)
-            refused = writer.stdout.readline()
-            assert "TimeoutException" in refused, "nobody takes writes yet"
+            assert "TimeoutException" in write(), "nobody takes writes yet"
             name.port = ports[1]
             second.delete("mia")
-            print(ANSWER, file=writer.stdin, flush=True)
-            assert writer.stdout.readline() == "ok\n"
+            # A write takes at most 2 s, which a busy machine can use up; without the mend, none ever arrives.
+            processes.wait_until(is_written, "the new primary's answer", 60, 0)
             assert second.get("mia") == ANSWER.encode()
         finally:
             writer.kill()

@@ -20,13 +20,13 @@ from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.search import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
-from llm_serving.prediction.workload import Workload
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.runs import REPORT_FILE, SWEEP_FOLDER
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError
+from llm_serving.validation.load import load_plan
 
 MAX_REPORTS = 200
 """Reports that are read, from the newest on."""
@@ -213,11 +213,11 @@ def build_load(
 
 
 def simulate(step: Step, limits: Limits, traffic: Traffic, count: int, replicas: int = 1) -> Outcome:
-    """Return what becomes of so many requests of a traffic on one of its replicas."""
-    lengths = predicted_load.draw_lengths(traffic, count)
+    """Return what becomes of so many requests of a traffic, sent as `validate` does, on one of its replicas."""
+    sent = traffic.model_copy(update={"requests": count * replicas})
+    lengths = predicted_load.draw_lengths(sent, sent.requests)[::replicas]
+    simulation = Simulation(step, limits)
     if traffic.users:
-        requests = [Request(0.0, *length) for length in lengths]
-        return Simulation(step, limits).run(requests, math.ceil(traffic.users / replicas))
-    burstiness = math.inf if traffic.process == "constant" else traffic.burstiness
-    workload = Workload(traffic.arrivals or 1.0, lengths, burstiness=burstiness)
-    return Simulation(step, limits).run(workload.draw(count, replicas, 0))
+        return simulation.run([Request(0.0, *length) for length in lengths], math.ceil(traffic.users / replicas))
+    due = (load_plan.draw_arrivals(sent) or [])[::replicas]
+    return simulation.run([Request(at_s, *length) for at_s, length in zip(due, lengths, strict=False)])

@@ -61,12 +61,15 @@ final class AnswerCache implements AutoCloseable {
     }
 
     private void write(String[] keys, String[] values, CompletableFuture<Long> written) {
+        if (written.isDone()) {
+            return;
+        }
         CompletableFuture<StatefulRedisConnection<String, String>> used = connect();
         used.thenCompose(open -> open.async().<Long>eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, values))
                 .whenComplete((answer, error) -> {
                     if (error == null) {
                         written.complete(answer);
-                    } else if (isReadOnly(error) && !written.isDone()) {
+                    } else if (isReadOnly(error)) {
                         disconnect(used);
                         SOON.execute(() -> write(keys, values, written));
                     } else {
