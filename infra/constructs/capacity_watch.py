@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
-from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
+from infra.constructs.topic_rule import add_topic_rule
 from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, groups
 from llm_serving.fleet.model import Fleet
@@ -59,13 +57,5 @@ def _add_block_rule(stack: TerraformStack, fleet: Fleet, blocks: list[str], topi
         "detail-type": _BLOCK_ENDS,
         "detail": {"capacity-reservation-id": blocks},
     }
-    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
-        "capacity-block-ends",
-        name=f"{fleet.name}-capacity-block-ends",
-        description="A Capacity Block ends in 40 minutes, and its instances from 10 minutes on",
-        event_pattern=json.dumps(pattern),
-    )
-    aws.cloudwatch_event_target.CloudwatchEventTarget(
-        stack, "capacity-block-ends-target", rule=rule.name, arn=topic, target_id="topic"
-    )
+    description = "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on"
+    add_topic_rule(stack, fleet, "capacity-block-ends", description, pattern, topic)

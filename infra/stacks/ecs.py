@@ -18,6 +18,7 @@ from infra.constructs import network_test as network_tests
 from infra.constructs.account import read_account
 from infra.constructs.alarm import build_cluster_dimensions
 from infra.constructs.efa_group import add_efa_group
+from infra.constructs.topic_rule import add_topic_rule
 from infra.stacks import base
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, network_test
@@ -27,6 +28,9 @@ from llm_serving.settings.document import Document
 
 NAME = "ecs"
 NEEDS = ("network",)
+
+_NO_ANSWER = "Task failed container health checks"
+"""Source: ECS developer guide, "View Amazon ECS stopped task errors", 2026-11."""
 
 
 def is_enabled(fleet: Fleet) -> bool:
@@ -74,6 +78,15 @@ def add(app: App, document: Document[Fleet]) -> None:
     if gpu_repair.is_needed(machine_groups):
         gpu_repair.add_gpu_repair(stack, fleet, provider=base.get_provider(stack), key=cluster.key, account=account)
         watched.append("waiting-repairs")
+    if fleet.alarms_to:
+        detail = {
+            "clusterArn": [cluster.resource.arn],
+            "lastStatus": ["STOPPED"],
+            "stoppedReason": [{"prefix": _NO_ANSWER}],
+        }
+        pattern = {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail}
+        description = "A task was ended: it took longer to start than it may, or hung"
+        add_topic_rule(stack, fleet, "task-without-answer", description, pattern, fleet.alarms_to)
     if watched and fleet.add_ons.observability:
         curves = {"cluster": build_cluster_dimensions(fleet)}
         graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]

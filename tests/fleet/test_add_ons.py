@@ -61,6 +61,7 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
         "kube-prometheus-stack",
         "nvidia-device-plugin",
         "dcgm-exporter",
+        "gpu-alerts",
         "aws-efa-k8s-device-plugin",
         "aws-load-balancer-controller",
         "cluster-autoscaler",
@@ -198,7 +199,7 @@ def test_the_plan_is_shown_without_a_cluster(
     assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
     assert out.count("pinned by sha256:") == 8
     assert out.count("pinned by version alone: its first digest goes to ") == 2, "lws and kuberay-operator"
-    assert out.count("kubectl apply") == 2, "the storage class and the queues"
+    assert out.count("kubectl apply") == 3, "the storage class, the alerts on GPUs and the queues"
 
 
 def test_a_fleet_without_kubernetes_is_refused(

@@ -26,7 +26,7 @@ DOCKER_HUB = "arn:aws:secretsmanager:us-west-2:123456789012:secret:ecr-pullthrou
 
 FLEETS = {
     "eks": "zones: [us-west-2a, us-west-2b, us-west-2c]\ntags: {team: serving}\n",
-    "ecs": "zones: [us-west-2a]\norchestrator: ecs\n",
+    "ecs": ("zones: [us-west-2a]\norchestrator: ecs\nalarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n"),
     "closed": "zones: [us-west-2a, us-west-2d]\nnetwork: {cidr: 10.32.0.0/20, nat: false, flow_logs: 365d, endpoint_access: o-a1b2c3d4e5}\n"
     f"image_cache: {{docker_hub: {DOCKER_HUB}}}\n",
     "existing": (

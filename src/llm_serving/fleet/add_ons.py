@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from llm_serving import paths
-from llm_serving.catalog import eks
+from llm_serving.catalog import eks, signals
 from llm_serving.catalog.images import Digest
 from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_registry
@@ -123,12 +125,23 @@ def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
         "internet": not fleet.is_closed,
         "vpc_id": existing.vpc if existing else "",
         "vpc_tags": {} if existing else names.build_vpc_tags(fleet),
+        "gpu_counters": _list_gpu_counters(),
         "gpu_pools": select_pools(lambda group: group.variant == "nvidia"),
         "nvidia_pools": select_pools(lambda group: group.variant == "nvidia" and group.os == "al2023"),
         "neuron_pools": select_pools(lambda group: group.variant == "neuron"),
         "efa_pools": select_pools(lambda group: group.efa > 0),
         "priorities": _compute_priorities(group for group in eks_groups if group.kind == "node-group"),
     }
+
+
+def _list_gpu_counters() -> str:
+    """Return what dcgm-exporter is to collect, which is all that alerts and dashboards read, as it reads CSV."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    for name in signals.list_of_role("gpu"):
+        signal = signals.load()[name]
+        writer.writerow((signal.name, "gauge", signal.meaning))
+    return lines.getvalue()
 
 
 _FIRST_PRIORITY = 100

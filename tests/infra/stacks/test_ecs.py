@@ -328,3 +328,20 @@ def test_with_observability_a_dashboard_draws_what_the_functions_send(
     assert dashboards.list_errors(body) == []
     drawn = dashboards.list_metrics(body)
     assert [name for _, _, name, _ in drawn] == names
+
+
+def test_the_topic_hears_of_a_task_that_took_longer_to_start_than_it_may(stacks: Stacks) -> None:
+    stack = stacks["ecs", "ecs"]
+    rule = filter_by_type(stack, "aws_cloudwatch_event_rule")["task-without-answer"]
+    assert json.loads(rule["event_pattern"]) == {
+        "source": ["aws.ecs"],
+        "detail-type": ["ECS Task State Change"],
+        "detail": {
+            "clusterArn": ["${aws_ecs_cluster.cluster.arn}"],
+            "lastStatus": ["STOPPED"],
+            "stoppedReason": [{"prefix": "Task failed container health checks"}],
+        },
+    }
+    target = filter_by_type(stack, "aws_cloudwatch_event_target")["task-without-answer-target"]
+    assert target["arn"] == "arn:aws:sns:us-west-2:123456789012:on-call"
+    assert "task-without-answer" not in filter_by_type(stacks["instances", "ecs"], "aws_cloudwatch_event_rule")

@@ -45,9 +45,12 @@ slo: {ttft_ms: {p95: 500}, itl_ms: {p50: 50}, e2e_ms: {p95: 5000, mean: 900}}
 
 SLO = "{ttft_ms: {p95: 800}}"
 
+GPU_ALERTS = paths.CHARTS / "gpu-alerts.yaml"
+
 WORKER = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
 ROUTER = WORKER.replace("worker", "router")
 POD = f'{{{WORKER},pod="mine-worker-a1-b2",engine="0"}}'
+KUBE_POD = '{namespace="serving",pod="mine-worker-a1-b2"}'
 SCALER = '{namespace="serving",horizontalpodautoscaler="keda-hpa-mine-worker"}'
 
 Series = dict[str, str]
@@ -73,6 +76,15 @@ def build_errors(failed: int) -> Series:
     }
 
 
+def build_start(ready: str, phase: str = "Running") -> Series:
+    """A pod that has been initialized since the beginning of time."""
+    return {
+        f"kube_pod_status_initialized_time{KUBE_POD}": "0x80",
+        f'kube_pod_status_phase{KUBE_POD[:-1]},phase="{phase}"}}': "1x80",
+        f'kube_pod_status_ready{KUBE_POD[:-1]},condition="true"}}': ready,
+    }
+
+
 CASES: list[tuple[str, str, Series, int]] = [
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "0x20", f"up{{{ROUTER}}}": "1x20"}, 1),
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "1x20", f"up{{{ROUTER}}}": "1x20"}, 0),
@@ -84,6 +96,10 @@ CASES: list[tuple[str, str, Series, int]] = [
         {'kube_pod_container_status_restarts_total{namespace="serving",pod="mine-worker-v2-a1-b2"}': "0+1x40"},
         0,
     ),
+    ("InferenceStartSlow", "60m", build_start(ready="0x80"), 1),
+    ("InferenceStartSlow", "60m", build_start(ready="0x20 1x2 0x80"), 0),
+    ("InferenceStartSlow", "20m", build_start(ready="0x80"), 0),
+    ("InferenceStartSlow", "60m", build_start(ready="0x80", phase="Failed"), 0),
     (
         "InferenceAutoscalerAtMaximum",
         "20m",
@@ -158,8 +174,10 @@ def build_test(rules: list[dict[str, Any]], alert: str, time: str, series: Serie
     scaler = (
         {"namespace": "serving", "horizontalpodautoscaler": "keda-hpa-mine-worker"} if "Autoscaler" in alert else {}
     )
+    kube_pod = {"namespace": "serving", "pod": "mine-worker-a1-b2"} if alert == "InferenceStartSlow" else {}
     expected = [
-        {"exp_labels": {**rule["labels"], **pod, **scaler}, "exp_annotations": rule["annotations"]} for rule in firing
+        {"exp_labels": {**rule["labels"], **pod, **scaler, **kube_pod}, "exp_annotations": rule["annotations"]}
+        for rule in firing
     ]
     return {
         "interval": "1m",
@@ -273,6 +291,7 @@ def test_before_prefill_and_decode_each_limit_is_measured_where_it_arises(tmp_pa
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     rows = yaml.safe_load(alerts.FILE.read_text("utf-8"))
+    rows += yaml.safe_load(GPU_ALERTS.read_text("utf-8"))["spec"]["groups"][0]["rules"]
     folder = paths.ROOT / alerts.RUNBOOKS
     assert {file.stem for file in folder.glob("*.md")} == {row["alert"] for row in rows}
     for file in folder.glob("*.md"):

@@ -18,6 +18,9 @@ FILE = paths.CHARTS / CHART / "files" / "alerts.yaml"
 RUNBOOKS = "docs/runbook"
 """Folder with a page for each alert."""
 
+PULL_LIMIT_S = 600
+"""For a pod's image, in which Kubernetes too sees no lack of progress. Source: Deployment, progressDeadlineSeconds."""
+
 UNFILLED = "${"
 """What a text still has if it names something that a role does not have."""
 
@@ -71,6 +74,7 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
     name = f"{deployment.name}-{role.name}"
     words = {"role": name, "labels": labels, "pods": f'{namespace},pod=~"{name}-[a-z0-9]+(-[a-z0-9]+)?"'}
+    words["start-limit"] = str(PULL_LIMIT_S + _find_start_limit_s(deployment, role))
     if role.replicas.min:
         words["standing"] = labels
     if role.scale:
@@ -81,6 +85,15 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     if deployment.allowed_errors:
         words["allowed-errors"] = deployment.allowed_errors
     return {**words, **series}
+
+
+def _find_start_limit_s(deployment: ServingDeployment, role: Role) -> int:
+    """Return the seconds of a role's startup probe."""
+    return max(
+        service.probe.period_s * service.probe.attempts
+        for service in deployment.services
+        if service.role == role.name and service.probe
+    )
 
 
 def build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:

@@ -1,0 +1,27 @@
+"""Events that the fleet's topic hears of. EventBridge publishes only if the topic's policy lets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from llm_serving.fleet.model import Fleet
+
+
+def add_topic_rule(
+    stack: TerraformStack, fleet: Fleet, purpose: str, description: str, pattern: Mapping[str, Any], topic: str
+) -> None:
+    """Add a rule that sends matching events to the topic."""
+    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+        stack,
+        purpose,
+        name=f"{fleet.name}-{purpose}",
+        description=description,
+        event_pattern=json.dumps(pattern),
+    )
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, f"{purpose}-target", rule=rule.name, arn=topic, target_id="topic"
+    )
