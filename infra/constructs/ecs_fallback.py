@@ -96,20 +96,21 @@ def _add_failure_rule(
 
 
 def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Read this cluster, and changes services that are somebody's fallback: never a first choice.
+    """Read this cluster, and change services that are somebody's fallback, and first choices that give way: no other.
 
     Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.
     """
     cluster = names.format_cluster_name(fleet)
-    in_cluster = {"ArnEquals": {"ecs:cluster": account.build_arn("ecs", f"cluster/{cluster}")}}
+    cluster_arn = account.build_arn("ecs", f"cluster/{cluster}")
+    in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
     services = account.build_arn("ecs", f"service/{cluster}/*")
     return [
         # AWS takes no resource for the first, and none that names a service for the second.
         allow("List", ["ecs:ListServices", "ecs:ListTasks"], "*", condition=in_cluster),
         allow(
             "Read",
-            ["ecs:DescribeServices", "ecs:DescribeTasks"],
-            [services, account.build_arn("ecs", f"task/{cluster}/*")],
+            ["ecs:DescribeClusters", "ecs:DescribeServices", "ecs:DescribeTasks"],
+            [cluster_arn, services, account.build_arn("ecs", f"task/{cluster}/*")],
         ),
         # AWS takes no resource.
         allow("ReadDefinitions", ["ecs:DescribeTaskDefinition"], "*"),
@@ -122,4 +123,5 @@ def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
                 "Null": {"aws:ResourceTag/fallback": "false"},
             },
         ),
+        allow("GiveWay", ["ecs:UpdateService"], services, condition={"Null": {"aws:ResourceTag/gives-way": "false"}}),
     ]

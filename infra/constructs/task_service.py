@@ -75,13 +75,14 @@ def add_services(
         ecs_service = _add_service(stack, context, service, choice, definition, security_group, registry, dependencies)
         if choice.providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
-        if service.replicas.scale or choice.number:
+        gives_way = service.placement.gives_way and not choice.number
+        if service.replicas.scale or choice.number or gives_way:
             # Autoscaling and the fallback move it; an apply must not move it back.
             ecs_service.add_override("lifecycle.ignore_changes", ["desired_count"])
         if len(choices) > 1:
-            ecs_service.add_override(
-                "tags", names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
-            )
+            tags = names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
+            most = names.build_gives_way_tag(service.replicas.max) if gives_way else {}
+            ecs_service.add_override("tags", tags | most)
         ecs_services.append(ecs_service)
     return ecs_services
 

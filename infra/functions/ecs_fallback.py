@@ -1,4 +1,4 @@
-"""Lets a role on ECS fall back between its pool's choices, which ECS itself does not do.
+"""Lets a role on ECS fall back between its pool's choices, and give way to others: ECS itself does neither.
 
 A task is given to one capacity provider of its service's strategy, by weight, and waits there for an instance: weights
 share tasks out and are no order of preference (aws/containers-roadmap#773). A change of the strategy would be a new
@@ -16,6 +16,11 @@ that finds no instance has MAX_WAITING tasks waiting at the most, and passes the
 as the role wants, for that number is its scaling's. Where many wait in first choices, all others share what is left, so
 that the last choice of each role can always start tasks. The metric `provisioning`, which is logged here, has an alarm.
 
+ECS has no priorities either: whoever came last waits. A role whose first choice carries the tag `gives-way`, with the
+number of tasks that it has while nobody waits, gives tasks up as soon as others of its pool wait for an instance: the
+donor goes down before the receiver comes up. It gets them back step by step, once nobody waits. While the tag
+`gpu-repair` of the cluster says `stopped`, after a storm of faults, it neither gives nor gets any.
+
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}
     {"cluster": NAME, "failed_group": NAME of the Auto Scaling group}
@@ -27,6 +32,7 @@ import datetime
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +55,12 @@ Source: ECS developer guide, "Amazon ECS service quotas", "Tasks in the PROVISIO
 adjustable, 2026-11.
 """
 
+RETURN_SHARE = 0.05
+"""Most of its tasks that a role gets back in a call, and one in any case."""
+
+STOP_TAG = {"key": "gpu-repair", "value": "stopped"}
+"""Of the cluster, after a storm of faults; see gpu_repair."""
+
 METRIC_NAMESPACE, METRIC = "Fleet/ECS", "provisioning"
 """CloudWatch's namespace and name of the number of tasks that wait for an instance, of all services of the cluster."""
 
@@ -69,6 +81,12 @@ class Choice:
 
     waiting_count: int = 0
     """Tasks that wait for an instance, however long."""
+
+    most: int | None = None
+    """Tasks that a role has while nobody waits, at its first choice; None where it does not give way."""
+
+    providers: frozenset[str] = frozenset()
+    """Capacity providers, which all roles of a pool share."""
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
@@ -94,6 +112,8 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
             changed += _move_tasks(ecs, event["cluster"], choices, max_waiting)
         except ClientError as error:
             failure = error
+    if not failure:  # who waits is known of all
+        changed += _shift_tasks(ecs, event["cluster"], roles)
     _log_metric(event["cluster"], sum(choice.waiting_count for choices in roles for choice in choices), now)
     if failure:
         raise failure
@@ -122,6 +142,56 @@ def compute_counts(choices: Sequence[Choice], max_waiting: int = MAX_WAITING) ->
         desired_counts.append(min(needed, following.started_count + max_waiting))
         passed_on = needed - desired_counts[-1]
     return desired_counts
+
+
+def compute_shifts(roles: Sequence[Sequence[Choice]], ending: Mapping[str, int]) -> dict[str, int]:
+    """Return the new counts of first choices that give way, by service.
+
+    Args:
+        ending: tasks by service that were given up, and still have their instance.
+    """
+    donors = [choices for choices in roles if choices[0].most is not None]
+    rivals = [choice for choices in roles if choices[0].most is None for choice in choices]
+    counts: dict[str, int] = {}
+    freed: Counter[frozenset[str]] = Counter()
+    for donor in donors:
+        freed[_list_providers(donor)] += sum(ending[choice.arn] for choice in donor)
+    for donor in donors:
+        first, providers = donor[0], _list_providers(donor)
+        waiting = sum(rival.waiting_count for rival in rivals if rival.providers & providers)
+        started = sum(choice.started_count for choice in donor)
+        if waiting:
+            given = min(started, max(0, waiting - freed[providers]))
+            freed[providers] += given
+            counts[first.arn] = min(first.desired_count, started - given)
+        elif not any(choice.waiting_count for choice in donor):
+            step = max(1, int((first.most or 0) * RETURN_SHARE))
+            counts[first.arn] = min(first.most or 0, first.desired_count + step)
+    return counts
+
+
+def _list_providers(choices: Sequence[Choice]) -> frozenset[str]:
+    return frozenset[str]().union(*(choice.providers for choice in choices))
+
+
+def _shift_tasks(ecs: Any, cluster: str, roles: Sequence[Sequence[Choice]]) -> Iterator[dict[str, Any]]:
+    donors = [choice for choices in roles if choices[0].most is not None for choice in choices]
+    if not donors:
+        return
+    (described,) = ecs.describe_clusters(clusters=[cluster], include=["TAGS"])["clusters"]
+    if STOP_TAG in described.get("tags", ()):
+        return
+    ending = {donor.arn: _count_ending(ecs, cluster, donor.arn) for donor in donors}
+    counts = compute_shifts(roles, ending)
+    for donor in donors:
+        count = counts.get(donor.arn, donor.desired_count)
+        if count != donor.desired_count:
+            yield _update_count(ecs, cluster, donor, count)
+
+
+def _count_ending(ecs: Any, cluster: str, service: str) -> int:
+    tasks = _list_tasks(ecs, cluster, service, desiredStatus="STOPPED")
+    return sum(task["lastStatus"] != "STOPPED" for task in tasks)
 
 
 def _log_metric(cluster: str, waiting_count: int, now: datetime.datetime) -> None:
@@ -156,16 +226,21 @@ def _group_by_role(services: Iterable[dict[str, Any]]) -> Iterator[list[dict[str
 def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice], max_waiting: int) -> Iterator[dict[str, Any]]:
     for choice, count in zip(choices, compute_counts(choices, max_waiting), strict=True):
         if count != choice.desired_count:
-            ecs.update_service(cluster=cluster, service=choice.arn, desiredCount=count)
-            change = {"service": choice.arn, "from": choice.desired_count, "to": count}
-            print(json.dumps(change))
-            yield change
+            yield _update_count(ecs, cluster, choice, count)
+
+
+def _update_count(ecs: Any, cluster: str, choice: Choice, count: int) -> dict[str, Any]:
+    ecs.update_service(cluster=cluster, service=choice.arn, desiredCount=count)
+    change = {"service": choice.arn, "from": choice.desired_count, "to": count}
+    print(json.dumps(change))
+    return change
 
 
 def _read_choice(
     ecs: Any, cluster: str, service: dict[str, Any], failed_provider: str | None, now: datetime.datetime
 ) -> Choice:
     tasks = list(_list_tasks(ecs, cluster, service["serviceName"]))
+    tags = {tag["key"]: tag["value"] for tag in service.get("tags", [])}
     return Choice(
         arn=service["serviceArn"],
         desired_count=service["desiredCount"],
@@ -173,11 +248,13 @@ def _read_choice(
         serving_count=sum(_is_serving(ecs, task) for task in tasks),
         started_count=sum(task["lastStatus"] != "PROVISIONING" for task in tasks),
         waiting_count=sum(task["lastStatus"] == "PROVISIONING" for task in tasks),
+        most=int(tags["gives-way"]) if "gives-way" in tags else None,
+        providers=frozenset(entry["capacityProvider"] for entry in service.get("capacityProviderStrategy", [])),
     )
 
 
-def _list_tasks(ecs: Any, cluster: str, service: str) -> Iterator[dict[str, Any]]:
-    pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=service)
+def _list_tasks(ecs: Any, cluster: str, service: str, **filters: str) -> Iterator[dict[str, Any]]:
+    pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=service, **filters)
     arns = [arn for page in pages for arn in page["taskArns"]]
     for batch in _split_batches(arns, 100):
         yield from ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]

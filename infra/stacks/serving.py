@@ -378,7 +378,7 @@ def _add_monitoring(
 ) -> None:
     fleet, serving = parts.fleet, parts.serving
     ecs_names = task_service.list_names(fleet, serving.name, service)
-    if service.replicas.min:
+    if service.replicas.min and not service.placement.gives_way:
         task_watch.add_running_alarm(stack, fleet, serving.name, service, ecs_names)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:

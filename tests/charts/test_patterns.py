@@ -78,6 +78,18 @@ def test_its_prometheus_rule_is_the_plain_rule_file(render_chart: Render, cell: 
     assert any("window" in entry["labels"] for group in rule["spec"]["groups"] for entry in group["rules"])
 
 
+def test_a_role_that_gives_way_has_no_alert_on_its_absence_in_the_chart_either(render_chart: Render) -> None:
+    cell = SERVING_CELLS[0]
+    assert isinstance(cell.deployment, ServingDeployment)
+    roles = [role.model_copy(update={"gives_way": role.kind == "engine"}) for role in cell.deployment.roles]
+    values = {**render_values(cell), "monitoring": {"rules": True}}
+    for role in roles:
+        values["roles"][role.name]["priorityClass"] = "gives-way" if role.gives_way else ""
+    [rule] = [manifest for manifest in render_chart(values) if manifest["kind"] == "PrometheusRule"]
+    release = cell.deployment.model_copy(update={"name": "mine", "roles": tuple(roles)})
+    assert rule["spec"] == alerts.build_rules(release) != alerts.build_rules(cell.deployment)
+
+
 @each_other_cell
 def test_its_pods_run_the_commands_of_the_services_and_only_what_they_call_is_let_through(
     render_chart: Render, cell: Cell

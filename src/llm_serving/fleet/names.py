@@ -78,6 +78,11 @@ def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
     return {"fallback": role, "choice": str(choice)}
 
 
+def build_gives_way_tag(replicas: int) -> dict[str, str]:
+    """Return the tag by which `ecs_fallback` knows a first choice that gives way, and how many tasks it has at most."""
+    return {"gives-way": str(replicas)}
+
+
 def format_deployment_purpose(deployment: str, part: str) -> str:
     """Return the purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
 

@@ -139,6 +139,9 @@ class Placement(ResolvedData):
     is_dense: bool = False
     """Whether all replicas must be in one zone, next to one another: their interfaces reach no further."""
 
+    gives_way: bool = False
+    """Whether services without this may take its nodes."""
+
     spot: bool = False
     """Whether it runs on spot capacity first, where it has no pool."""
 

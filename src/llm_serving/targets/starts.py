@@ -28,6 +28,9 @@ class Start:
     first_answer_s: float | None
     """All of it: from the start of the process here, of the pod or the task, to its first answer."""
 
+    copy_s: float | None = None
+    """Copying weights that are not streamed to the disk; None on ECS, which has no times of single containers."""
+
 
 def find_lines(engine: str) -> StartLines | None:
     """Return what an engine logs of its start; None of programs that are no engine."""

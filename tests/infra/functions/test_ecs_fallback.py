@@ -330,6 +330,80 @@ def test_an_error_of_one_role_does_not_stop_the_others_fallback(monkeypatch: pyt
     ecs.stub.assert_no_pending_responses()
 
 
+POOL = frozenset({"cp-demo-aa-g6e-a-od"})
+
+
+def build_donor(desired: int, started: int, waiting: int = 0, *, most: int = 40, name: str = "batch") -> list[Choice]:
+    return [Choice(name, desired, 0, started, started, waiting, most, POOL)]
+
+
+def build_rival(waiting: int, providers: frozenset[str] = POOL) -> list[Choice]:
+    return [Choice("real-time", 20, 0, 10, 10, waiting, None, providers)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "ending", "after"),
+    [
+        ([build_donor(40, 40), build_rival(3)], 0, 37),  # at once
+        ([build_donor(37, 37), build_rival(3)], 3, 37),  # the instances are not free yet
+        ([build_donor(37, 37), build_rival(5)], 3, 35),  # more wait
+        ([build_donor(40, 38, 2), build_rival(3)], 0, 35),  # what waits itself must not take what it gives
+        ([build_donor(2, 2), build_rival(3)], 0, 0),
+        ([build_donor(20, 20), build_rival(0)], 0, 22),  # a twentieth in a call
+        ([build_donor(2, 2, most=3), build_rival(0)], 0, 3),  # one in any case
+        ([build_donor(40, 40), build_rival(0)], 0, 40),
+        ([build_donor(40, 10, 30), build_rival(0)], 0, None),  # it finds no instance itself
+        ([build_donor(20, 20), build_rival(9, frozenset({"cp-demo-bb-g6e-a-od"}))], 0, 22),  # of another pool
+    ],
+)
+def test_a_role_that_gives_way_goes_down_before_others_come_up_and_returns_in_steps(
+    roles: list[list[Choice]], ending: int, after: int | None
+) -> None:
+    assert ecs_fallback.compute_shifts(roles, {"batch": ending}).get("batch") == after
+
+
+def test_several_roles_that_give_way_give_no_more_than_is_missing_together() -> None:
+    roles = [build_donor(4, 4), build_donor(8, 8, name="nightly"), build_rival(6)]
+    assert ecs_fallback.compute_shifts(roles, {"batch": 0, "nightly": 0}) == {"batch": 0, "nightly": 6}
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_no_count_leaves_its_bounds_and_nobody_gives_what_nobody_needs(
+    desired: int, started: int, waiting: int, ending: int
+) -> None:
+    [(_, count)] = ecs_fallback.compute_shifts(
+        [build_donor(desired, started, most=60), build_rival(waiting)], {"batch": ending}
+    ).items()
+    assert 0 <= count <= 60
+    assert count >= min(desired, started) - max(0, waiting - ending)
+    assert not waiting or count <= desired, "nobody starts more while others wait"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_function_reads_who_gives_way_from_its_tag_and_does_nothing_in_a_storm(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    strategy = {"capacityProviderStrategy": [{"capacityProvider": provider, "weight": 1} for provider in POOL]}
+    donor = {**build_service("batch-0", 3, **names.build_gives_way_tag(3)), **strategy}
+    rival = {**build_service("worker-0", 2), **strategy}
+    ecs = Ecs(monkeypatch, [donor, rival])
+    ecs.add_tasks("batch-0", *(build_task(number, "RUNNING", health="HEALTHY") for number in range(3)))
+    ecs.add_tasks("worker-0", *(build_task(number, "PROVISIONING") for number in (3, 4)))
+    tags = [{"key": "gpu-repair", "value": "stopped"}] if stopped else []
+    ecs.stub.add_response(
+        "describe_clusters", {"clusters": [{"tags": tags}]}, {"clusters": ["demo"], "include": ["TAGS"]}
+    )
+    if not stopped:
+        ending = {"cluster": "demo", "serviceName": f"{ARN}:service/demo/batch-0", "desiredStatus": "STOPPED"}
+        ecs.stub.add_response("list_tasks", {"taskArns": [f"{ARN}:task/demo/{number}" for number in (8, 9)]}, ending)
+        gone, draining = build_task(8, "STOPPED"), build_task(9, "DEACTIVATING")
+        ecs.stub.add_response("describe_tasks", {"tasks": [gone, draining]})
+        ecs.expect_update("batch-0", 2)
+    changes = ecs_fallback.handler({"cluster": "demo"})
+    assert changes == ([] if stopped else [{"service": f"{ARN}:service/demo/batch-0", "from": 3, "to": 2}])
+    ecs.stub.assert_no_pending_responses()
+
+
 @mock_aws
 def test_an_emulated_ecs_returns_a_fallback_count_once_unneeded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {

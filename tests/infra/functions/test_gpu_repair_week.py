@@ -9,7 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from infra.functions import gpu_repair
 from infra.functions.gpu_repair import Instance, Signals
+from llm_serving import paths
+from llm_serving.catalog import instances
+from llm_serving.fleet import loading, shift_plan, shifting, traffic_curves
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
+from llm_serving.fleet.shift_plan import STEP_S
+from llm_serving.fleet.shifting import Allocation, Limits
 
 START = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
 WEEK_MINUTES = 7 * 24 * 60
@@ -111,3 +116,55 @@ def test_a_storm_of_a_third_of_10_000_gpus_waits_for_a_person_and_is_then_worked
     assert limits == {"pool ranking": 20, "pool large": 20, "zone a": 20, "zone b": 20, "zone c": 12}
     assert all(week.most[place] <= limit for place, limit in limits.items())
     assert week.minute < 6 * 60, "375 of 1,250 are new within six hours"
+
+
+STORM_H = 2 * 24 + 20
+"""Evening of the third day."""
+
+
+def test_a_week_of_faults_shifts_and_a_storm_at_the_evening_peak_holds_the_load_and_takes_nothing_away() -> None:
+    """Both decisions together: of the pool of ads-scale with most GPUs, at worst all broken instances are real time's."""
+    fleet = loading.load_fleet(paths.EXAMPLE_FLEETS / "ads-scale.yaml").value
+    curves = traffic_curves.load_curves(paths.EXAMPLE_FLEETS / "curves" / "ads-scale.yaml", fleet).value
+    needed = next(plan for plan in shift_plan.plan(fleet, curves, instances.load()) if plan.pool == "ranking").needed
+    limits, now = Limits(200, 800, 4, 40, 900.0), Allocation(500, 0)
+    draw, week, grew_at = random.Random(7), Week(), 0
+    ranking = [name for name, one in week.instances.items() if one.pool == "ranking"]
+    faults = {draw.randrange(WEEK_MINUTES): name for name in draw.sample(ranking, FAULTS_OF_A_WEEK)}
+    storm: list[str] = []
+    stopped_steps = 0
+    for step in range(len(needed)):
+        minute = step * STEP_S // 60
+        if minute == STORM_H * 60:
+            storm = draw.sample(sorted({*ranking} - {*faults.values()}), 300)  # 24% of the cluster
+            for name in storm:
+                week.fail(name)
+        if minute == (STORM_H + 1) * 60:
+            assert week.stopped and not set(storm) & set(week.replaced), "until a person has looked"
+            week.stopped = False
+        for _ in range(STEP_S // 60):
+            if week.minute in faults and faults[week.minute] not in week.broken:
+                week.fail(faults[week.minute])
+            week.pass_minute()
+        signals = shifting.Signals(
+            needed=needed[step],
+            forecast=max(needed[step : step + 5]) * 1.02,
+            batch_instances=200,
+            since_growth_s=(step - grew_at) * STEP_S,
+            is_frozen=week.stopped,
+        )
+        after = shifting.decide(now, signals, limits)
+        assert after.total <= 800
+        if week.stopped:
+            stopped_steps += 1
+            assert after.real_time >= now.real_time, "although the night has begun"
+            assert after.batch >= min(now.batch, 800 - after.real_time), "batch yields to growth alone"
+        grew_at = step if after.real_time > now.real_time else grew_at
+        now = after
+        broken = sum(one.pool == "ranking" for one in (week.instances[name] for name in week.broken))
+        is_everyday = not week.broken & set(storm)
+        assert not is_everyday or now.real_time - broken >= needed[step], "a single fault costs no request its instance"
+    assert stopped_steps == 3600 // STEP_S
+    assert not week.broken and set(storm) <= set(week.replaced)
+    sizes = Counter(place for one in week.instances.values() for place in one.places)
+    assert all(week.most[place] <= gpu_repair.compute_limit(size) for place, size in sizes.items())

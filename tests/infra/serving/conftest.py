@@ -69,7 +69,7 @@ SHAPES = {
         "roles:\n"
         "  models:\n"
         "    small: {model: Qwen/Qwen3-0.6B, pool: alone}\n"
-        "    large: {model: Qwen/Qwen3-8B, pool: general, replicas: 2}\n"
+        "    large: {model: Qwen/Qwen3-8B, pool: general, replicas: 2, gives_way: on}\n"
     ),
 }
 """Rest of blueprint.yaml by the deployment's name."""

@@ -610,3 +610,13 @@ def test_engines_alone_send_spans_to_the_receiver_in_the_network(stacks: Stacks)
         rule.get("from_port") == 4318
         for rule in filter_by_type(stacks["aggregated"], "aws_vpc_security_group_egress_rule").values()
     )
+
+
+def test_the_first_choice_of_a_role_that_gives_way_says_so_and_is_left_to_the_function(stacks: Stacks) -> None:
+    services = filter_by_type(stacks["multi-model"], "aws_ecs_service")
+    tags = {name: service.get("tags", {}).get("gives-way") for name, service in services.items()}
+    assert tags == {"large-0": "2", "large-1": None, "router-0": None, "small-0": None}
+    assert services["large-0"]["lifecycle"]["ignore_changes"] == ["desired_count"]
+    assert "ignore_changes" not in services["small-0"].get("lifecycle", {}), "an apply sets it"
+    alarms = filter_by_type(stacks["multi-model"], "aws_cloudwatch_metric_alarm")
+    assert "small-running-alarm" in alarms and "large-running-alarm" not in alarms, "fewer tasks are no fault there"

@@ -267,6 +267,11 @@ def test_requests_that_start_a_replica_are_no_errors(tmp_path: Path) -> None:
     assert [rule["labels"]["role"] for rule in rules if rule["alert"] == "InferenceRoleGone"] == ["router"]
 
 
+def test_a_role_that_gives_way_may_have_no_replica(tmp_path: Path) -> None:
+    rules = list_rules(resolve(tmp_path, BLUEPRINT.replace("replicas: 1..3", "replicas: 1..3, gives_way: on")))
+    assert [rule["labels"]["role"] for rule in rules if rule["alert"] == "InferenceRoleGone"] == ["router"]
+
+
 def test_another_engines_limits_are_measured_by_its_own_buckets(tmp_path: Path) -> None:
     text = BLUEPRINT.replace("model:", "engine: sglang\nmodel:")
     [row] = resolve(tmp_path, text, "{ttft_ms: {p99: 1000}}").latency_objectives

@@ -26,11 +26,31 @@ def test_the_namespace_and_account_that_the_values_name_are_rendered_beside_them
     plan = plan_deployment(tmp_path)
     values = yaml.safe_load(planning.write_rendered(plan).read_text())
     manifests = list(yaml.safe_load_all((plan.rendered / "namespace.yaml").read_text()))
-    assert manifests == namespace.build_manifests(plan.deployment.environment), "what `deploy` applies"
+    assert manifests == namespace.build_manifests(plan.deployment), "what `deploy` applies"
     space, account = manifests
     assert (space["kind"], space["metadata"]["name"]) == ("Namespace", "serving")
     assert (account["kind"], account["metadata"]["namespace"]) == ("ServiceAccount", "serving")
     assert values["serviceAccount"] == {"create": False, "name": account["metadata"]["name"]}
+
+
+def test_roles_that_give_way_have_the_lowest_priority_for_which_the_autoscaler_starts_nodes(tmp_path: Path) -> None:
+    plan = plan_deployment(tmp_path)
+    assert [manifest["kind"] for manifest in namespace.build_manifests(plan.deployment)] == [
+        "Namespace",
+        "ServiceAccount",
+    ]
+    blueprint = tmp_path / "mine" / "blueprint.yaml"
+    blueprint.write_text(blueprint.read_text().replace("accelerators: 1}", "accelerators: 1, gives_way: on}"))
+    plan = planning.plan(
+        tmp_path / "mine", paths.PATTERNS.parent / "fleet.yaml", target="eks", root=tmp_path, account=ACCOUNT
+    )
+    *_, priority = namespace.build_manifests(plan.deployment)
+    assert (priority["kind"], priority["value"], priority["preemptionPolicy"]) == ("PriorityClass", -10, "Never")
+    roles = yaml.safe_load(planning.write_rendered(plan).read_text())["roles"]
+    assert {name: role.get("priorityClass") for name, role in roles.items()} == {
+        "worker": priority["metadata"]["name"],
+        "router": None,
+    }
 
 
 def test_an_edited_namespace_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
@@ -45,4 +65,4 @@ def test_an_edited_namespace_file_is_overwritten_only_on_request(tmp_path: Path)
         "Fix: keep your change in a file of another name, or pass --force."
     )
     planning.write_rendered(plan, force=True)
-    assert file.read_text() == namespace.format_file(plan.deployment.environment)
+    assert file.read_text() == namespace.format_file(plan.deployment)

@@ -57,6 +57,20 @@ def test_the_first_answer_is_when_a_pod_that_never_restarted_became_ready() -> N
     assert pod_starts.compute_answer_s(build_pod("True", restarts=1)) is None, "it was ready again"
 
 
+def test_copies_of_weights_and_adapters_are_summed() -> None:
+    def build_status(name: str, ended: str) -> dict[str, Any]:
+        terminated = {"startedAt": "2026-11-26T11:10:05Z", "finishedAt": f"2026-11-26T11:{ended}Z"}
+        return {"name": name, "state": {"terminated": terminated}}
+
+    pod = build_pod("True")
+    assert pod_starts.sum_copies(pod) is None, "streamed"
+    statuses = [("fetch-weights", "11:59"), ("fetch-adapter-sql", "10:08"), ("check-node", "10:09")]
+    pod["status"]["initContainerStatuses"] = [build_status(*status) for status in statuses]
+    assert pod_starts.sum_copies(pod) == 114 + 3
+    pod["status"]["initContainerStatuses"] = [{"name": "fetch-weights", "state": {"running": {}}}]
+    assert pod_starts.sum_copies(pod) is None
+
+
 def test_a_pods_start_is_read_from_its_events_its_log_and_its_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     class Api:
         def list_objects(self, _kind: Kind, _namespace: str, *, fields: str) -> list[dict[str, Any]]:

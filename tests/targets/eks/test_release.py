@@ -528,6 +528,29 @@ def test_several_models_start_behind_one_router(
         uninstall(connected_cluster, "models")
 
 
+def test_a_role_that_gives_way_leaves_its_nodes_to_a_peak_and_returns_when_that_ends(
+    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
+) -> None:
+    """The peak fills the pool. Without the setting it finds one node and is rolled back, as a test above shows."""
+    uninstall(connected_cluster, "mine")
+    shutil.copytree(working_folder / "mine", working_folder / "peak")
+    edit(working_folder / "mine" / "blueprint.yaml", "replicas: 2", "replicas: 2, gives_way: on")
+    edit(working_folder / "peak" / "blueprint.yaml", "replicas: 2", f"replicas: {GPUS}")
+
+    def count_workers(phase: str) -> int:
+        return sum(pod["status"]["phase"] == phase for pod in list_pods(connected_cluster).get("worker", []))
+
+    try:
+        assert run_cli("deploy", "--yes").code == 0
+        code, out, err = run_cli("deploy", "--yes", folder="peak")
+        assert (code, out) == (0, "peak: is up at http://peak.serving.svc:8080\n"), err
+        processes.wait_until(lambda: count_workers("Pending") == 2, "replicas that wait", 60)
+        uninstall(connected_cluster, "peak")
+        processes.wait_until(lambda: count_workers("Running") == 2, "their return", 60)
+    finally:
+        uninstall(connected_cluster, "mine", "peak")
+
+
 def test_deploy_waits_for_a_replica_over_several_machines(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,13 @@ def test_objects_become_files_below_the_folder(client: Any, bucket: str, tmp_pat
     assert (tmp_path / "model/config.json").read_text() == (tmp_path / "model/sub/weights").read_text() == "content"
 
 
+def test_the_last_copy_of_a_log_is_the_starts() -> None:
+    log = ["copying s3://models/tiny/model.safetensors, 42 bytes\n", "copied all in 1.25 s\n"]
+    assert fetch_weights.find_seconds(log) == 1.25
+    assert fetch_weights.find_seconds([*log, "INFO loading\n", "copied all in 0.02 s"]) == 0.02
+    assert fetch_weights.find_seconds(log[:1]) is None
+
+
 @pytest.mark.parametrize("name", ["../keys", "../../../keys", "sub/../../keys", "{}/keys", "sub//keys", "./keys"])
 def test_an_object_whose_name_leaves_the_folder_is_refused_before_any_is_copied(
     client: Any, bucket: str, tmp_path: Path, name: str

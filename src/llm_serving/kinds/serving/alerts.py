@@ -75,7 +75,7 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     name = f"{deployment.name}-{role.name}"
     words = {"role": name, "labels": labels, "pods": f'{namespace},pod=~"{name}-[a-z0-9]+(-[a-z0-9]+)?"'}
     words["start-limit"] = str(PULL_LIMIT_S + _find_start_limit_s(deployment, role))
-    if role.replicas.min:
+    if role.replicas.min and not role.gives_way:
         words["standing"] = labels
     if role.scale:
         words["autoscaler"] = f'{namespace},horizontalpodautoscaler="keda-hpa-{name}"'

@@ -198,6 +198,10 @@ class Tuning(Settings):
     in a PersistentVolumeClaim. Each image, model and accelerator has its own. Engines execute these
     files: give nobody else write access. Default is off."""
 
+    stream_weights: Annotated[bool, Switch()] = True
+    """Streams weights from S3 into memory, where the engine can; `off` copies them to the node's disk first, and the
+    engine reads them there."""
+
     priority: Annotated[bool, Switch()] = False
     """Reads `priority` from the body of a request, an integer: the lowest goes first; default is 0."""
 

@@ -145,6 +145,9 @@ class Role(ResolvedData):
     """Labels that the pool's nodes carry."""
 
     tolerations: tuple[Toleration, ...] = ()
+    gives_way: bool = False
+    """Whether replicas of others may take its nodes."""
+
     accelerators: int = 0
     """Of one replica; on Neuron its NeuronCores."""
 

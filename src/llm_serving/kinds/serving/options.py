@@ -203,8 +203,8 @@ def _has_folders(node: Node, *names: str) -> bool:
 
 OPTIONS = (
     Option("one-rank", lambda node: node.role.accelerators == 1),
-    Option("shared-weights", lambda node: node.shares_weights),
-    Option("own-weights", lambda node: not node.shares_weights),
+    Option("shared-weights", lambda node: node.tuning.stream_weights and node.shares_weights),
+    Option("own-weights", lambda node: node.tuning.stream_weights and not node.shares_weights),
     Option("tensor", lambda node: node.role.tensor > 1, "role.accelerators", "set accelerators: 1"),
     Option("pipeline", lambda node: node.role.pipeline > 1, "role.pipeline", "set pipeline: 1"),
     Option("data", lambda node: node.role.data > 1, "role.data", "set data: 1"),

@@ -129,7 +129,7 @@ class Context:
 
     def streams(self, role_placement: Placement) -> bool:
         """Return whether the engine streams its weights from S3."""
-        return self.engine.streams_on(self.select_platform(role_placement))
+        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(role_placement))
 
 
 def get_router(blueprint: Blueprint) -> engines.Router:
@@ -437,18 +437,23 @@ def _build_adapter_folder(adapter: str) -> str:
 
 def list_fetches(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
     """Return what the engine's command copies from S3 before it starts, by folder: on a target without containers."""
-    if not context.conventions.is_local or context.streams(role_placement):
-        return {}
-    return {WEIGHTS_FOLDER: served_model.weights.uri}
+    return _list_copied_weights(context, role_placement, served_model) if context.conventions.is_local else {}
 
 
 def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
     """Return what of S3 is copied to the node before the engine starts, by its folder there."""
     if context.conventions.is_local:
         return {}
-    drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
-    weights = {} if context.streams(role_placement) else {WEIGHTS_FOLDER: served_model.weights.uri} | drafts
+    weights = _list_copied_weights(context, role_placement, served_model)
     return weights | {_build_adapter_folder(name): uri for name, uri in served_model.adapters.items()}
+
+
+def _list_copied_weights(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+    """Return weights that are copied to a disk before the engine reads them, by folder."""
+    if context.streams(role_placement):
+        return {}
+    drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
+    return {WEIGHTS_FOLDER: served_model.weights.uri} | drafts
 
 
 def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:

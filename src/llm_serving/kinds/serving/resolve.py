@@ -260,6 +260,7 @@ def _build_role(
         zones=role_placement.zones,
         labels=role_placement.labels,
         tolerations=role_placement.tolerations,
+        gives_way=role.gives_way,
         accelerators=role.accelerators,
         nodes=role_placement.nodes,
         parallelism=role_placement.parallelism,

@@ -110,6 +110,10 @@ class EngineRole(Settings):
     executor: Annotated[Literal["mp", "ray"], Field(json_schema_extra={"enum": ["mp"]})] = "mp"
     """What connects the nodes of a replica: the engine's own processes."""
 
+    gives_way: Annotated[bool, Switch()] = False
+    """Whether its replicas give their nodes to those of other roles and deployments that find none: for work that can
+    wait, such as batches. They start again where a node is free."""
+
     scale: Scale | None = None
     """Autoscaling; default is by the queue, for decode by the KV cache."""
 

@@ -164,6 +164,7 @@ def _build_placement(role: Role) -> Placement:
         labels=role.labels,
         tolerations=tuple(taint for taint in role.tolerations if taint.key != role.resources.device),
         is_dense=role.resources.efa > 0,
+        gives_way=role.gives_way,
     )
 
 

@@ -1,18 +1,37 @@
-"""The namespace and service account that all releases share: `deploy` applies them, `render` writes them to a file."""
+"""What all releases share: namespace, service account, priority. `deploy` applies it, `render` writes it to a file."""
 
 from __future__ import annotations
 
 import yaml
 
 from llm_serving.operations.kube_api import Manifest
-from llm_serving.services.environment import Environment
+from llm_serving.services.deployment import Deployment
 
 FILE = "namespace.yaml"
 """Beside the rendered values, for those who install the chart themselves."""
 
+GIVES_WAY = "gives-way"
+"""PriorityClass of replicas that give their nodes to others. The template names it."""
 
-def build_manifests(environment: Environment) -> list[Manifest]:
-    """Build the namespace and the engines' service account."""
+PRIORITY = -10
+"""Below pods without a class, which have 0, and the lowest for which cluster-autoscaler still starts nodes.
+
+Source: kubernetes/autoscaler at 01ea19e, cluster-autoscaler/config/flags/flags.go, expendable-pods-priority-cutoff.
+"""
+
+
+def build_manifests(deployment: Deployment) -> list[Manifest]:
+    """Build the namespace, the engines' service account, and the priority that a service asks for."""
+    environment = deployment.environment
+    priority = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": GIVES_WAY, "labels": {"app.kubernetes.io/managed-by": "blueprint"}},
+        "description": "Replicas that give their nodes to others",
+        "value": PRIORITY,
+        "preemptionPolicy": "Never",
+    }
+    needs_priority = any(service.placement.gives_way for service in deployment.services)
     return [
         {
             "apiVersion": "v1",
@@ -32,10 +51,11 @@ def build_manifests(environment: Environment) -> list[Manifest]:
             "metadata": {"name": environment.service_account, "namespace": environment.namespace},
             "automountServiceAccountToken": False,
         },
+        *([priority] if needs_priority else []),
     ]
 
 
-def format_file(environment: Environment) -> str:
+def format_file(deployment: Deployment) -> str:
     """Format the file for `kubectl apply --filename`, or for Argo CD."""
     title = "# Namespace and service account of the releases. Rendered; apply before helm install.\n"
-    return title + yaml.safe_dump_all(build_manifests(environment), sort_keys=False)
+    return title + yaml.safe_dump_all(build_manifests(deployment), sort_keys=False)

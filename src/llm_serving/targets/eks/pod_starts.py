@@ -42,6 +42,7 @@ def _read_start(plan: DeploymentPlan, api: KubeApi, pod: Manifest) -> Start:
         load_s=load_s,
         compile_s=compile_s,
         first_answer_s=compute_answer_s(pod),
+        copy_s=sum_copies(pod),
     )
 
 
@@ -77,8 +78,18 @@ def compute_answer_s(pod: Manifest) -> float | None:
     has_restarted = any(entry.get("restartCount") for entry in status.get("containerStatuses", []))
     if ready.get("status") != "True" or has_restarted:
         return None
-    created, answered = (
-        datetime.datetime.fromisoformat(text)
-        for text in (pod["metadata"]["creationTimestamp"], ready["lastTransitionTime"])
-    )
-    return (answered - created).total_seconds()
+    return _subtract(ready["lastTransitionTime"], pod["metadata"]["creationTimestamp"])
+
+
+def sum_copies(pod: Manifest) -> float | None:
+    """Sum the whole seconds of the containers that copied weights and adapters; None where there are none."""
+    seconds = [
+        _subtract(ended["finishedAt"], ended["startedAt"])
+        for entry in pod.get("status", {}).get("initContainerStatuses", [])
+        if entry["name"].startswith("fetch-") and (ended := entry["state"].get("terminated"))
+    ]
+    return sum(seconds) if seconds else None
+
+
+def _subtract(later: str, earlier: str) -> float:
+    return (datetime.datetime.fromisoformat(later) - datetime.datetime.fromisoformat(earlier)).total_seconds()

@@ -115,7 +115,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
-        open_api(plan).apply(namespace.build_manifests(plan.deployment.environment))
+        open_api(plan).apply(namespace.build_manifests(plan.deployment))
     try:
         _upgrade(plan, values_file, log)
         _wait_until_ready(plan)

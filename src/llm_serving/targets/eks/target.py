@@ -53,7 +53,7 @@ class EksTarget(AwsTarget):
             if stacked_release.has_stack_file(deployment)
             else {}
         )
-        return {namespace.FILE: namespace.format_file(deployment.environment), **stacks}
+        return {namespace.FILE: namespace.format_file(deployment), **stacks}
 
     def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
         """Find what the chart refuses, and what contradicts the deployment."""

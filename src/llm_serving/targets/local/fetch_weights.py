@@ -7,7 +7,10 @@ container on ECS. Replicas share a folder: the first one copies, and a restart f
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,13 +24,21 @@ def main(words: list[str]) -> NoReturn:
     """Copy, then replace this process by the command."""
     separator = words.index("--")
     pairs, command = words[:separator], words[separator + 1 :]
+    started = time.monotonic()
     try:
         for folder, uri in zip(pairs[::2], pairs[1::2], strict=True):
             fetch(uri, Path(folder))
+        print(f"copied all in {time.monotonic() - started:.2f} s", flush=True)
     except BlueprintError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     os.execvp(command[0], command)
+
+
+def find_seconds(log: Iterable[str]) -> float | None:
+    """Return how long the last start in a log copied; None where it copied nothing, or has not yet."""
+    matches = [match for line in log if (match := re.fullmatch(r"copied all in ([\d.]+) s\n?", line))]
+    return float(matches[-1][1]) if matches else None
 
 
 def fetch(uri: str, folder: Path) -> None:

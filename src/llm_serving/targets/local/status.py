@@ -15,7 +15,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import starts
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import readiness, supervisor
+from llm_serving.targets.local import fetch_weights, readiness, supervisor
 from llm_serving.targets.local.supervisor import ProcessState
 from llm_serving.targets.starts import Start
 
@@ -76,7 +76,8 @@ def list_starts(directory: DeploymentDir) -> list[Start]:
         log = directory.get_log_path(process.name).read_text(encoding="utf-8", errors="replace").splitlines()
         load_s, compile_s = starts.read_log(log, lines)
         first_answer_s = answer_s if pid and pid == pids.get(process.name) else None
-        worker_starts.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s))
+        copy_s = fetch_weights.find_seconds(log)
+        worker_starts.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s, copy_s))
     return worker_starts
 
 

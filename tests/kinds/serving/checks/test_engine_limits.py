@@ -228,6 +228,20 @@ def test_a_gpu_replica_of_the_same_fleet_is_unchanged(tmp_path: Path) -> None:
     assert deployment.roles[0].prefetch is None
 
 
+@pytest.mark.parametrize("target", ["eks", "local"])
+def test_weights_that_are_not_streamed_are_copied_first_and_read_by_the_engines_own_loader(
+    tmp_path: Path, target: str
+) -> None:
+    text = format_blueprint("pool: gpu, accelerators: 1", "tuning: {stream_weights: off}\n", model="tiny")
+    deployment = resolve_blueprint(tmp_path, text, target)
+    worker, uri = deployment.workers[0], deployment.served_models[0].weights.uri
+    folder = f"{deployment.environment.data_folder}/fetched/weights"
+    assert worker.prefetch is None or worker.prefetch.uris == {"weights": uri}
+    assert worker.prefetch or worker.command[3:6] == (folder, uri, "--"), "here the engine's command copies"
+    assert worker.command[worker.command.index("serve") + 1] == folder
+    assert not {"--load-format", "--model-loader-extra-config"} & set(worker.command)
+
+
 @pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
 def test_a_replica_requests_all_devices_and_copies_its_weights(tmp_path: Path, target: str, pool: str) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target)

@@ -212,6 +212,21 @@ def test_an_unsupported_blueprint_is_refused_at_check_time(tmp_path: Path, text:
     assert get_error(tmp_path, text) == message
 
 
+def test_what_gives_way_on_ecs_fills_instances_of_a_pool_whose_tasks_move(tmp_path: Path) -> None:
+    text = format_aggregated(pool="on-ecs", accelerators=2, replicas="1..2", gives_way="on")
+    assert get_error(tmp_path, text, "ecs").splitlines() == [
+        "blueprint.yaml:4:40: roles.worker.accelerators: 2: a replica that gives way on ECS must fill its instance, or the "
+        "instance is not free then. Fix: set accelerators: 4.",
+        'blueprint.yaml:4:53: roles.worker.replicas: "1..2": autoscaling on ECS would start again what gave way. '
+        "Fix: set replicas: 2.",
+        "blueprint.yaml:4:70: roles.worker.gives_way: true: on ECS the function that moves tasks between choices of a pool "
+        "does it, and this has one choice. Fix: set buy: [spot, on-demand] of the pool, for example.",
+    ]
+    assert resolve_blueprint(tmp_path, text.replace("on-ecs", "general")).workers[0].placement.gives_way, (
+        "on EKS it may"
+    )
+
+
 MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
 
 

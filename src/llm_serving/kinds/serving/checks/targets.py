@@ -72,6 +72,7 @@ def check(
         yield from _check_waiting_replicas(fleet, conventions, placed_roles)
     if conventions.runs_tasks:
         yield from _check_task_interfaces(conventions.title, placed_roles)
+        yield from _check_gives_way(fleet, conventions.title, placed_roles)
 
 
 def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -375,6 +376,31 @@ def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
     _, role, role_placement = placed_role
     pool_groups = groups.resolve_pool(fleet, role.pool, instances.load())
     return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
+
+
+def _check_gives_way(fleet: Fleet, title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles that give way and that the function of the fallback cannot move: ECS has no priorities."""
+    for placed_role in placed_roles:
+        key_path, role, role_placement = placed_role
+        if not role.gives_way:
+            continue
+        node_accelerators = count_accelerators(role_placement.instance)
+        if not _has_choices(fleet, placed_role):
+            reason = (
+                f"on {title} the function that moves tasks between choices of a pool does it, and this has one choice"
+            )
+            yield Conflict(
+                (*key_path, "gives_way"), reason, "set buy: [spot, on-demand] of the pool, for example", True
+            )
+        if role.accelerators != node_accelerators:
+            reason = f"a replica that gives way on {title} must fill its instance, or the instance is not free then"
+            yield Conflict(
+                (*key_path, "accelerators"), reason, f"set accelerators: {node_accelerators}", role.accelerators
+            )
+        if role.replicas.min != role.replicas.max:
+            reason = f"autoscaling on {title} would start again what gave way"
+            fix = f"set replicas: {role.replicas.max}"
+            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
 def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
