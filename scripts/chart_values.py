@@ -16,7 +16,7 @@ from llm_serving import paths
 from llm_serving.services.service import Service
 from llm_serving.settings import schema as settings_schema
 
-CHARTS = ("inference", "batch")
+CHARTS = ("inference", "batch", "streaming")
 
 _LONGEST_DEFAULT = 60
 """Characters of a default that the table shows."""

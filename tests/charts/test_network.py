@@ -38,8 +38,12 @@ def matches(selector: Mapping[str, Any] | None, labels: Labels) -> bool:
 def includes(peer: Mapping[str, Any], other: tuple[Labels, Labels] | str) -> bool:
     """Whether a policy's peer is the other end: a namespace's and a pod's labels, or an address."""
     if isinstance(other, str):
-        block = peer.get("ipBlock", {}).get("cidr", "255.255.255.255/32")
-        return ":" not in block and ipaddress.IPv4Address(other) in ipaddress.IPv4Network(block)
+        block = peer.get("ipBlock", {})
+        within = [
+            ":" not in cidr and ipaddress.IPv4Address(other) in ipaddress.IPv4Network(cidr)
+            for cidr in (block.get("cidr", "255.255.255.255/32"), *block.get("except", ()))
+        ]
+        return within[0] and not any(within[1:])
     namespace, pod = other
     in_namespace = (
         matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer else namespace == SERVING

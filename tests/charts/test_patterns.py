@@ -21,8 +21,8 @@ from tests.charts.test_network import STRANGER, is_allowed
 from tests.charts.test_objects import filter_by_kind
 
 CELLS = [cell for cell in matrix.build_cells() if cell.target == "eks" and cell.deployment]
-FEEDS_ANOTHER_DEPLOYMENT = "offline-batch"
-"""The pattern that no fleet alone can render: tests/charts/test_batch.py renders it."""
+FEED_ANOTHER_DEPLOYMENT = {"offline-batch", "near-real-time"}
+"""The patterns that no fleet alone can render: tests/charts/test_batch.py and test_streaming.py render them."""
 
 SERVING_CELLS = [cell for cell in CELLS if isinstance(cell.deployment, ServingDeployment)]
 """Of charts/inference."""
@@ -58,7 +58,7 @@ def render_objects(render_chart: Render, cell: Cell) -> list[dict[str, Any]]:
 
 def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> None:
     patterns = {folder.name for folder in paths.list_patterns() if "eks" in render.list_targets(folder)}
-    assert {cell.pattern for cell in CELLS} == patterns - {FEEDS_ANOTHER_DEPLOYMENT}
+    assert {cell.pattern for cell in CELLS} == patterns - FEED_ANOTHER_DEPLOYMENT
     charts = [{cell.deployment.chart for cell in cells if cell.deployment} for cells in (SERVING_CELLS, OTHER_CELLS)]
     assert charts == [{"inference"}, {"batch"}]
 

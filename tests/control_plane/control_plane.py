@@ -306,7 +306,8 @@ def _build_api_server_command(etcd: int, port: int) -> Sequence[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         *("--service-account-key-file=accounts.key", "--service-account-signing-key-file=accounts.key"),
         # The first heartbeat removes the taint of a new node, and kwok sends none.
-        "--disable-admission-plugins=TaintNodesByCondition",
+        # No controller here would let a volume claim go that its protection holds.
+        "--disable-admission-plugins=TaintNodesByCondition,StorageObjectInUseProtection",
         "--kubelet-preferred-address-types=InternalIP",
         "--allow-privileged",
     )

@@ -564,6 +564,9 @@ class Workload(_Row):
     operator: str
     """Program in the cluster that runs objects of this kind."""
 
+    condition: str = "Ready"
+    """Condition of an object that runs."""
+
 
 class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""

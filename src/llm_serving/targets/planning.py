@@ -18,10 +18,14 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry, render
 from llm_serving.targets.base import Target
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan, build_plan
+
+_OPERATOR_START_S = 600
+"""Longest start of what an operator runs, where the deployment has no services of its own."""
 
 
 def plan(
@@ -113,12 +117,26 @@ def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:
     return file if file.is_file() else write_rendered(plan)
 
 
+def require_endpoint(plan: DeploymentPlan) -> None:
+    """Accept a deployment that clients can call.
+
+    Raises:
+        InputError: it is one that takes no requests.
+    """
+    if not plan.deployment.services:
+        reason, fix = "nothing of it answers HTTP requests", "send events from the fleet's network"
+        raise InputError(f"{plan.deployment.name}: {reason}. Fix: {fix}, and read its topics there.")
+
+
 def compute_start_s(services: Iterable[Service]) -> int:
     """Return the longest start of a replica in seconds, with what is copied before, after its node's start."""
     return max(
-        math.ceil(service.probe.deadline_s) + (service.prefetch.timeout_s if service.prefetch else 0)
-        for service in services
-        if service.probe
+        (
+            math.ceil(service.probe.deadline_s) + (service.prefetch.timeout_s if service.prefetch else 0)
+            for service in services
+            if service.probe
+        ),
+        default=_OPERATOR_START_S,
     )
 
 

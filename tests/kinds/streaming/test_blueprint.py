@@ -131,12 +131,23 @@ def test_exactly_one_endpoint_is_asked(folder: Path) -> None:
         resolve(folder)
 
 
-def test_eks_is_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_eks_lacks_is_refused_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "url: https://llm.example.com\n  model: tiny")
+    change(folder / "blueprint.yaml", "\n  model: tiny", "\n  model: tiny\n  api_key: {secret: llm/keys}")
+    change(folder / "blueprint.yaml", "parquet: false", "parquet: true")
     assert main.run(["check", str(folder), "--fleet", str(FLEET), "--target", "eks"]) == 2
-    assert capsys.readouterr().err == (
-        "kind: streaming: its Kafka, Flink and cache are services of AWS, with the target ecs. "
-        "Fix: choose another --target.\n"
-    )
+    file = folder / "blueprint.yaml"
+    parquet = file.read_text().split("parquet: true")[0].count("\n") + 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"{file}:1:1: eks.image: empty: an image of Flink with the job runs there. Fix: set eks.image.",
+        f"{file}:1:1: eks.cache: empty: no cache is made there. Fix: set eks.cache.",
+        f"{file}:1:1: eks.state_class: empty: checkpoints need a volume that several nodes write to. "
+        "Fix: set eks.state_class.",
+        f'{file}:11:12: endpoint.api_key: "llm/keys": on EKS no role lets the job read secrets. '
+        "Fix: call an endpoint without a key, or use ECS.",
+        f"{file}:{parquet}:10: parquet: true: on EKS no role lets the job write to S3. "
+        "Fix: set parquet: false, or use ECS.",
+    ]
 
 
 def write_fleet(folder: Path, zones: str) -> Path:

@@ -22,7 +22,7 @@ from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
-from llm_serving.operations.kube_api import POD, Kind
+from llm_serving.operations.kube_api import POD, Kind, KubeApi
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release as target
@@ -37,6 +37,13 @@ WORKERS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/mine-worker"
 ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
 SETS = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 SCALED = Kind("keda.sh/v1alpha1", "ScaledObject")
+FLINK = Kind("flink.apache.org/v1beta1", "FlinkDeployment")
+STREAM = """\
+kind: streaming
+pattern: near-real-time
+endpoint: {url: "http://chat-router:8080", model: tiny}
+eks: {image: "registry.example/stream-job:1", cache: "redis://valkey.cache:6379", state_class: efs}
+"""
 GPUS = 3
 """Machines of the pool `general`, of one accelerator each; the pattern takes two."""
 
@@ -607,6 +614,63 @@ def test_deploy_waits_for_an_operators_word(
         assert seen_late
     finally:
         uninstall(connected_cluster, "rays")
+
+
+@pytest.fixture
+def stream(working_folder: Path) -> Path:
+    """A stream that operators run."""
+    folder = Path(shutil.copytree(ROOT / "blueprints" / "near-real-time", working_folder / "shop"))
+    (folder / "blueprint.yaml").write_text(STREAM)
+    return folder
+
+
+def test_deploy_waits_for_the_job_of_a_stream(
+    connected_cluster: ControlPlane, stream: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operators of Flink and Strimzi do not run here: what the first would write, this test does."""
+    seen_late: list[str] = []
+    original = target._list_pending_roles
+    condition = {"type": "Running", "status": "True", "reason": "Running", "message": "Job status RUNNING"}
+
+    def find_late(plan: DeploymentPlan) -> Iterator[str]:
+        late_lines = list(original(plan))
+        if late_lines == ["FlinkDeployment shop: not ready"] and not seen_late:
+            seen_late.extend(late_lines)
+            path = f"/apis/flink.apache.org/v1beta1/namespaces/{NAMESPACE}/flinkdeployments/shop/status"
+            connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition]})
+        return iter(late_lines)
+
+    monkeypatch.setattr(target, "_list_pending_roles", find_late)
+    try:
+        code, _, err = run_cli("deploy", "--yes", folder=stream.name)
+        assert code == 0, err
+        assert seen_late
+        code, _, err = run_cli("validate", folder=stream.name)
+        assert (code, err.splitlines()[-1]) == (
+            2,
+            "shop: nothing of it answers HTTP requests. Fix: send events from the fleet's network, and read its topics "
+            "there.",
+        )
+        code, _, err = run_cli("destroy", "--yes", folder=stream.name)
+        assert code == 0, err
+        assert connected_cluster.list_names(FLINK, namespace=NAMESPACE) == []
+    finally:
+        uninstall(connected_cluster, "shop")
+
+
+def test_kinds_that_the_cluster_does_not_know_are_named_before_anything_changes(
+    connected_cluster: ControlPlane, stream: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = KubeApi.has_kind
+    missing = "flink.apache.org/v1beta1", "kafka.strimzi.io/v1"
+    monkeypatch.setattr(KubeApi, "has_kind", lambda api, kind: kind.api_version not in missing and original(api, kind))
+    code, _, err = run_cli("deploy", "--yes", folder=stream.name)
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "shop: the cluster does not know FlinkDeployment (flink.apache.org/v1beta1), Kafka (kafka.strimzi.io/v1), "
+        "KafkaNodePool (kafka.strimzi.io/v1), KafkaUser (kafka.strimzi.io/v1). Nothing was changed. "
+        "Fix: install the operators, in the versions that charts/streaming/README.md names.",
+    )
 
 
 def test_an_unreachable_cluster_is_reported_in_one_line(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
-from llm_serving.services.addresses import build_endpoint_format
+from llm_serving.services.addresses import build_cache_format, build_endpoint_format
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
@@ -142,6 +142,22 @@ class Aws(Settings):
     """Consumer lag at which an alarm rings."""
 
 
+class Eks(Settings):
+    """What runs on EKS: Kafka by Strimzi's operator, the job by Flink's, both of `aws`' sizes."""
+
+    image: str | None = None
+    """Image of Flink 1.20 with the job as /opt/flink/usrlib/stream-job.jar."""
+
+    cache: Annotated[str, build_cache_format("redis://valkey.cache.svc:6379")] | None = None
+    """Valkey or Redis that the job reaches."""
+
+    state_class: str | None = None
+    """Storage class of a volume that several nodes write to, such as EFS's: it keeps the job's checkpoints."""
+
+    broker_class: str = "gp3"
+    """Storage class of the brokers."""
+
+
 class Generator(Settings):
     """Events that come by themselves on this machine: a daily curve, bursts, few shoppers with most events."""
 
@@ -224,6 +240,9 @@ class Blueprint(BaseBlueprint):
 
     aws: Aws = Aws()
     """What runs on AWS."""
+
+    eks: Eks = Eks()
+    """What runs on EKS."""
 
     generator: Generator = Generator()
     """Events that come by themselves on this machine."""

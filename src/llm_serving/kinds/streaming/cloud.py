@@ -37,15 +37,8 @@ REPLICAS = 3
 
 
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
-    """Yield what AWS refuses, or does not have."""
-    title = environment.conventions.title
-    if settings.endpoint.mock:
-        reason, fix = f"on {title} no mock runs", "set deployment: NAME, or url: https://HOST and model: NAME"
-        yield Conflict(("endpoint",), reason, fix, "mock")
-    host = urlsplit(settings.endpoint.url or "").hostname
-    if host in (LOOPBACK, "localhost"):
-        reason = f"the job on {title} does not reach this machine"
-        yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
+    """Yield what AWS's managed services refuse, or do not have."""
+    yield from check_job(settings, environment.conventions.title)
     yield from team_keys.check_region(settings.endpoint.api_key, ("endpoint", "api_key"), environment, "the job")
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
@@ -53,6 +46,17 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(_format_name(fleet, name)) > MAX_NAME:
         reason = f"{_format_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
         yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
+
+
+def check_job(settings: Blueprint, title: str) -> Iterator[Conflict]:
+    """Yield what no job away from this machine can do."""
+    if settings.endpoint.mock:
+        reason, fix = f"on {title} no mock runs", "set deployment: NAME, or url: https://HOST and model: NAME"
+        yield Conflict(("endpoint",), reason, fix, "mock")
+    host = urlsplit(settings.endpoint.url or "").hostname
+    if host in (LOOPBACK, "localhost"):
+        reason = f"the job on {title} does not reach this machine"
+        yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
     if settings.aws.parallelism > settings.partitions:
         reason = f"further instances than partitions ({settings.partitions}) get no events"
         fix = "raise partitions, or lower it"
@@ -67,7 +71,7 @@ def resolve(
     Args:
         job: the job's settings, without the addresses that the stack knows.
     """
-    environment, endpoint = deployment.environment, urlsplit(deployment.endpoint_url)
+    environment = deployment.environment
     archive = programs.locate_archive()
     text = json.dumps(job, separators=(",", ":"))
     return StreamStack(
@@ -82,7 +86,7 @@ def resolve(
         events_topic=deployment.topics.events,
         results_topic=deployment.topics.results,
         dead_letters_topic=deployment.topics.dead_letters,
-        endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
+        endpoint_port=find_port(deployment.endpoint_url),
         endpoint_in_network=settings.endpoint.deployment is not None,
         archive=str(archive),
         bucket=environment.bucket,
@@ -93,6 +97,12 @@ def resolve(
         lag_alarm_s=math.ceil(settings.aws.lag_alarm),
         dead_alarm=settings.slo.dead_events or 0.01,
     )
+
+
+def find_port(url: str) -> int:
+    """Return the port of an endpoint."""
+    endpoint = urlsplit(url)
+    return endpoint.port or (443 if endpoint.scheme == "https" else 80)
 
 
 def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:

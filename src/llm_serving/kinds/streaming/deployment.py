@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llm_serving.catalog.engines import Workload
 from llm_serving.kinds.streaming.blueprint import Limits, Sample, StreamSlo
 from llm_serving.kinds.streaming.stack import StreamStack
 from llm_serving.services.deployment import Deployment
@@ -19,13 +20,36 @@ class Topics(ResolvedData):
     dead_letters: str
 
 
+class OperatorStream(ResolvedData):
+    """What operators run on EKS; values of charts/streaming."""
+
+    image: str
+    state_class: str
+    broker_class: str
+    brokers: int
+    broker_gib: int
+    parallelism: int
+    endpoint_port: int
+    cache_port: int
+    settings: str
+    """The job's, as JSON."""
+
+
 class StreamingDeployment(Deployment):
     """A resolved stream. `url` is Flink's page on this machine."""
 
     kind: str = "streaming"
+    chart: str = "streaming"
+    workload: Workload | None = Workload(
+        # Its operator gives an object one condition. Source: flink-kubernetes-operator 1.15.0, ConditionsUtils.
+        api_version="flink.apache.org/v1beta1",
+        kind="FlinkDeployment",
+        operator="the Flink operator",
+        condition="Running",
+    )
     pattern: str
     brokers: str
-    """Addresses of Kafka; empty on AWS, where the stack's outputs have them."""
+    """Addresses of Kafka; empty on ECS, where the stack's outputs have them."""
 
     topics: Topics
     endpoint_url: str
@@ -33,16 +57,19 @@ class StreamingDeployment(Deployment):
 
     model: str
     cache_url: str
-    """Empty on AWS, as `brokers`."""
+    """Empty on ECS, as `brokers`."""
 
     answer_files: str = ""
     """Folder of S3 with the answers as Parquet; empty for none."""
 
     stack: StreamStack | None = None
-    """None on this machine."""
+    """None but on ECS."""
+
+    operators: OperatorStream | None = None
+    """None but on EKS."""
 
     cost: str = ""
-    """What the stack costs an hour; empty on this machine."""
+    """What the stack costs an hour; empty without."""
 
     checkpoint_s: float
     deadline_s: float

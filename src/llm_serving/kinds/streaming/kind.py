@@ -17,7 +17,7 @@ from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
 from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
 from llm_serving.services import rendered
-from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
@@ -31,11 +31,6 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = StreamingDeployment
     VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
-
-    def find_refusal(self, conventions: Conventions) -> str:
-        return (
-            "its Kafka, Flink and cache are services of AWS, with the target ecs" if conventions.is_kubernetes else ""
-        )
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)
@@ -55,10 +50,11 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
         return resolve.resolve(blueprint, fleet, environment)
 
     def prepare(self, deployment: StreamingDeployment) -> None:
-        programs.build_archive()
+        if deployment.stack:
+            programs.build_archive()
 
     def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
-        return managed.list_rows(deployment, connect)
+        return managed.list_rows(deployment, connect) if deployment.stack else []
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
@@ -79,6 +75,10 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"
             yield "cost", deployment.cost
         else:
+            if deployment.operators:
+                operators = deployment.operators
+                yield "kafka", f"{operators.brokers} brokers of Strimzi, {operators.broker_gib} GiB each"
+                yield "job", f"{operators.parallelism} TaskManagers of the Flink operator"
             yield "cache", deployment.cache_url
         if deployment.answer_files:
             yield "parquet", deployment.answer_files

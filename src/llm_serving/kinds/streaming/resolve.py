@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from llm_serving import paths
 from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.streaming import cloud, price, programs, prompt
+from llm_serving.kinds.streaming import cloud, operators, price, programs, prompt
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import (
     ENDPOINT,
@@ -55,8 +55,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; has every reason with its line of the file.
     """
     settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
+    on_kubernetes = environment.conventions.is_kubernetes
     if not is_local:
-        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
+        check = operators.check if on_kubernetes else cloud.check
+        raise_mistakes(blueprint.locate(check(settings, fleet.value, environment, name)))
     files = prompt.read(blueprint)
     url, model = _find_endpoint(blueprint, fleet, environment)
     deployment = StreamingDeployment(
@@ -66,12 +68,12 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         fleet=fleet.value.name,
         environment=environment,
         url=_format_url(environment) if is_local else "",
-        brokers=f"{LOOPBACK}:{environment.ports[KAFKA]}" if is_local else "",
+        brokers=_locate_brokers(environment, name),
         topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
         endpoint_url=url,
         model=model,
         answer_files=_format_answer_files(settings, environment, name),
-        cache_url=f"redis://{LOOPBACK}:{environment.ports[CACHE]}" if is_local else "",
+        cache_url=_locate_cache(settings, environment),
         checkpoint_s=settings.checkpoint,
         deadline_s=settings.endpoint.deadline,
         limits=settings.limits,
@@ -83,11 +85,25 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     job = _build_job_settings(settings, deployment, files)
     if is_local:
         return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
+    if on_kubernetes:
+        return deployment.model_copy(update={"operators": operators.resolve(settings, deployment, job)})
     raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
     cost = rented_cost.describe(fleet.value, list(price.list_units(stack)))
     return deployment.model_copy(update={"stack": stack, "cost": cost})
+
+
+def _locate_brokers(environment: Environment, name: str) -> str:
+    if environment.conventions.is_local:
+        return f"{LOOPBACK}:{environment.ports[KAFKA]}"
+    return operators.format_brokers(name) if environment.conventions.is_kubernetes else ""
+
+
+def _locate_cache(settings: Blueprint, environment: Environment) -> str:
+    if environment.conventions.is_local:
+        return f"redis://{LOOPBACK}:{environment.ports[CACHE]}"
+    return str(settings.eks.cache) if environment.conventions.is_kubernetes else ""
 
 
 def _format_answer_files(settings: Blueprint, environment: Environment, name: str) -> str:
@@ -263,7 +279,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
             "deadLetters": topics.dead_letters,
             "partitions": settings.partitions,
             "replicas": 1 if is_local else cloud.REPLICAS,
-            "properties": {} if is_local else cloud.KAFKA_PROPERTIES,
+            "properties": _list_kafka_properties(deployment.environment),
         },
         "endpoint": {
             "url": deployment.endpoint_url,
@@ -287,6 +303,13 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
         "answerFiles": deployment.answer_files.replace("s3:", "s3:" if is_local else "s3a:"),
         "checkpointMs": to_ms(settings.checkpoint),
     }
+
+
+def _list_kafka_properties(environment: Environment) -> Mapping[str, str]:
+    """Return what a client of Kafka needs to log in."""
+    if environment.conventions.is_local:
+        return {}
+    return operators.KAFKA_PROPERTIES if environment.conventions.is_kubernetes else cloud.KAFKA_PROPERTIES
 
 
 def _describe_api_key(api_key: ApiKey | None, region: str) -> dict[str, str] | None:

@@ -32,7 +32,7 @@ from llm_serving.operations.tunnel import TOOLS as SESSION_TOOLS
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, starts, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -248,9 +248,7 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[s
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
     """
-    if not plan.deployment.services:
-        reason, fix = "nothing of it answers HTTP requests", "send events from the fleet's network"
-        raise InputError(f"{plan.deployment.name}: {reason}. Fix: {fix}, and read its topics there.")
+    planning.require_endpoint(plan)
     addons.require_tools(SESSION_TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)

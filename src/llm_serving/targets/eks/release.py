@@ -112,6 +112,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         _wait_until_ready(plan)
         return False
     require_images(plan)
+    require_kinds(plan)
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
@@ -147,6 +148,22 @@ def require_images(plan: DeploymentPlan) -> None:
         Unavailable: AWS cannot be asked.
     """
     images.require_images(plan, (service.image for service in plan.deployment.services))
+
+
+def require_kinds(plan: DeploymentPlan) -> None:
+    """Check that the cluster knows every kind of the release's objects, in the version that the chart writes.
+
+    Raises:
+        CheckFailed: it lacks some, which operators bring; names all of them.
+        Unavailable: the cluster does not answer.
+    """
+    api = open_api(plan)
+    kinds = {Kind(item["apiVersion"], item["kind"]): None for item in _parse_objects(_render_objects(plan))}
+    if missing := [f"{kind.kind} ({kind.api_version})" for kind in kinds if not api.has_kind(kind)]:
+        raise CheckFailed(
+            f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
+            f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
+        )
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
@@ -225,6 +242,7 @@ def open_tunnel(plan: DeploymentPlan, pod_port: int = 0) -> Iterator[str]:
     Raises:
         Unavailable: the cluster does not answer.
     """
+    planning.require_endpoint(plan)
     address = urlsplit(plan.deployment.url)
     service = str(address.hostname).partition(".")[0]
     with open_api(plan).forward_port(service, _get_namespace(plan), address.port or 80, pod_port) as port:
@@ -248,7 +266,7 @@ def destroy(plan: DeploymentPlan) -> bool:
 
 
 def _uninstall(plan: DeploymentPlan) -> None:
-    timeout_s = max(service.stop.stop_s for service in plan.deployment.services) + 300
+    timeout_s = max((service.stop.stop_s for service in plan.deployment.services), default=0) + 300
     # Foreground deletion: controllers go after their pods.
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
@@ -361,7 +379,7 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
         return
     for resource in resources:
         if plan.deployment.workload:
-            yield from _describe_condition(resource)
+            yield from _describe_condition(resource, plan.deployment.workload.condition)
             continue
         status, desired = resource.get("status", {}), resource["spec"].get("replicas", 1)
         updated, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
@@ -384,10 +402,10 @@ def _list_workloads(plan: DeploymentPlan) -> Sequence[Kind]:
     return _WORKLOADS if any(service.nodes > 1 for service in plan.deployment.services) else _WORKLOADS[:1]
 
 
-def _describe_condition(resource: Manifest) -> Iterator[str]:
+def _describe_condition(resource: Manifest, condition: str) -> Iterator[str]:
     """Yield why an object of an operator is not ready, by its conditions; nothing where it is."""
     status = resource.get("status", {})
-    [ready] = [entry for entry in status.get("conditions", []) if entry["type"] == "Ready"] or [{}]
+    [ready] = [entry for entry in status.get("conditions", []) if entry["type"] == condition] or [{}]
     is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
     if not (is_observed and ready.get("status") == "True"):
         yield f"{resource['kind']} {resource['metadata']['name']}: {ready.get('message') or 'not ready'}"
@@ -471,11 +489,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
-    rendered = run_query(
-        plan,
-        [*_build_helm_command("template", plan), str(_get_chart(plan)), "--values", "-"],
-        stdin=plan.text,
-    )
+    rendered = _render_objects(plan)
     if not release.manifest:
         return "\n".join(
             f"+ {resource['kind']} {resource['metadata']['name']}" for resource in _parse_objects(rendered)
@@ -489,6 +503,11 @@ def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
         n=2,
     )
     return "\n".join(lines)
+
+
+def _render_objects(plan: DeploymentPlan) -> str:
+    command = [*_build_helm_command("template", plan), str(_get_chart(plan)), "--values", "-"]
+    return run_query(plan, command, stdin=plan.text)
 
 
 def _format_objects(manifest: str) -> list[str]:

@@ -1,0 +1,78 @@
+"""A stream on EKS without managed services: Kafka by Strimzi's operator, the job by Flink's, in charts/streaming."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.streaming import cloud
+from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.kinds.streaming.deployment import OperatorStream, StreamingDeployment
+from llm_serving.services import orchestrators
+from llm_serving.services.environment import Environment
+from llm_serving.settings.document import Conflict
+
+MAX_NAME = 45
+"""Maximum characters of a FlinkDeployment's name. Source: flink-kubernetes-operator 1.15.0, DefaultValidator."""
+
+KAFKA_PROPERTIES: Mapping[str, str] = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.jaas.config": "${directory:/opt/kafka-login:sasl.jaas.config}",
+    "config.providers": "directory",
+    "config.providers.directory.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+    "ssl.truststore.type": "PEM",
+    "ssl.truststore.location": "/opt/kafka-ca/ca.crt",
+}
+"""What a client of Kafka needs to log in with the secrets that Strimzi makes, which charts/streaming mounts. Sources:
+Kafka 3.4, producer configuration; Strimzi 1.2.0, secrets NAME and NAME-cluster-ca-cert."""
+
+_REQUIRED = {
+    "image": "an image of Flink with the job runs there",
+    "cache": "no cache is made there",
+    "state_class": "checkpoints need a volume that several nodes write to",
+}
+
+
+def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
+    """Yield what cannot run on EKS, or is missing for it."""
+    yield from orchestrators.check(fleet, environment.conventions, ("kind",), settings.kind)
+    yield from cloud.check_job(settings, environment.conventions.title)
+    for field, reason in _REQUIRED.items():
+        if not getattr(settings.eks, field):
+            yield Conflict(("eks", field), reason, f"set eks.{field}")
+    if settings.parquet:
+        yield Conflict(("parquet",), "on EKS no role lets the job write to S3", "set parquet: false, or use ECS", True)
+    if settings.endpoint.api_key:
+        reason = "on EKS no role lets the job read secrets"
+        fix = "call an endpoint without a key, or use ECS"
+        yield Conflict(("endpoint", "api_key"), reason, fix, settings.endpoint.api_key.secret)
+    if len(name) > MAX_NAME:
+        yield Conflict(("name",), f"the Flink operator takes {MAX_NAME} characters", "choose a shorter name", name)
+
+
+def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]) -> OperatorStream:
+    """Resolve the values of the chart.
+
+    Args:
+        job: the job's settings.
+    """
+    return OperatorStream(
+        image=str(settings.eks.image),
+        state_class=str(settings.eks.state_class),
+        broker_class=settings.eks.broker_class,
+        brokers=settings.aws.brokers,
+        broker_gib=math.ceil(settings.aws.broker_storage / 2**30),
+        parallelism=settings.aws.parallelism,
+        endpoint_port=cloud.find_port(deployment.endpoint_url),
+        cache_port=urlsplit(deployment.cache_url).port or 6379,
+        settings=json.dumps(job, separators=(",", ":")),
+    )
+
+
+def format_brokers(name: str) -> str:
+    """Return the address of Kafka for clients in its namespace: Strimzi's Service."""
+    return f"{name}-kafka-bootstrap:9093"
