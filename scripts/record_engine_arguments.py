@@ -18,11 +18,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-CLASSES = {
-    "vllm/engine/arg_utils.py": ("EngineArgs", "AsyncEngineArgs"),
-    "vllm/entrypoints/launchers/cli_args.py": ("BaseFrontendArgs", "FrontendArgs"),
-}
+CLASSES = {"vllm/engine/arg_utils.py": ("EngineArgs", "AsyncEngineArgs")}
 """Classes whose fields are arguments, by file."""
+
+SERVER_CLASSES = {"vllm/entrypoints/launchers/cli_args.py": ("BaseFrontendArgs", "FrontendArgs")}
+"""Those of its server, likewise."""
 
 
 def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
@@ -34,11 +34,12 @@ def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
                     yield item.target.id
 
 
-def record(wheel: Path) -> dict[str, object]:
+def record(wheel: Path, *, with_server: bool) -> dict[str, object]:
     """Return the arguments that the classes in a wheel take, and where they were read."""
+    read = CLASSES | (SERVER_CLASSES if with_server else {})
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for file, classes in CLASSES.items() for name in list_fields(archive.read(file), classes)}
-    files = ", ".join(CLASSES)
+        names = {name for file, classes in read.items() for name in list_fields(archive.read(file), classes)}
+    files = ", ".join(read)
     return {
         "source": f"{files} in {wheel.name}",
         "read_on": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -50,5 +51,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--without-server", action="store_true", help="for a framework with a server of its own")
     arguments = parser.parse_args()
-    arguments.file.write_text(json.dumps(record(arguments.wheel), indent=1) + "\n")
+    recorded = record(arguments.wheel, with_server=not arguments.without_server)
+    arguments.file.write_text(json.dumps(recorded, indent=1) + "\n")

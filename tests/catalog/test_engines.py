@@ -133,11 +133,11 @@ CASES = [
 
 
 def _list_serving_deployments() -> list[ServingDeployment]:
-    """Every cell of the matrix that has engines behind a router, whose command lines the target runs."""
+    """Every cell of the matrix that has engines behind a router, whose command lines no framework turns into others."""
     return [
         cell.deployment
         for cell in matrix.build_cells()
-        if isinstance(cell.deployment, ServingDeployment) and not cell.deployment.framework_config
+        if isinstance(cell.deployment, ServingDeployment) and not engines.load_frameworks()[cell.framework].module
     ]
 
 

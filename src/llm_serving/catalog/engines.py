@@ -531,6 +531,22 @@ class Router(_Row):
     """Prometheus names, by the engines behind it."""
 
 
+class FrameworkSetup(_Row):
+    """How the local target gets a framework and the engine that it pins, into an environment of their own."""
+
+    folder: str
+    """Folder of the environment below the repository's root."""
+
+    lock: str
+    """Python packages with hashes, below the repository's root."""
+
+    modules: tuple[str, ...]
+    """Modules that a start imports."""
+
+    note: str
+    """What the user should know of it, a sentence."""
+
+
 class FrameworkEngine(_Row):
     """An engine under a framework: what differs from the engine's own row."""
 
@@ -554,6 +570,12 @@ class FrameworkEngine(_Row):
 
     metric_prefix: str = ""
     """Put before the engine's names of metrics, in which : is then _."""
+
+    parsers: Mapping[Literal["tools", "reasoning"], frozenset[str]] = {}
+    """Parsers of answers that the framework has in place of the engine's own; empty where the engine reads them."""
+
+    local: FrameworkSetup | None = None
+    """None where it does not run on the local target."""
 
 
 class Workload(_Row):

@@ -40,6 +40,9 @@ class Deployment(ResolvedData):
     engine: str = ""
     """The engine that its services run; empty where they run none by themselves."""
 
+    framework: str = ""
+    """What keeps its replicas running; empty for a kind without frameworks."""
+
     services: tuple[Service, ...] = ()
     """What the target runs, in the order of starting."""
 

@@ -101,6 +101,10 @@ class Kind(ABC, Generic[B, D]):
         """Return the engine whose environment on this machine the services need; empty for the default one's."""
         return ""
 
+    def get_framework(self, blueprint: B) -> str:
+        """Return the framework that runs this engine; empty for a kind without frameworks."""
+        return ""
+
     def can_fork(self, blueprint: B) -> bool:
         """Return whether processes on this machine may fork after their imports; with threads a fork would hang."""
         return True

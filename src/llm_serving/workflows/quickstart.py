@@ -145,12 +145,12 @@ class _EngineSetup:
 @contextlib.contextmanager
 def _start_engine_setup(plan: DeploymentPlan) -> Iterator[_EngineSetup]:
     log = plan.directory.data / "engine-set-up.log"
-    engine = getattr(plan.deployment, "engine", "")
-    programs = engine_setups.find(engine)
+    engine, framework = plan.deployment.engine, plan.deployment.framework
+    programs = engine_setups.find(engine, framework)
     if programs.is_ready():
         yield _EngineSetup(programs, None, log)
         return
-    command = [sys.executable, "-m", "llm_serving.targets.local.engine_setups", engine]
+    command = [sys.executable, "-m", "llm_serving.targets.local.engine_setups", engine, framework]
     console.show_command(command, cwd=engine_env.ROOT)
     with log.open("wb") as sink:
         child = processes.spawn(command, cwd=engine_env.ROOT, output=sink)

@@ -141,6 +141,15 @@ def test_from_plain_to_ray_and_back(folder: Path, capsys: pytest.CaptureFixture[
     )
 
 
+def test_from_plain_to_dynamo_on_this_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine", "--framework", "dynamo", "--target", "local", "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["values"] == {"framework": "dynamo"} and payload["lines"] == ["+framework: dynamo"]
+    changed = "\n".join(payload["rendered"])
+    for line in ("+    -- python3 -m dynamo.vllm", "-    --worker-urls", "+    --router-mode power-of-two"):
+        assert line in changed
+
+
 def test_a_framework_that_cannot_run_it_is_refused_and_nothing_changes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

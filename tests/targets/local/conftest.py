@@ -52,8 +52,8 @@ def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (executables / name).write_text(FAKE_ENGINE.format(python=sys.executable))
         (executables / name).chmod(0o755)
     monkeypatch.setattr(engine_env, "ROOT", root)
-    monkeypatch.setattr(engine_env, "is_ready", lambda: True)
-    monkeypatch.setattr(engine_env, "copy_model_infos", lambda _caches: None)
+    monkeypatch.setattr(engine_env, "is_ready", lambda **_: True)
+    monkeypatch.setattr(engine_env, "copy_model_infos", lambda _caches, **_: None)
     return executables
 
 

@@ -61,6 +61,18 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
     assert engine_env.find_executables(root) == root / ".venv-engine" / "bin"
 
 
+def test_a_frameworks_environment_is_of_its_own_lock_beside_the_engines(root: Path) -> None:
+    env = engine_env.VllmEnv(".venv-flock", "requirements/flock.txt", ("flock.start",))
+    (root / env.lock).write_text("flock==1.0\n")
+    assert engine_env.ensure(root, env=env) == root / ".venv-flock" / "bin"
+    _, installed, imported = _read_calls(root)
+    assert str(root / env.lock) in installed and "--require-hashes" in installed
+    assert f"{root / '.venv-flock'} flock.start " in imported
+    assert engine_env.is_ready(root, env) and not engine_env.is_ready(root)
+    (root / env.lock).write_text("flock==1.1\n")
+    assert not engine_env.is_ready(root, env)
+
+
 def test_a_ready_environment_is_not_rebuilt(root: Path) -> None:
     engine_env.ensure(root)
     before = _read_calls(root)

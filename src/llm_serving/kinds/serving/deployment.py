@@ -186,7 +186,6 @@ class ServingDeployment(Deployment):
     """What the models are for."""
 
     engine: str
-    framework: str
     objects: str
     """`framework` of the chart's values: what keeps replicas running on EKS."""
 

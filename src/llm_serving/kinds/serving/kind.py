@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import paths
+from llm_serving.catalog import engines
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
@@ -57,9 +58,13 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def get_engine(self, blueprint: Blueprint) -> str:
         return blueprint.engine
 
+    def get_framework(self, blueprint: Blueprint) -> str:
+        return blueprint.framework
+
     def can_fork(self, blueprint: Blueprint) -> bool:
         # vLLM prepares a picture in several threads before its further processes start.
-        return not vision.sees(blueprint)
+        # Dynamo and Ray run it in processes of their own.
+        return not vision.sees(blueprint) and not engines.load_frameworks()[blueprint.framework].module
 
     def check_remote_files(self, blueprint: Blueprint, read_files: ReadRemoteFiles) -> Iterable[Conflict]:
         return adapters.check_remote(blueprint, read_files)

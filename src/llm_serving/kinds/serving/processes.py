@@ -248,7 +248,7 @@ def build_engine_service(
             *(("--",) if fetches else ()),
             *_limit_folders(context.blueprint.tuning.folder_bytes),
             *_write_settings(values["settings_file"], settings),
-            _resolve_executable(environment, command[0]),
+            resolve_executable(environment, command[0]),
             *command[1:],
         ),
         env={**environment.env, **env},
@@ -492,7 +492,7 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
     rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
     command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
     if command:
-        command = (_resolve_executable(environment, command[0]), *command[1:])
+        command = (resolve_executable(environment, command[0]), *command[1:])
     return Service(
         name="router",
         role="router",
@@ -656,7 +656,8 @@ def _select_port(context: Context, name: str, default: int) -> int:
     return context.environment.ports.get(name, 0) if context.conventions.is_local else default
 
 
-def _resolve_executable(environment: Environment, name: str) -> str:
+def resolve_executable(environment: Environment, name: str) -> str:
+    """Return a program of the engine's environment; its name alone where an image's PATH has it."""
     return f"{environment.engine_folder}/{name}" if environment.engine_folder else name
 
 

@@ -427,6 +427,9 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     title, settings = context.conventions.title, context.blueprint
     if settings.unused_keys:
         yield tasks.describe_unused(settings.task, settings.unused_keys)
+    pair = engines.load_frameworks()[settings.framework].engines.get(settings.engine)
+    if pair and pair.local and context.conventions.is_local:
+        yield pair.local.note
     models_placed = {role_placement.model.name: role_placement.model for _, _, role_placement in placed_roles}
     for model in models_placed.values():
         if not model.is_known:

@@ -141,7 +141,7 @@ def start_roles(
 
 
 def _find_setup(plan: DeploymentPlan) -> EngineSetup:
-    return engine_setups.find(plan.deployment.engine)
+    return engine_setups.find(plan.deployment.engine, plan.deployment.framework)
 
 
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:

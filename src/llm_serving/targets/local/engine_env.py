@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 from llm_serving import console, paths, processes, program
 from llm_serving.settings.errors import Unavailable
@@ -43,6 +44,18 @@ _STARTUP_CODE = (
 """Read by Python when it starts: imports create millions of objects that stay, and Python searches them for garbage
 after each 700. With a higher threshold the engine's imports take 8.0 CPU-seconds, not 8.8 (medians of 6 in turn)."""
 
+
+class VllmEnv(NamedTuple):
+    """One environment with vLLM: the engine's own, or of a framework that pins another version."""
+
+    folder: str = FOLDER
+    lock: str = LOCK
+    modules: tuple[str, ...] = ()
+    """Modules that a start imports; those of the engine's own where empty."""
+
+
+OWN = VllmEnv()
+
 _OFFLINE_ENVIRONMENT: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -60,13 +73,13 @@ def find_executables(root: Path = ROOT) -> Path:
     return root / FOLDER / "bin"
 
 
-def is_ready(root: Path = ROOT) -> bool:
+def is_ready(root: Path = ROOT, env: VllmEnv = OWN) -> bool:
     """Whether the environment exists, complete and of the current lock."""
-    stamp = root / FOLDER / _STAMP
-    return stamp.is_file() and stamp.read_text() == _compute_stamp(root)
+    stamp = root / env.folder / _STAMP
+    return stamp.is_file() and stamp.read_text() == _compute_stamp(root, env)
 
 
-def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: None, env: VllmEnv = OWN) -> Path:
     """Set the environment up if it is not ready, and return the directory of its executables.
 
     Rebuilt if its stamp is missing or of another lock, so an interrupted set-up never counts as complete; downloads are
@@ -78,23 +91,23 @@ def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: Non
     Raises:
         Unavailable: uv is missing, or the packages do not install or import; the message names the log.
     """
-    with _lock_environment(root):
-        if not is_ready(root):
+    with _lock_environment(root, env):
+        if not is_ready(root, env):
             try:
-                _build(root, on_progress)
+                _build(root, on_progress, env)
             except console.CommandFailed as error:
                 raise Unavailable(f"the engine's environment could not be set up: {error}\n{NETWORK_HINT}") from None
-    return root / FOLDER / "bin"
+    return root / env.folder / "bin"
 
 
-def copy_model_infos(caches: Iterable[Path], root: Path = ROOT) -> None:
+def copy_model_infos(caches: Iterable[Path], root: Path = ROOT, env: VllmEnv = OWN) -> None:
     """Copy the engine's descriptions of architectures to the caches of processes that are about to start."""
     for cache in caches:
-        shutil.copytree(root / FOLDER / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
+        shutil.copytree(root / env.folder / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
 
 
-def _build(root: Path, on_progress: Callable[[str], None]) -> None:
-    folder, log = root / FOLDER, root / f"{FOLDER}.log"
+def _build(root: Path, on_progress: Callable[[str], None], env: VllmEnv) -> None:
+    folder, log = root / env.folder, root / f"{env.folder}.log"
     log.unlink(missing_ok=True)
     if folder.is_symlink():  # to another clone's, which stays
         folder.unlink()
@@ -104,7 +117,7 @@ def _build(root: Path, on_progress: Callable[[str], None]) -> None:
     on_progress("creating the environment")
     console.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], log=log)
     # The lock is complete; the packages' own requirements name a torch build that no index has (engine-overrides.txt).
-    requirements = ["--no-deps", "--require-hashes", "-r", str(root / LOCK)]
+    requirements = ["--no-deps", "--require-hashes", "-r", str(root / env.lock)]
     console.run(
         [uv, "pip", "install", "--python", str(python), *requirements],
         log=log,
@@ -115,7 +128,7 @@ def _build(root: Path, on_progress: Callable[[str], None]) -> None:
     (site_packages / "engine_start.pth").write_text(_STARTUP_CODE)
     on_progress(IMPORTING)
     console.run(
-        [str(python), str(_IMPORTS_SCRIPT), str(folder)],
+        [str(python), str(_IMPORTS_SCRIPT), str(folder), *env.modules],
         log=log,
         # An empty value counts as unset: without byte code each start would compile its modules again.
         environment={
@@ -124,15 +137,15 @@ def _build(root: Path, on_progress: Callable[[str], None]) -> None:
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # by default in /tmp
         },
     )
-    (folder / _STAMP).write_text(_compute_stamp(root))
+    (folder / _STAMP).write_text(_compute_stamp(root, env))
 
 
-def _compute_stamp(root: Path) -> str:
+def _compute_stamp(root: Path, env: VllmEnv) -> str:
     """Compute a finished environment's stamp: lock, recipe and path, since its scripts hold absolute paths."""
     digest = hashlib.sha256()
-    for file in (root / LOCK, _IMPORTS_SCRIPT, _PLUGINS_FILE):
+    for file in (root / env.lock, _IMPORTS_SCRIPT, _PLUGINS_FILE):
         digest.update(file.read_bytes())
-    return f"{root / FOLDER} {BUILD_RECIPE_VERSION} {digest.hexdigest()}\n"
+    return f"{root / env.folder} {BUILD_RECIPE_VERSION} {digest.hexdigest()}\n"
 
 
 def find_uv() -> str:
@@ -185,9 +198,9 @@ def describe_download(log: str) -> str:
     return f"downloaded {done_bytes / 2**20:.0f} of {sum(sizes.values()) / 2**20:.0f} MiB of large packages"
 
 
-def _lock_environment(root: Path) -> AbstractContextManager[None]:
+def _lock_environment(root: Path, env: VllmEnv) -> AbstractContextManager[None]:
     """Lock the packages' lock file, so that two set-ups do not build over each other."""
-    return processes.lock_file(root / LOCK)
+    return processes.lock_file(root / env.lock)
 
 
 def main() -> None:

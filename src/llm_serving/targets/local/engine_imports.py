@@ -1,6 +1,6 @@
 """Runs once in the engine's environment: checks that the engine imports, and makes its starts fast.
 
-    PYTHON engine_imports.py CACHE
+    PYTHON engine_imports.py CACHE [MODULE...]
 
 Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each process of
 a replica. Inspecting the architecture of the generated models saves each first start another such process; the engine
@@ -28,7 +28,7 @@ MODULES = (
 
 def main() -> None:
     os.environ["VLLM_CACHE_ROOT"] = sys.argv[1]
-    for module in MODULES:
+    for module in sys.argv[2:] or MODULES:
         importlib.import_module(module)
     registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
     for name in ARCHITECTURES:

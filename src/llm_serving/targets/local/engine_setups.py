@@ -3,7 +3,7 @@
 The default engine's are in `engine_env`. Another engine's row of the catalog says what its own environment holds:
 Python packages by a lock with hashes, the router among them, and programs that a script of images/ unpacks.
 
-`python -m llm_serving.targets.local.engine_setups ENGINE` sets one up by hand.
+`python -m llm_serving.targets.local.engine_setups ENGINE [FRAMEWORK]` sets one up by hand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.engines import LocalSetup
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
+from llm_serving.targets.local.engine_env import VllmEnv
 
 _STAMP = ".set-up"
 _UNPACKED = "programs"
@@ -55,31 +56,41 @@ class EngineSetup(Protocol):
         """Fill the caches of processes that are about to start."""
 
 
-def find(engine: str = "") -> EngineSetup:
-    """Return the set-up of an engine; of the default one where left out, as for a kind without engines."""
+def find(engine: str = "", framework: str = "") -> EngineSetup:
+    """Return the set-up of an engine; of the default one where left out, as for a kind without engines.
+
+    Args:
+        framework: that runs it; one with programs of its own has an environment with them and the engine.
+    """
+    framed = engines.load_frameworks()[framework].engines.get(engine) if framework else None
+    if framed and framed.local:
+        return _VllmSetup(VllmEnv(framed.local.folder, framed.local.lock, framed.local.modules))
     row = engines.load_engines().get(engine)
-    return _PackagedSetup(row.local) if row and row.local else _DefaultSetup()
+    return _PackagedSetup(row.local) if row and row.local else _VllmSetup(engine_env.OWN)
 
 
-class _DefaultSetup:
-    """The default engine's: `engine_env`."""
+class _VllmSetup:
+    """The default engine's, or that of a framework with it: `engine_env`."""
+
+    def __init__(self, env: VllmEnv) -> None:
+        self._env = env
 
     @property
     def executables(self) -> Path:
-        return engine_env.ROOT / engine_env.FOLDER / _PIP_FOLDER
+        return engine_env.ROOT / self._env.folder / _PIP_FOLDER
 
     @property
     def log(self) -> Path:
-        return engine_env.ROOT / f"{engine_env.FOLDER}.log"
+        return engine_env.ROOT / f"{self._env.folder}.log"
 
     def is_ready(self) -> bool:
-        return engine_env.is_ready()
+        return engine_env.is_ready(env=self._env)
 
     def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
-        return engine_env.ensure(on_progress=on_progress)
+        return engine_env.ensure(on_progress=on_progress, env=self._env)
 
     def prepare(self, caches: Iterable[Path]) -> None:
-        engine_env.copy_model_infos(caches)
+        engine_env.copy_model_infos(caches, env=self._env)
 
 
 class _PackagedSetup:
@@ -165,16 +176,16 @@ class _PackagedSetup:
         return f"{self._folder} {digest.hexdigest()}\n"
 
 
-def main(engine: str) -> None:
+def main(engine: str, framework: str = "") -> None:
     """Set an engine's programs up, with progress."""
-    setup = find(engine)
+    setup = find(engine, framework)
     if setup.is_ready():
         return
-    with console.step(f"Set up the engine {engine}") as step:
+    with console.step(f"Set up the engine {engine}{f' under {framework}' if framework else ''}") as step:
         setup.ensure(on_progress=lambda text: setattr(step, "note", text))
         step.note = str(setup.executables)
 
 
 if __name__ == "__main__":
     os.chdir(engine_env.ROOT)
-    sys.exit(program.run(lambda: main(sys.argv[1])))
+    sys.exit(program.run(lambda: main(*sys.argv[1:])))

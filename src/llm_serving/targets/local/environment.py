@@ -64,6 +64,7 @@ def resolve_environment(
     key_variable = emulator.require_access_key(endpoint, _derive(directory, AWS).hex()[:32])
     hidden_host = _choose_hidden_host(directory)
     client_env = emulator.build_client_env(endpoint, fleet.region)
+    engine = engine_setups.find(kind.get_engine(blueprint), kind.get_framework(blueprint))
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and kind.can_fork(blueprint)
     return Environment(
         target=NAME,
@@ -77,7 +78,7 @@ def resolve_environment(
             "NO_PROXY": f"{client_env['NO_PROXY']},{hidden_host}",
             **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
         },
-        engine_folder=str(engine_setups.find(kind.get_engine(blueprint)).executables),
+        engine_folder=str(engine.executables),
         data_folder=str(directory.data),
         socket_folder=str(directory.sockets),
         launcher=(sys.executable, subreaper.__file__),

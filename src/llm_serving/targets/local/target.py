@@ -79,7 +79,7 @@ class LocalTarget:
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Set up the engine if models are served, then bring up the plan and wait until every process answers."""
         with processes.handle_interrupts():
-            engine = engine_setups.find(plan.deployment.engine)
+            engine = engine_setups.find(plan.deployment.engine, plan.deployment.framework)
             if plan.deployment.loaded_models and not engine.is_ready():
                 with console.step("Set up the engine's environment") as step:
                     engine.ensure(on_progress=lambda text: setattr(step, "note", text))

@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol, cast
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engines
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog.engines import FrameworkEngine
+from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -49,3 +51,31 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
 def _load_module(context: Context) -> FrameworkModule | None:
     name = engines.load_frameworks()[context.blueprint.framework].module
     return cast(FrameworkModule, importlib.import_module(f"{__package__}.{name}")) if name else None
+
+
+def check_engine(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield options of the engine and parsers of answers that a framework with its own version of it does not have."""
+    name, engine = context.blueprint.framework, context.blueprint.engine
+    framework = engines.load_frameworks()[name]
+    pair = framework.engines[engine]
+    known = engine_options.load_arguments(pair.arguments).arguments
+    for key_path, role, role_placement in placed_roles:
+        for option, value in context.blueprint.merge_arguments(role).items():
+            if option not in known:
+                path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
+                reason = f"{name} {framework.version} runs {engine} {pair.version}, which has no such option"
+                yield Conflict((*path, option), reason, f"remove {option}, or use another framework", str(value))
+        yield from _check_parsers(context, key_path, role, role_placement, pair)
+
+
+def _check_parsers(
+    context: Context, key_path: tuple[str, ...], role: EngineRole, role_placement: Placement, pair: FrameworkEngine
+) -> Iterator[Conflict]:
+    """Yield parsers that a framework which reads answers by itself does not have."""
+    selected = context.describe_node(key_path[-1], role, role_placement).parsers
+    for key, known in pair.parsers.items():
+        parser = getattr(selected, key)
+        if parser and parser not in known:
+            path = context.blueprint.find_model_key_path(key_path, role, key)
+            reason = f"{context.blueprint.framework} reads answers itself, and has no parser {parser}"
+            yield Conflict(path, reason, f"set {key}: off, or use another framework", parser)

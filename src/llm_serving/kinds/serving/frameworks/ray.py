@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
-from llm_serving.kinds.serving.frameworks.base import Adapted
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
@@ -33,16 +33,7 @@ TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
 
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield options of the engine that the version under Ray does not have."""
-    name, engine = context.blueprint.framework, context.blueprint.engine
-    framework = engines.load_frameworks()[name]
-    pair = framework.engines[engine]
-    known = engine_options.load_arguments(pair.arguments).arguments
-    for key_path, role, _ in placed_roles:
-        for option, value in context.blueprint.merge_arguments(role).items():
-            if option not in known:
-                path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
-                reason = f"{name} {framework.version} runs {engine} {pair.version}, which has no such option"
-                yield Conflict((*path, option), reason, f"remove {option}, or use another framework", str(value))
+    yield from check_engine(context, placed_roles)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
