@@ -15,14 +15,18 @@ from tests.charts import objects, platform_charts
 from tests.kinds.serving.test_alerts import GPU_ALERTS, needs_promtool, run_promtool
 
 RULES = {rule["alert"]: rule for rule in yaml.safe_load(GPU_ALERTS.read_text("utf-8"))["spec"]["groups"][0]["rules"]}
-GPU = {"Hostname": "ip-10-0-0-1", "gpu": "3"}
-FAULTS, THROTTLING = (signals.load()[name].name for name in ("gpu-faults", "gpu-throttling"))
+GPU = {"Hostname": "ip-10-0-0-1", "gpu": "3", "UUID": "GPU-1"}
+BROKEN = {"node": "ip-10-0-0-1", "condition": "AcceleratedHardwareReady", "status": "false"}
+FAULTS, THROTTLING, CONDITION = (
+    signals.load()[name].name for name in ("gpu-faults", "gpu-throttling", "node-condition")
+)
 
 
 def build_case(alert: str, metric: str, labels: dict[str, str], values: str, time: str, fires: bool) -> dict[str, Any]:
-    words = {**GPU, **labels}
-    series = ",".join(f'{name}="{value}"' for name, value in {**words, "UUID": "GPU-1"}.items())
+    series = ",".join(f'{name}="{value}"' for name, value in labels.items())
     rule = RULES[alert]
+    [kept] = re.findall(r" by \(([^)]+)\)", rule["expr"])
+    words = {name: value for name, value in labels.items() if name in kept.split(", ")}
     annotations = {
         name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: words[match[1]], text)
         for name, text in rule["annotations"].items()
@@ -36,13 +40,16 @@ def build_case(alert: str, metric: str, labels: dict[str, str], values: str, tim
 
 
 CASES = [
-    ("GpuFault", FAULTS, {"xid": "79"}, "0x4 1x5", "6m", True),
-    ("GpuFault", FAULTS, {"xid": "79"}, "0x4 1x5 0x20", "20m", False),
+    ("GpuFault", FAULTS, {**GPU, "xid": "79"}, "0x4 1x5", "6m", True),
+    ("GpuFault", FAULTS, {**GPU, "xid": "79"}, "0x4 1x5 0x20", "20m", False),
     # Of an application.
-    ("GpuFault", FAULTS, {"xid": "31"}, "1x9", "6m", False),
-    ("GpuThrottles", THROTTLING, {"clock_event": "hw_thermal"}, "2x30", "20m", True),
-    ("GpuThrottles", THROTTLING, {"clock_event": "hw_thermal"}, "2x10 0x30", "20m", False),
-    ("GpuThrottles", THROTTLING, {"clock_event": "power_cap"}, "10x30", "20m", False),
+    ("GpuFault", FAULTS, {**GPU, "xid": "31"}, "1x9", "6m", False),
+    ("GpuRepairWaits", CONDITION, BROKEN, "1x60", "35m", True),
+    ("GpuRepairWaits", CONDITION, BROKEN, "1x20 0x40", "35m", False),
+    ("GpuRepairWaits", CONDITION, {**BROKEN, "condition": "Ready"}, "1x60", "35m", False),
+    ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "hw_thermal"}, "2x30", "20m", True),
+    ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "hw_thermal"}, "2x10 0x30", "20m", False),
+    ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "power_cap"}, "10x30", "20m", False),
 ]
 
 
@@ -66,7 +73,8 @@ def test_they_read_what_the_exporter_is_asked_to_collect() -> None:
     assert {(len(row), row[1]) for row in rows} == {(3, "gauge")}
     collected = {row[0] for row in rows}
     assert collected == {signals.load()[name].name for name in signals.list_of_role("gpu")}
-    assert {name for rule in RULES.values() for name in re.findall(r"DCGM_\w+", rule["expr"])} == {FAULTS, THROTTLING}
+    names = {name for rule in RULES.values() for name in re.findall(r"(\w+)\{", rule["expr"])}
+    assert names - {CONDITION} == {FAULTS, THROTTLING} <= collected
 
 
 def test_the_operator_knows_every_field(schema_location: str) -> None:
