@@ -1,6 +1,6 @@
 """Run a router with nginx before it, which lets only the inference API through.
 
-    router-front --listen HOST:PORT --router HOST:PORT [--max-requests N] [--keys PLACE ...] -- vllm-router ...
+    router-front --listen HOST:PORT --router HOST:PORT [--max-requests N] [--keys PLACE ...] [--log json] -- vllm-router
 
 vllm-router has its administration (adding and removing engines, flushing caches) on the port of the API, and forwards
 every path that it does not know to an engine. Here the router listens on a loopback address, and front.conf says which
@@ -9,6 +9,9 @@ paths clients reach. Operators reach the router's own port from its container.
 With --max-requests, at most N requests are in flight, and N more of batches (header `X-Request-Class: batch`); others
 get 429 with Retry-After at once. vllm-router's own --max-concurrent-requests is no limit of requests in flight: its
 tokens also come back with time. 0.1.17 with a limit of 2 had 5 at its engine, at a request each 0.6 s (2026-11-26).
+
+Each request has an X-Request-Id, the caller's or one made here, which goes to the router and back to the caller. With
+--log json, nginx logs each request, without what it asks, and every line is a JSON object, the router's own among them.
 
 With --keys, nginx answers 401 to a request without a key whose hash is in the document, {"TEAM": ["sha256:HEX", ...]},
 and 429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. The document is a file,
@@ -19,16 +22,20 @@ used leaves the keys as they are, at the start none.
 from __future__ import annotations
 
 import argparse
+import datetime
 import ipaddress
+import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,6 +53,10 @@ SPARE_FILES = 64
 """Open files of a worker besides its connections."""
 
 POLL_INTERVAL_S = 0.1
+
+LOG_FORMATS = ("text", "json")
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 SECRET = "secret:"
 """Before the name of a secret of AWS Secrets Manager, in place of a file."""
@@ -138,7 +149,9 @@ def parse_limit(text: str) -> tuple[str, int]:
     return team, int(number)
 
 
-def render(listen: str, router: str, max_requests: int, folder: Path, usage: str = "") -> str:
+def render(
+    listen: str, router: str, max_requests: int, folder: Path, usage: str = "", log: str = LOG_FORMATS[0]
+) -> str:
     """Return nginx's configuration.
 
     Args:
@@ -147,6 +160,7 @@ def render(listen: str, router: str, max_requests: int, folder: Path, usage: str
         max_requests: most requests in flight of a class; 0 for any number.
         folder: for nginx's own files.
         usage: HOST:PORT of what teams used; empty where no key is asked for.
+        log: one of LOG_FORMATS.
     """
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     values = {
@@ -157,6 +171,7 @@ def render(listen: str, router: str, max_requests: int, folder: Path, usage: str
         # Workers of root would become nobody, and could not use the folder.
         "USER": "user root root;" if os.geteuid() == 0 else "",
         "CONNECTIONS": str(max(128, min(MAX_CONNECTIONS, open_files - SPARE_FILES))),
+        "LOG": "access_log /dev/stdout json if=$is_logged;" if log == "json" else "",
         "FOLDER": str(folder),
         "LISTEN": listen,
         "ROUTER": router,
@@ -178,6 +193,27 @@ def find_nginx() -> str:
     return program
 
 
+def start(command: Sequence[str], program: str, log: str) -> subprocess.Popen[str]:
+    """Start a program; its lines are logged as JSON where LOG_FORMATS says so."""
+    if log != "json":
+        return subprocess.Popen(command, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
+    )
+    threading.Thread(target=log_lines, args=(process.stdout, program)).start()  # ends with the program
+    return process
+
+
+def log_lines(lines: Iterable[str], program: str) -> None:
+    """Log each line as a JSON object; one that is an object passes as it is."""
+    for line in lines:
+        text = COLOR.sub("", line.rstrip())
+        if not text.startswith("{"):
+            time_text = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            text = json.dumps({"time": time_text, "program": program, "message": text}, ensure_ascii=False)
+        print(text, flush=True)
+
+
 def run(options: argparse.Namespace) -> int:
     """Run nginx and the router until one exits or a signal stops both; return the router's exit status."""
     signals: list[int] = []
@@ -185,13 +221,13 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal_number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="router-front-") as name:
         file = Path(name) / "front.conf"
-        text = render(options.listen, options.router, options.max_requests, Path(name), options.usage)
+        text = render(options.listen, options.router, options.max_requests, Path(name), options.usage, options.log)
         file.write_text(text, encoding="utf-8")
         keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
         if keys:
             keys.start()
-        front = subprocess.Popen([find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)])
-        backend = subprocess.Popen(options.command)
+        front = start([find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)], "nginx", options.log)
+        backend = start(options.command, "router", options.log)
         is_stopping = False
         while backend.poll() is None:
             # If nginx has ended, nobody reaches the router.
@@ -215,6 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--listen", metavar="HOST:PORT", required=True, help="for clients")
     parser.add_argument("--router", metavar="HOST:PORT", required=True, help="where the router listens")
     parser.add_argument("--max-requests", metavar="N", type=int, default=0, help="in flight at most; 429 above it")
+    parser.add_argument("--log", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="json: a line for each request too")
     parser.add_argument("--keys", metavar="PLACE", help="FILE or secret:NAME of hashes by team; 401 without a key")
     parser.add_argument("--usage", metavar="HOST:PORT", default="", help="for what teams used; needed with --keys")
     parser.add_argument(

@@ -37,7 +37,8 @@ def plan(
     file = root / "mine" / "blueprint.yaml"
     text = file.read_text()
     assert "max_requests: 64" in text
-    file.write_text(text.replace("max_requests: 64", f"max_requests: {LIMIT}").replace("replicas: 2", "replicas: 1"))
+    text = text.replace("max_requests: 64", f"max_requests: {LIMIT}").replace("replicas: 2", "replicas: 1")
+    file.write_text(f"{text}\nlogs: json\n")
     with start_blueprint(root / "mine", root) as running:
         yield running
 
@@ -94,3 +95,29 @@ def test_a_request_that_its_client_gives_up_leaves_the_engine_and_makes_room(
     assert count_whole_answers(engine) == whole_answers, "neither came to its end"
     with contextlib.closing(ask(plan, "")) as admitted:
         assert admitted.getresponse().status == 200
+
+
+def test_one_id_leads_through_the_lines_of_all_parts_and_none_has_the_prompt(plan: DeploymentPlan) -> None:
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Open sesame"}], "max_tokens": 1})
+    headers = {"Content-Type": "application/json", "X-Request-Id": "request-42"}
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(plan.deployment.url).netloc, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        response = connection.getresponse()
+        assert (response.status, response.getheader("X-Request-Id")) == (200, "request-42")
+
+    def read_log(name: str) -> str:
+        return (plan.directory.logs / f"{name}.log").read_text()
+
+    def find_lines(name: str, program: str) -> list[str]:
+        lines = read_log(name).splitlines()
+        return [line for line in lines if "request-42" in line and program in line]
+
+    # The router passes the id on, and has no line of its own for a request.
+    parts = (("router", "nginx"), ("worker-0", "request_logger"), ("worker-0", "async_llm"))
+    processes.wait_until(lambda: all(find_lines(*part) for part in parts), "the id in each log", 60)
+    assert all(json.loads(line) for line in read_log("router").splitlines())
+    # Libraries below the engine, such as torch, write text.
+    engine_lines = [line for line in read_log("worker-0").splitlines() if line.startswith("{")]
+    assert len([json.loads(line) for line in engine_lines]) > 20
+    assert "sesame" not in read_log("router") + read_log("worker-0")

@@ -120,7 +120,7 @@ CASES = [
         ("general", "eks"),
         ("on-ecs", "ecs"),
     )),
-    (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\ntraces: http://collector:4318/v1/traces\n"), "eks"),
+    (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\ntraces: http://collector:4318/v1/traces\nlogs: json\n"), "eks"),
     (_format_blueprint("meta-llama/Llama-3.3-70B-Instruct", "pool: p5en, accelerators: 8"), "eks"),
     (_format_blueprint("Qwen/Qwen3-Reranker-0.6B", "pool: general", "task: rerank\n"), "eks"),
     *((_format_blueprint(SMALL, "pool: general", f"tuning: {{kv_tiers: {{ram: 8Gi, {tiers}}}}}\n"), "eks") for tiers in (
@@ -246,7 +246,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
-        f"{registry}/router:0.1.17-6",
+        f"{registry}/router:0.1.17-7",
         f"{registry}/vllm:0.32.0-efa.2",
     )
     [engine] = deployment.workers

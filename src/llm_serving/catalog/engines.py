@@ -37,6 +37,7 @@ FIELD_NAMES = frozenset(
         "hidden_host",  # the loopback address that a router listens on, behind its front
         "router_port",
         "max_requests",  # in flight at a router's front; an argument is left out where there is no limit
+        "log_format",  # of the logs of a router and its front, where it is not text
         "team_keys",  # file of the keys that a router's front asks for
         "team_limits",  # TEAM=N, requests a minute of each limited team
         "team_usage",  # HOST:PORT of the front's page with what teams used

@@ -7,6 +7,7 @@ import functools
 import http.client
 import json
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -155,12 +157,12 @@ class Router:
 
 @contextlib.contextmanager
 def run_front(
-    router: Router, command: tuple[str, ...] = SLEEP, options: tuple[str, ...] = ()
+    router: Router, command: tuple[str, ...] = SLEEP, options: tuple[str, ...] = (), output: IO[bytes] | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The program before a router; yields its port and its process."""
     [port] = processes.claim_free_ports(1)
     arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", *options, "--", *command]
-    program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments])
+    program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments], stdout=output, stderr=output)
     try:
         processes.wait_until(lambda: _is_listening(port), "the front", 20, interval_s=0.02)
         yield port, program
@@ -255,6 +257,52 @@ def test_the_trace_and_the_id_of_a_request_reach_the_router(router: Router, fron
     router.headers.clear()
     assert send(front, "POST", "/v1/chat/completions", **caller) == 200
     assert caller.items() <= router.headers[-1].items()
+
+
+def ask_with_id(port: int, request_id: str | None, path: str = "/v1/chat/completions") -> str | None:
+    """The id that the answer to a request has."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", path, b"{}", {} if request_id is None else {"X-Request-Id": request_id})
+        return connection.getresponse().getheader("X-Request-Id")
+
+
+def test_a_request_has_one_id_to_its_router_and_back_to_its_caller(router: Router, front: int) -> None:
+    assert ask_with_id(front, "request-42") == "request-42" == router.headers[-1]["X-Request-Id"]
+    made = ask_with_id(front, None)
+    assert made and re.fullmatch("[0-9a-f]{32}", made) and router.headers[-1]["X-Request-Id"] == made
+    # What would not do in a line of a log is replaced.
+    for request_id in ('a"b', "a b", "x" * 129):
+        made = ask_with_id(front, request_id)
+        assert made and made != request_id and router.headers[-1]["X-Request-Id"] == made
+    assert ask_with_id(front, "request-43", "/add_worker") == "request-43", "refused"
+
+
+SAYS = "import signal, sys; print('\\x1b[32m INFO\\x1b[0m says \"this\"', flush=True); print('{}', flush=True); signal.pause()"
+
+
+def test_every_line_of_the_log_is_json_with_the_id_and_nothing_that_was_asked(router: Router, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        command = (sys.executable, "-c", SAYS)
+        with run_front(router, command, ("--log", "json"), log) as (port, _):
+            ask_with_id(port, "request-42", "/v1/chat/completions?prompt=secret")
+            ask_with_id(port, "request-43", "/secret")
+            assert send(port, "GET", "/health") == 200
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [
+        (line["method"], line["path"], line["status"]) for line in lines if line.get("request_id") == "request-42"
+    ] == [("POST", "/v1/chat/completions", 200)]
+    assert [(line["path"], line["status"]) for line in lines if line.get("request_id") == "request-43"] == [("", 404)]
+    assert [line["message"] for line in lines if line.get("program") == "router"] == [' INFO says "this"']
+    assert "/health" not in {line.get("path") for line in lines}
+    assert {} in lines, "an object passes as it is"
+    assert "secret" not in (tmp_path / "log").read_text()
+
+
+def test_without_it_the_front_logs_no_request(router: Router, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, run_front(router, output=log) as (port, _):
+        ask_with_id(port, "request-42")
+    assert "request-42" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "http://localhost:3000"}, {"Host": "localhost:1"}])

@@ -138,7 +138,7 @@ TOKENS = "Fix: use a number of tokens such as"
                 "1:1: model: required field is missing. Fix: set model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of auth, chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, media_hosts, memory, name, reasoning, revision, task, tools, traces, tuning, warm_prompt, weights."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of auth, chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, logs, media_hosts, memory, name, reasoning, revision, task, tools, traces, tuning, warm_prompt, weights."]),
         (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: write model:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ class Ecs:
     lines: dict[str, list[str]] = field(default_factory=dict)
     exit_code: int = 0
     task_requests: list[dict[str, Any]] = field(default_factory=list)
-    images: tuple[str, ...] = ("fabric/router:0.1.17-6",)
+    images: tuple[str, ...] = ("fabric/router:0.1.17-7",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
@@ -231,7 +231,7 @@ def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
-    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-6 is not in the fleet's registry") as error:
+    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-7 is not in the fleet's registry") as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert "whose newest, 0.1.16, was built from another version" in str(error.value)
     assert "images/build router --fleet" in str(error.value)
@@ -318,8 +318,9 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
     ]
 
 
+@pytest.mark.parametrize("write", [str, lambda line: json.dumps({"message": line})], ids=["text", "json"])
 def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
-    aws: Ecs, deployment_plan: DeploymentPlan
+    aws: Ecs, deployment_plan: DeploymentPlan, write: Callable[[str], str]
 ) -> None:
     at = {
         name: datetime.datetime.fromtimestamp(seconds, datetime.UTC)
@@ -339,6 +340,7 @@ def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
             'INFO:     127.0.0.1:50768 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         ]
     }
+    aws.lines = {name: [write(line) for line in lines] for name, lines in aws.lines.items()}
     assert stack.list_starts(deployment_plan) == [
         Start("b1", "router", 47, None, None, None),
         Start("a1", "worker", 47, 4.88, 18.3, 182),

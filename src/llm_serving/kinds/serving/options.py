@@ -322,6 +322,7 @@ OPTIONS = (
         "remove traces",
         lambda node: {"traces": node.settings.traces or ""},
     ),
+    Option("json-logs", lambda node: node.settings.logs == "json", "logs", "set logs: text"),
     Option("drain", lambda node: not node.conventions.is_local),
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     Option(

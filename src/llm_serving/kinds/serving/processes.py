@@ -552,6 +552,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
+        "log_format": () if context.blueprint.logs == "text" else (context.blueprint.logs,),
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
         **auth.build_values(context.blueprint.auth, context.door, context.environment),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),

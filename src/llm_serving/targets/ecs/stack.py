@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -456,9 +457,9 @@ def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStat
 def _build_start(
     service: Service, task: dict[str, Any], events: Sequence[dict[str, Any]], lines: StartLines | None
 ) -> Start:
-    """Build a task's start; its first answer is the first that the access log has to the probe's request."""
-    answer = f'"POST {service.probe.path} HTTP/1.1" 200' if service.probe else ""
-    answered = next((event["timestamp"] / 1000 for event in events if answer and answer in event["message"]), None)
+    """Build a task's start; its first answer is the first to the probe's request in the access log, text or JSON."""
+    answer = re.compile(rf'"POST {re.escape(service.probe.path)} HTTP/1\.1\\?" 200') if service.probe else None
+    answered = next((event["timestamp"] / 1000 for event in events if answer and answer.search(event["message"])), None)
     load_s, compile_s = starts.read_log((event["message"] for event in events), lines)
     is_pulled = "pullStoppedAt" in task
     return Start(
