@@ -26,10 +26,14 @@ from llm_serving import paths, processes
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import on_demand
 
-PROGRAMS = ("buildah", "mmdebstrap")
-APT_PACKAGES = "buildah debian-archive-keyring mmdebstrap"
+PROGRAMS = ("buildah", "mmdebstrap", "node", "npm")
+APT_PACKAGES = "buildah debian-archive-keyring mmdebstrap nodejs npm"
 
 STAND_IN = "localhost/debian-in-place-of-python"
+GATEWAY_STAND_IN = "localhost/debian-in-place-of-node-and-prisma"
+"""The gateway's: with this machine's Node, the folder of Python 3.12, and a program in place of Prisma's query engine,
+which only Prisma's own host has."""
+
 NODE_USER = "65532:65532"
 """Of the chart's pods and of the Dockerfiles."""
 
@@ -40,7 +44,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _KEPT_S = 7 * 24 * 3600.0
 """How long a stand-in and what was built on it are kept without a test that uses them: several GB."""
 
-_DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 600.0, 60.0
+_DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 3000.0, 60.0
 
 _DEBOOTSTRAP_HOOKS = (
     'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
@@ -51,13 +55,39 @@ _DEBOOTSTRAP_HOOKS = (
 )
 """What Python's image has: pip that installs to the system, and programs in /usr/local/bin."""
 
+_QUERY_ENGINE = """\
+#!/bin/sh
+[ "$1" != --version ] || exec echo "query-engine 393aa359c9ad4a4bb28630fb5613f9c281cde053"
+exec node /standin/query_engine.js "$@"
+"""
+"""tests/prisma_standin, which a test mounts."""
+
+_GATEWAY_DOCKERFILE = """\
+FROM {stand_in}
+COPY --from=node node /usr/local/bin/
+COPY --from=npm . /usr/local/lib/node_modules/npm/
+COPY query-engine-debian-openssl-3.0.x /root/.cache/prisma/
+RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \\
+  && mkdir -p /usr/local/lib/python3.12/site-packages \\
+  && cd "$(dirname "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')")" \\
+  && rm -rf dist-packages && ln -s ../python3.12/site-packages dist-packages
+# With engines of its own, Prisma's generator downloads none.
+ENV PRISMA_QUERY_ENGINE_BINARY=/root/.cache/prisma/query-engine-debian-openssl-3.0.x \\
+  PRISMA_QUERY_ENGINE_LIBRARY=/root/.cache/prisma/query-engine-debian-openssl-3.0.x \\
+  PRISMA_SCHEMA_ENGINE_BINARY=/root/.cache/prisma/query-engine-debian-openssl-3.0.x \\
+  NODE_EXTRA_CA_CERTS={certificates}
+"""
+
 _BUILDAH = """\
 #!/bin/sh
 # buildah with a storage of its own, and for a build: without a registry, and with layers kept from the last one.
 tool="{program} --root {folder}/storage --runroot {folder}/run --storage-driver {driver}"
 [ "$1" = build ] || exec $tool "$@"
 shift
-exec $tool build --isolation chroot --layers --pull-never --build-context "{base}=container-image://{stand_in}" "$@"
+stand_in={stand_in}
+case " $* " in *" images/gateway "*) stand_in={gateway_stand_in} ;; esac
+for base in {bases}; do set -- --build-context "$base=container-image://$stand_in" "$@"; done
+exec $tool build --isolation chroot --layers --pull-never "$@"
 """
 
 _ENTER = """\
@@ -257,13 +287,16 @@ def prepare(folder: Path) -> ImageRunner:
     os.utime(store)
     program = folder / "buildah"
     storage = {"program": shutil.which("buildah"), "folder": store, "driver": _choose_driver(store)}
-    program.write_text(_BUILDAH.format(**storage, base=read_base(), stand_in=_format_stand_in()))
+    names = {"stand_in": _format_stand_in(), "gateway_stand_in": _format_gateway_stand_in()}
+    program.write_text(_BUILDAH.format(**storage, **names, bases=" ".join(read_bases())))
     program.chmod(0o755)
     runner = ImageRunner(program, folder)
     with processes.lock_file(cache / "stand-in.lock"):
         remove_unused(cache, time.time() - _KEPT_S)
         if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_stand_in()}"):
             _make_stand_in(runner, cache)
+        if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_gateway_stand_in()}"):
+            _make_gateway_stand_in(runner, folder)
     return runner
 
 
@@ -290,21 +323,23 @@ def _choose_driver(cache: Path) -> str:
     return "vfs" if tried.returncode else "overlay"
 
 
-def read_base() -> str:
-    """Return the base that all images for the stand-in name."""
-    bases = {
-        match[1]
-        for file in paths.IMAGES.glob("*/Dockerfile")
-        for match in re.finditer(r"(?m)^FROM (\S+/python:\S+)$", file.read_text(encoding="utf-8"))
-    }
-    [base] = bases
-    return base
+def read_bases() -> list[str]:
+    """Return the images of Python and of Node that the Dockerfiles name, each in one version."""
+    texts = [file.read_text(encoding="utf-8") for file in paths.IMAGES.glob("*/Dockerfile")]
+    bases = {match for text in texts for match in re.findall(r"(?m)^FROM (\S+/(?:python|node):\S+)", text)}
+    assert len(bases) == 2, bases
+    return sorted(bases)
 
 
 def _format_stand_in() -> str:
     """Return its name, different for each way of making it and for each set of certificates."""
     recipe = [_SUITE, _INCLUDED, *_DEBOOTSTRAP_HOOKS, _read_certificates()]
     return f"{STAND_IN}:{_SUITE}-{hashlib.sha256(''.join(recipe).encode()).hexdigest()[:12]}"
+
+
+def _format_gateway_stand_in() -> str:
+    recipe = [_format_stand_in(), _QUERY_ENGINE, _GATEWAY_DOCKERFILE]
+    return f"{GATEWAY_STAND_IN}:{hashlib.sha256(''.join(recipe).encode()).hexdigest()[:12]}"
 
 
 def _read_certificates() -> str:
@@ -332,3 +367,17 @@ def _make_stand_in(runner: ImageRunner, cache: Path) -> None:
     finally:
         runner.buildah("rm", container)
         archive.unlink()
+
+
+def _make_gateway_stand_in(runner: ImageRunner, folder: Path) -> None:
+    """Add what the gateway's stages take from other hosts."""
+    node, npm = (Path(str(shutil.which(name))).resolve() for name in ("node", "npm"))
+    context = folder / "gateway-stand-in"
+    context.mkdir()
+    engine = context / "query-engine-debian-openssl-3.0.x"
+    engine.write_text(_QUERY_ENGINE)
+    engine.chmod(0o755)
+    dockerfile = _GATEWAY_DOCKERFILE.format(stand_in=_format_stand_in(), certificates=_CERTIFICATES)
+    (context / "Dockerfile").write_text(dockerfile)
+    contexts = (f"--build-context=node={node.parent}", f"--build-context=npm={npm.parents[1]}")
+    runner.buildah("build", *contexts, "--tag", _format_gateway_stand_in(), str(context), limit_s=_BUILD_S)

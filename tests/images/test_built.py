@@ -6,33 +6,44 @@ import contextlib
 import http.client
 import json
 import re
+import shutil
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from llm_serving import paths, processes
 from llm_serving.catalog import gguf
 from llm_serving.hub import make_gguf
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
+from llm_serving.kinds.gateway import access, cloud, cloud_program, database, gateway_program
+from llm_serving.kinds.gateway.client import AdminClient
+from llm_serving.kinds.gateway.stack import CACHE_PORT
+from llm_serving.kinds.gateway.validation import validate
 from llm_serving.rehearsal import emulator
 from llm_serving.services.service import Service
 from llm_serving.targets import planning
-from tests import batch_kills, serving
+from tests import batch_kills, known_server, serving, tls
 from tests.http_handler import QuietHandler
 from tests.images.built import NODE_USER, Container, ImageRunner
+from tests.kinds.gateway import test_cloud, test_cloud_program, test_gateway
 from tests.kinds.serving.resolving import resolve_files
+from tests.prisma_standin import fixtures as prisma_standin
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 
-ON_STAND_IN = ["batch-worker", "llama-cpp", "load-driver", "router"]
+ON_STAND_IN = ["batch-worker", "gateway", "llama-cpp", "load-driver", "router"]
 START_S = 120.0
+REGION = "us-west-2"
 
 
 _PARQUET = """\
@@ -64,7 +75,7 @@ def _stop(container: Container, limit_s: float) -> int:
 def test_all_images_on_the_stand_in_are_built_and_the_engines_is_named(image_runner: ImageRunner) -> None:
     result = image_runner.all_built
     assert [line.split()[0] for line in result.stdout.splitlines()] == ON_STAND_IN, result.stderr
-    assert all(re.fullmatch(r"\S+ sha256:[0-9a-f]{64} \d+MB", line) for line in result.stdout.splitlines())
+    assert all(re.fullmatch(r"\S+ sha256:[0-9a-f]{64} [\d.]+[MG]B", line) for line in result.stdout.splitlines())
     assert (result.returncode, result.stderr.splitlines()[-1].split(": ")[0]) == (1, "vllm not built")
     assert "vllm/vllm-openai:v0.32.0, could not be pulled" in result.stderr.splitlines()[-1]
 
@@ -228,3 +239,69 @@ def test_the_batch_worker_and_its_api_run_a_job_in_their_image(image_runner: Ima
         for container in (api, worker):
             _check_confinement(container)
             assert _stop(container, 60) == 0
+
+
+GATEWAY_BLUEPRINT = """\
+kind: gateway
+pattern: gateway
+teams: {search: {models: chat, requests_per_minute: 100}}
+routes: {chat: {deployments: {url: "http://engine.example.com", model: known}, price: {input: 1 USD, output: 2 USD}}}
+"""
+
+
+@pytest.mark.skipif(bool(database.find_missing()), reason=f"no Postgres on this machine. Fix: {database.INSTALL}")
+def test_the_gateway_serves_a_team_and_records_its_use_in_its_image(image_runner: ImageRunner, tmp_path: Path) -> None:
+    """With what its stack makes: secrets, a database and a cache with TLS at their ports. Prisma's engine is a stand-in."""
+    _, gateway = test_cloud.resolve(tmp_path, GATEWAY_BLUEPRINT, "ecs").services
+    port, admin_port = processes.claim_free_ports(2)
+    host = f"127.{port >> 8}.{port & 255}.2"  # nobody else's, as the port is
+    certificate, private_key = tls.make_certificate(tmp_path, f"IP:{host}")
+    authorities = tmp_path / "authorities"
+    authorities.mkdir()
+    shutil.copy(certificate, authorities / f"{REGION}.pem")
+    mounts = {
+        str(cloud_program.AUTHORITIES): authorities,
+        "/mine": emulator.CONFIG_FILE.parent,
+        "/standin": prisma_standin.install().parent,
+    }
+    command = _move(gateway.command, {r"0\.0\.0\.0:8080": f"127.0.0.1:{port}", r"\b4000$": str(admin_port)})
+    with (
+        emulator.start(tmp_path, bare=True) as aws,
+        test_cloud_program.run_postgres(tmp_path, host, str(certificate)) as login,
+        test_gateway.run_redis(tmp_path) as cache_port,
+        tls.run_proxy(cache_port, certificate, private_key, (host, CACHE_PORT)),
+        known_server.run_server() as engine,
+    ):
+        connect = partial(emulator.create_client, endpoint=aws, region=REGION)
+        place = test_cloud_program.make_place(connect, host, host)
+        [config] = _move([gateway.env[gateway_program.CONFIG_VARIABLE]], {"http://engine.example.com": engine})
+        environment = {**gateway.env, **emulator.build_client_env(aws, REGION), gateway_program.CONFIG_VARIABLE: config}
+        environment |= {"AWS_CONFIG_FILE": f"/mine/{emulator.CONFIG_FILE.name}", "HOME": "/tmp"}
+        environment["SSL_CERT_FILE"] = f"{cloud_program.AUTHORITIES}/{REGION}.pem"
+        url = f"http://127.0.0.1:{port}"
+        with image_runner.run("gateway", command, environment, mounts) as front:
+            assert gateway.probe
+            processes.wait_until(
+                partial(_has_started, front, f"{url}{gateway.probe.health}"), "LiteLLM", gateway.probe.deadline_s
+            )
+            secret = cloud_program.read_secret(connect("secretsmanager"), place.secret)
+            key, _ = AdminClient(f"http://127.0.0.1:{admin_port}", secret).create_key("search")
+            assert test_gateway.read_status(f"{url}/key/list") == 404, "the administration"
+            assert [validate.call(url, text, "chat", 8).status for text in ("", key)] == [401, 200]
+            assert redis.Redis(port=cache_port).dbsize() > 0, "counts of limits"
+            records = "SELECT 1 FROM \"LiteLLM_SpendLogs\" WHERE status = 'success'"
+            processes.wait_until(lambda: database.query(login, records) != [], "the record of its use", START_S)
+            _check_confinement(front)
+            _stop(front, gateway.stop.stop_s)
+        assert "Application shutdown complete." in (image_runner.folder / "gateway.log").read_text(encoding="utf-8")
+        words = cloud.build_command(cloud_program.USAGE, "0", str(time.time() + 60), "edge")
+        show_usage = image_runner.format_command("gateway", words, environment, mounts)
+        shown = subprocess.run(show_usage, capture_output=True, text=True, timeout=START_S, check=False)
+        assert [(row["team"], row["requests"]) for row in access.parse_rows(shown.stdout)["requests"]] == [
+            ("search", 1)
+        ]
+
+
+def _has_started(container: Container, url: str) -> bool:
+    assert container.process.poll() is None, "it ended"
+    return _answers(url)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import ssl
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from batch.store import Store
 
 from llm_serving import processes
 from llm_serving.rehearsal import emulator
+from tests import tls
 from tests.images.batch_worker.conftest import REGION
 from tests.images.batch_worker.test_chunk import KEYS, build_rows, prepare
 
@@ -263,8 +261,8 @@ def test_tls_checks_the_servers_certificate(
     store: Store, batch_settings: Any, port: int, finish_job: Any, tmp_path: Path
 ) -> None:
     """This Redis has no TLS of its own: a small proxy has it in its place."""
-    certificate, key = make_certificate(tmp_path)
-    with run_tls_proxy(port, certificate, key) as tls_port:
+    certificate, key = tls.make_certificate(tmp_path)
+    with tls.run_proxy(port, certificate, key) as tls_port:
         url = f"rediss://localhost:{tls_port}"
         open_cache(store, batch_settings, port, url=url, ca_file=str(certificate)).publish(finish_job(), 0)
         assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
@@ -272,52 +270,6 @@ def test_tls_checks_the_servers_certificate(
         assert ResultReader(url, "mine", "default", ca_file=str(certificate), **options).get("row-3")
         with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
             ResultReader(url, "mine", "default", **options).get("row-3")
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of localhost that signs itself, and its key."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-               "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out",
-               str(certificate)]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return certificate, key
-
-
-@contextlib.contextmanager
-def run_tls_proxy(port: int, certificate: Path, key: Path) -> Iterator[int]:
-    """Forward TLS connections of a port to another one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), list[int]()
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while block := await reader.read(65536):
-                writer.write(block)
-                await writer.drain()
-        writer.close()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
-
-    async def serve() -> None:
-        server = await asyncio.start_server(forward, "localhost", 0, ssl=context)
-        ports.append(server.sockets[0].getsockname()[1])
-        ready.set()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.create_task(serve())
-        loop.run_forever()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    yield ports[0]
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
 
 
 def test_the_example_server_of_the_java_client_is_tested_with_what_a_worker_writes() -> None:

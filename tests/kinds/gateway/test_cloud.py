@@ -79,7 +79,8 @@ def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, ur
 def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_path: Path) -> None:
     config = read_config(resolve(tmp_path, MINIMAL, "ecs").entries[0])
     host = f"os.environ/{cloud_program.CACHE_VARIABLE}"
-    shared = {key: config["router_settings"][f"redis_{key}"] for key in ("host", "port", "ssl")}
+    router = config["router_settings"]
+    shared = {"host": router["redis_host"], "port": router["redis_port"], **router["cache_kwargs"]}
     assert shared == {"host": host, "port": 6379, "ssl": True}
     assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **shared}
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,8 @@ from llm_serving.kinds.gateway import access, cloud, cloud_program, database, ga
 from llm_serving.kinds.gateway.cloud_program import Place
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.postgres_program import _AS_NOBODY
-from llm_serving.kinds.gateway.stack import OWNER
+from llm_serving.kinds.gateway.stack import DATABASE_PORT, OWNER
+from llm_serving.services.service import LOOPBACK
 from llm_serving.settings.errors import Unavailable
 
 WAIT_S = 120.0
@@ -42,13 +43,15 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_clients()
 
 
-def make_place() -> Place:
+def make_place(
+    connect: Callable[[str], Any] = boto3.client, host: str = "db.example.com", cache: str = "cache.example.com"
+) -> Place:
     """What the stack makes: a secret without a value, RDS' secret, and the parameter."""
-    secrets = boto3.client("secretsmanager")
+    secrets = connect("secretsmanager")
     own = secrets.create_secret(Name="cotton-edge-1")["ARN"]
     owner = secrets.create_secret(Name="rds!db-1", SecretString='{"username": "x", "password": "rotated"}')["ARN"]
-    place = Place("db.example.com", "cache.example.com", owner, own)
-    boto3.client("ssm").put_parameter(Name="/cotton/gateway/edge", Type="String", Value=json.dumps(place._asdict()))
+    place = Place(host, cache, owner, own)
+    connect("ssm").put_parameter(Name="/cotton/gateway/edge", Type="String", Value=json.dumps(place._asdict()))
     return place
 
 
@@ -95,22 +98,30 @@ def test_logins_verify_the_server_by_the_region_s_authority() -> None:
 
 
 @contextlib.contextmanager
-def run_postgres(folder: Path) -> Iterator[Login]:
-    """Run Postgres with a user as RDS creates one: it may create users and databases, and is no superuser."""
+def run_postgres(folder: Path, host: str = LOOPBACK, authority: str = "") -> Iterator[Login]:
+    """Run Postgres with a user as RDS creates one: it may create users and databases, and is no superuser.
+
+    Args:
+        host: loopback address; another than this machine's own one has AWS's port, which nobody else has there.
+        authority: its certificate, with the key beside it; empty for no TLS.
+    """
     prefix = _AS_NOBODY if os.geteuid() == 0 else ()
-    data, (port,) = folder / "data", processes.claim_free_ports(1)
+    data, (port,) = folder / "data", processes.claim_free_ports(1) if host == LOOPBACK else (DATABASE_PORT,)
     programs = {name: [*prefix, str(database.find_program(name))] for name in ("initdb", "postgres")}
     subprocess.run([*programs["initdb"], "-D", str(data), "--auth=trust", "--username=rds", "--no-sync"], check=True)
     statements = f"CREATE ROLE {OWNER} LOGIN CREATEROLE CREATEDB\nCREATE DATABASE gateway OWNER {OWNER}\n"
     subprocess.run(
         [*programs["postgres"], "--single", "-D", str(data), "postgres"], input=statements, text=True, check=True
     )
-    (data / "pg_hba.conf").write_text(f"host all {OWNER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
-    options = ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "fsync=off"]
+    (data / "pg_hba.conf").write_text(f"host all {OWNER} 127.0.0.0/8 trust\nhost all all 127.0.0.0/8 scram-sha-256\n")
+    settings = {"listen_addresses": host, "unix_socket_directories": "", "fsync": "off"}
+    if authority:
+        settings |= {"ssl": "on", "ssl_cert_file": authority, "ssl_key_file": str(Path(authority).with_name("key.pem"))}
+    options = ["-p", str(port), *(word for name, value in settings.items() for word in ("-c", f"{name}={value}"))]
     with (folder / "log").open("wb") as log:
         server = processes.spawn([*programs["postgres"], "-D", str(data), *options], output=log)
     try:
-        login, deadline = Login("", port, user=OWNER), time.monotonic() + WAIT_S
+        login, deadline = Login("", port, host, OWNER, authority), time.monotonic() + WAIT_S
         while True:
             try:
                 database.query(login, "SELECT 1 AS one")

@@ -60,7 +60,7 @@ def build_config(
             "cooldown_time": _COOL_DOWN_S,
             "num_retries": 0,
             "fallbacks": fallbacks,
-            **{f"redis_{key}": value for key, value in redis.items()},
+            **_build_router_cache(redis),
         },
         "litellm_settings": {
             "telemetry": False,
@@ -178,6 +178,14 @@ def parse_redis(url: str | None) -> dict[str, Any]:
         "db": int(address.path.lstrip("/") or 0),
         **({"ssl": True} if address.scheme == "rediss" else {}),
     }
+
+
+def _build_router_cache(redis: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the same cache for LiteLLM's router, which ignores `redis_ssl` (router.py of 1.106.0, Router.__init__)."""
+    if not redis:
+        return {}
+    options = {key: value for key, value in redis.items() if key not in ("host", "port")}
+    return {"redis_host": redis["host"], "redis_port": redis["port"], "cache_kwargs": options}
 
 
 def _build_cache(settings: Blueprint, redis: Mapping[str, Any]) -> dict[str, Any]:
