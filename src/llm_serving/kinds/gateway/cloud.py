@@ -106,6 +106,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         backup_days=settings.aws.backup_days,
         cache_type=settings.aws.cache_type,
         bedrock_guardrail=settings.guardrails.bedrock.id if settings.guardrails.bedrock else "",
+        bedrock_models=litellm_settings.list_bedrock_models(settings),
         audit_export=settings.audit.export,
         load_balancer=StackLoadBalancer(
             certificate=balancer.certificate,

@@ -30,6 +30,10 @@ _CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
 _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
 
+_ALLOWED_FAILS = 0
+"""Failures before that. As the router's own setting it would also close a route's only backend to everybody, with 429.
+Source: 1.106.0, router_utils/cooldown_handlers.py."""
+
 
 def build_config(
     settings: Blueprint,
@@ -48,15 +52,14 @@ def build_config(
         keyed: ids of the backends that get the key in the environment.
         redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
         prioritized: ids of the backends that schedule by `priority`.
-        bedrock_region: region of Bedrock's guardrail; empty where it is not asked.
+        bedrock_region: region of Bedrock's guardrail and models; empty where it is not asked.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
-        "model_list": list(_list_models(settings, urls, models, keyed, prioritized)),
+        "model_list": list(_list_models(settings, urls, models, keyed, prioritized, bedrock_region)),
         "router_settings": {
             "routing_strategy": "simple-shuffle",  # by weight
             "enable_pre_call_checks": True,  # or `order` is not read
-            "allowed_fails": 0,
             "cooldown_time": _COOL_DOWN_S,
             "num_retries": 0,
             "fallbacks": fallbacks,
@@ -100,8 +103,13 @@ def list_places(settings: Blueprint) -> Iterator[Place]:
 
 
 def name_backend(backend: Backend) -> str:
-    """Return the deployment's name, the host of a URL, or `mock`."""
-    return backend.deployment or (urlsplit(backend.url).netloc if backend.url else MOCK)
+    """Return the deployment's name, the host of a URL, Bedrock's id of the model, or `mock`."""
+    return backend.deployment or backend.bedrock or (urlsplit(backend.url).netloc if backend.url else MOCK)
+
+
+def list_bedrock_models(settings: Blueprint) -> tuple[str, ...]:
+    """List the models and inference profiles of Bedrock that answer, each once."""
+    return tuple(sorted({place.backend.bedrock for place in list_places(settings) if place.backend.bedrock}))
 
 
 def parse_name(backend_id: str) -> str:
@@ -136,28 +144,40 @@ def _list_models(
     models: Mapping[str, str],
     keyed: Set[str],
     prioritized: Set[str],
+    region: str,
 ) -> Iterator[dict[str, Any]]:
     for backend_id, name, number, backend in list_places(settings):
         route = settings.routes[name]
-        own = {"mock_response": backend.mock} if backend.mock else {"api_base": f"{urls[backend_id]}/v1"}
         place = {"weight": backend.weight} if backend.weight else {"order": number + 1}
         yield {
             "model_name": name,
             "litellm_params": {
-                "model": f"openai/{models[backend_id]}",
-                "api_key": f"os.environ/{api_key.VARIABLE}" if backend_id in keyed else "none",
                 "num_retries": route.retries,
                 "timeout": route.timeout,
-                **own,
+                **_build_source(backend, urls[backend_id], models[backend_id], region, is_keyed=backend_id in keyed),
                 **place,
                 **_build_price(route),
             },
             "model_info": {
                 "id": backend_id,
+                "allowed_fails": _ALLOWED_FAILS,
                 **({"has_priority": True} if backend_id in prioritized else {}),
                 **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
             },
         }
+
+
+def _build_source(backend: Backend, url: str, model: str, region: str, *, is_keyed: bool) -> dict[str, Any]:
+    """Build what says who answers."""
+    if backend.bedrock and region:  # with a key LiteLLM would send it in place of the role's signature
+        return {"model": f"bedrock/converse/{backend.bedrock}", "aws_region_name": region}
+    key = f"os.environ/{api_key.VARIABLE}" if is_keyed else "none"
+    text = backend.mock or (f"A mock of {backend.bedrock}." if backend.bedrock else "")
+    return {
+        "model": f"openai/{model}",
+        "api_key": key,
+        **({"mock_response": text} if text else {"api_base": f"{url}/v1"}),
+    }
 
 
 def _build_price(route: Route) -> dict[str, float]:

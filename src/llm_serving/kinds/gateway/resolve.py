@@ -165,6 +165,8 @@ def _list_notes(settings: Blueprint, backends: list[Backend], environment: Envir
         yield f"What requests to {', '.join(unpriced)} cost is by the route's list price: no price an hour is known."
     if environment.conventions.is_local:
         yield "Postgres takes the place of RDS."
+        for model in litellm_settings.list_bedrock_models(settings):
+            yield f"A mock takes the place of {model} of Bedrock."
         if settings.guardrails.bedrock:
             yield "Requests pass no guardrail of Bedrock, which this machine does not have."
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.rendered import S3Location
-from llm_serving.settings.document import Settings
+from llm_serving.settings.document import AllowSingleItem, Settings
 
 DATABASE_PORT, CACHE_PORT = 5432, 6379
 
@@ -31,6 +31,11 @@ AUTHORITY = "rds-ca-rsa2048-g1"
 a connection to a DB instance", 2026-11."""
 
 
+PROFILE_BEGINS = ("global.", "us.", "eu.", "apac.", "jp.", "au.", "us-gov.")
+"""How ids of inference profiles begin, which send requests to a model in several regions. Source: LiteLLM 1.106.0,
+llms/bedrock/common_utils.py."""
+
+
 class GatewayStack(Settings):
     """What the stack makes beside the services."""
 
@@ -49,6 +54,9 @@ class GatewayStack(Settings):
     cache_type: str
     bedrock_guardrail: str = ""
     """Id of the guardrail that the gateway asks."""
+
+    bedrock_models: Annotated[tuple[str, ...], AllowSingleItem()] = ()
+    """Ids of the models and inference profiles that answer routes."""
 
     audit_export: S3Location | None = None
     """Where the meter writes the audit too."""

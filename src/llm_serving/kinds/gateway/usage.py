@@ -57,11 +57,12 @@ SELECT team_id AS team, "user", CASE WHEN is_blocked THEN '{REFUSED}' ELSE model
   count(*) FILTER (WHERE is_blocked) AS blocked
 FROM (
   SELECT *, cache_hit IS NOT DISTINCT FROM 'True' AS is_cached,
+    status <> 'success' AND completion_tokens > 0 AS is_broken,
     status <> 'success' AND coalesce(metadata::jsonb -> 'error_information' ->> 'error_message', '')
       ~ '''type'': ''(personal_data|prompt_too_long)''|Violated guardrail policy' AS is_blocked
   FROM "LiteLLM_SpendLogs"
 ) AS logs
-WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked)
+WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked OR is_broken)
   AND "endTime" AT TIME ZONE 'UTC' >= {{start}} AND "endTime" AT TIME ZONE 'UTC' < {{end}}
 GROUP BY 1, 2, 3, 4"""
 

@@ -1,0 +1,171 @@
+"""A provider's OpenAI-compatible API, emulated: it keeps each request, and fails as a prompt asks.
+
+`fault: 429` or any other status refuses, `fault: hang` never answers, and of a stream `fault: early` closes the connection
+before the first token, and `fault: cut` half-way, once the client has read the first half.
+
+At Bedrock's paths it is an emulator of Bedrock's Converse API, which answers all.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+FAILING = "outside"
+"""Model that obeys such prompts; all others answer them."""
+
+HALF = "half half half "
+"""What a stream that dies half-way says, a word an event."""
+
+ANSWER_TOKENS = 5
+"""Of each whole answer."""
+
+BEDROCK_ANSWER = "Answer of Bedrock."
+
+LIMIT_S = 120.0
+
+
+class BedrockCall(NamedTuple):
+    """A request to Bedrock's API."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Provider:
+    """A running emulator."""
+
+    url: str = ""
+    received: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of requests; each is answered with its number."""
+
+    bedrock_calls: list[BedrockCall] = field(default_factory=list)
+    half_read: threading.Event = field(default_factory=threading.Event)
+    """Set by a client that has read half of a stream."""
+
+
+@contextlib.contextmanager
+def run_provider() -> Iterator[Provider]:
+    """Run the emulator."""
+    provider = Provider()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path.startswith("/model/"):
+                provider.bedrock_calls.append(BedrockCall(self.path, dict(self.headers), sent))
+                self._send(200, *build_bedrock_answer(is_stream=self.path.endswith("/converse-stream")))
+                return
+            body = json.loads(sent)
+            provider.received.append(body)
+            fault, is_stream = find_fault(body), body.get("stream", False)
+            if fault.isdigit():
+                self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
+            elif fault == "hang":
+                self.rfile.read(1)  # until the client gives up
+            elif fault:
+                self._send_half(len(provider.received), HALF.split() if fault == "cut" else [])
+            else:
+                kind = "text/event-stream" if is_stream else "application/json"
+                self._send(200, kind, build_answer(len(provider.received), is_stream=is_stream))
+
+        def _send(self, status: int, kind: str, answer: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def _send_half(self, number: int, words: list[str]) -> None:
+            """Send the first events of a stream in chunks, and never the last chunk."""
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for word in words:
+                choice = {"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": f"{word} "}}
+                event = f"data: {json.dumps(build_event(number, choice))}\n\n".encode()
+                self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+            if words:
+                provider.half_read.wait(LIMIT_S)
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        provider.url = f"http://127.0.0.1:{server.server_port}"
+        yield provider
+        server.shutdown()
+
+
+def find_fault(body: dict[str, Any]) -> str:
+    """Find the fault that a request asks for; empty where it asks for none."""
+    prompt = str(body["messages"][-1]["content"])
+    return prompt.partition("fault: ")[2] if body["model"] == FAILING else ""
+
+
+def build_event(number: int, choice: dict[str, Any]) -> dict[str, Any]:
+    """Build an event of a stream."""
+    return {
+        "id": f"recorded-{number}",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "known",
+        "choices": [choice],
+    }
+
+
+def build_answer(number: int, *, is_stream: bool) -> bytes:
+    """Build a chat's answer, or its stream of one event with the whole answer."""
+    message = {"role": "assistant", "content": f"Answer {number}."}
+    choice = {"index": 0, "finish_reason": "stop", "delta" if is_stream else "message": message}
+    answer = {
+        **build_event(number, choice),
+        **({} if is_stream else {"object": "chat.completion"}),
+        "usage": {"prompt_tokens": 7, "completion_tokens": ANSWER_TOKENS, "total_tokens": 12},
+    }
+    text = json.dumps(answer)
+    return f"data: {text}\n\ndata: [DONE]\n\n".encode() if is_stream else text.encode()
+
+
+def build_bedrock_answer(*, is_stream: bool) -> tuple[str, bytes]:
+    """Build the content type and the body of an answer of Converse or ConverseStream."""
+    usage = {"usage": {"inputTokens": 7, "outputTokens": ANSWER_TOKENS, "totalTokens": 12}, "metrics": {"latencyMs": 1}}
+    if not is_stream:
+        message = {"role": "assistant", "content": [{"text": BEDROCK_ANSWER}]}
+        answer = {"output": {"message": message}, "stopReason": "end_turn", **usage}
+        return "application/json", json.dumps(answer).encode()
+    events = {
+        "messageStart": {"role": "assistant"},
+        "contentBlockDelta": {"contentBlockIndex": 0, "delta": {"text": BEDROCK_ANSWER}},
+        "contentBlockStop": {"contentBlockIndex": 0},
+        "messageStop": {"stopReason": "end_turn"},
+        "metadata": usage,
+    }
+    return "application/vnd.amazon.eventstream", b"".join(build_frame(name, event) for name, event in events.items())
+
+
+def build_frame(name: str, event: dict[str, Any]) -> bytes:
+    """Build a frame of AWS's event streams: lengths, headers, payload, and the CRC of each part."""
+    values = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
+    headers = b"".join(
+        struct.pack("!B", len(key)) + key.encode() + struct.pack("!BH", 7, len(value)) + value.encode()
+        for key, value in values.items()
+    )
+    payload = json.dumps(event).encode()
+    lengths = struct.pack("!II", len(headers) + len(payload) + 16, len(headers))
+    frame = lengths + struct.pack("!I", binascii.crc32(lengths)) + headers + payload
+    return frame + struct.pack("!I", binascii.crc32(frame))
