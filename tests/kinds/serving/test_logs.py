@@ -18,8 +18,8 @@ BLUEPRINT = (
 )
 
 
-def _resolve(folder: Path, extra: str) -> ServingDeployment:
-    return resolving.resolve_files(folder, BLUEPRINT + extra, FLEET, "eks")
+def _resolve(folder: Path, extra: str, target: str = "eks") -> ServingDeployment:
+    return resolving.resolve_files(folder, BLUEPRINT + extra, FLEET, target)
 
 
 def test_the_front_and_the_engine_log_json_if_asked_to(tmp_path: Path) -> None:
@@ -37,19 +37,27 @@ def test_by_default_they_log_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("extra", "target", "message"),
     [
         (
             "logs: json\nengine: sglang\n",
+            "eks",
             'logs: "json": the engine sglang has no option for it in the catalog. Fix: set logs: text.',
         ),
         (
+            "logs: json\nframework: dynamo\n",
+            "local",
+            'logs: "json": Dynamo\'s processes log JSON by a setting of their own, which was not compared. '
+            "Fix: set logs: text in a copy to try here.",
+        ),
+        (
             "engine_arguments: {enable_log_requests: true}\n",
+            "eks",
             'engine_arguments.enable_log_requests: "true": the deployment writes it from logs. Fix: set logs, and remove '
             "enable_log_requests here.",
         ),
     ],
 )
-def test_what_cannot_log_json_is_refused(tmp_path: Path, extra: str, message: str) -> None:
+def test_what_cannot_log_json_is_refused(tmp_path: Path, extra: str, target: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        _resolve(tmp_path, extra)
+        _resolve(tmp_path, extra, target)
