@@ -1,6 +1,6 @@
 """Run a router and keep its list of engines equal to those that answer behind DNS names.
 
-    router-dns-discovery --router URL [--worker NAME:PORT]... -- vllm-router ...
+    router-dns-discovery --router URL [--worker NAME:PORT[=WEIGHT]]... -- vllm-router ...
     router-dns-discovery --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
     router-dns-discovery --router URL --bootstrap-port PORT --prefill NAME:PORT... --decode NAME:PORT... -- PROGRAM ...
 
@@ -15,6 +15,9 @@ vllm-router takes addresses when it starts, or watches Kubernetes; how to regist
   This program sends them from the same container: that socket is reachable from nowhere else.
 - Those of sglang-router are added through its HTTP API, each as what it does; a prefill engine with the port at which
   decode asks for its cache.
+
+vllm-router has no weights: an engine of weight 3 is three entries of its list, whose URLs a client takes for one. Each
+policy then gives it three times the requests of an engine of weight 1.
 
 An engine is registered only while it answers `/health` and `/v1/models`, whatever DNS returns. With ENGINE_PROBE set,
 {"path": PATH, "body": BODY}, it must first have answered that request once: whoever only listens gets no traffic.
@@ -78,6 +81,9 @@ class DnsName:
 
     host: str
     port: int
+    weight: int = 1
+    """Entries of the router's list for each address."""
+
     is_complete: bool = False
     """Whether an answer holds all addresses, however many."""
 
@@ -92,7 +98,7 @@ class DnsName:
     def refresh(
         self, resolve_host: Callable[[str], set[str] | None], fetch: Callable[[str], tuple[str, ...] | None]
     ) -> Engines:
-        """Return the engines that answer now."""
+        """Return the engines that answer now, each under as many URLs as its weight."""
         resolved = resolve_host(self.host)
         if resolved is not None and (self.is_complete or len(resolved) < MAX_DNS_ANSWERS):
             self.addresses = set(resolved)  # the whole answer
@@ -114,7 +120,8 @@ class DnsName:
         self.misses = {
             known_address: count for known_address, count in self.misses.items() if known_address in self.addresses
         }
-        return dict(self.answering)
+        # HTTP clients drop "/." from a path: RFC 3986, 5.2.4.
+        return {url + "/." * copy: models for url, models in self.answering.items() for copy in range(self.weight)}
 
     def _collect_answers(
         self, urls: Mapping[str, str], fetch: Callable[[str], tuple[str, ...] | None]
@@ -356,7 +363,8 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list
     parser.add_argument(
         "--bootstrap-port", metavar="PORT", type=int, help="where prefill hands its cache over, for sglang-router"
     )
-    for kind in ("worker", *ROLE_CODES):
+    parser.add_argument("--worker", metavar="NAME:PORT[=WEIGHT]", action="append", default=[])
+    for kind in ROLE_CODES:
         parser.add_argument(f"--{kind}", metavar="NAME:PORT", action="append", default=[])
     own_arguments, has_separator, command = list(arguments), "--" in arguments, []
     if has_separator:
@@ -375,8 +383,9 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list
 
 
 def _parse_dns_name(text: str) -> DnsName:
-    host, _, port = text.rpartition(":")
-    return DnsName(host, int(port))
+    address, _, weight = text.partition("=")
+    host, _, port = address.rpartition(":")
+    return DnsName(host, int(port), int(weight or 1))
 
 
 if __name__ == "__main__":

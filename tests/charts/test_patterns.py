@@ -19,6 +19,7 @@ from tests.charts import objects
 from tests.charts.conftest import Render
 from tests.charts.test_network import STRANGER, is_allowed
 from tests.charts.test_objects import filter_by_kind
+from tests.kinds.serving import test_workers
 
 CELLS = [cell for cell in matrix.build_cells() if cell.target == "eks" and cell.deployment]
 FEED_ANOTHER_DEPLOYMENT = {"offline-batch", "near-real-time"}
@@ -225,3 +226,21 @@ def test_the_chart_refuses_a_typo_in_a_users_template(render_chart: Render) -> N
     invalid["roles"]["worker"]["replica"] = 3
     with pytest.raises(AssertionError, match="replica"):
         render_chart(invalid)
+
+
+def test_one_model_on_unlike_accelerators_has_a_deployment_for_each_that_kubernetes_accepts(
+    render_chart: Render, schema_location: str, tmp_path: Path
+) -> None:
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
+    (tmp_path / "mine" / "blueprint.yaml").write_text(test_workers.BLUEPRINT.replace("WEIGHT", "weight: 5"))
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(test_workers.FLEET.replace("ORCHESTRATOR", "eks"))
+    plan = planning.plan(tmp_path / "mine", fleet, target="eks", root=tmp_path, account="123456789012")
+    manifests = render_chart(yaml.safe_load(planning.write_rendered(plan).read_text()))
+    assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
+    limits = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["spec"]["containers"][0]["resources"]["limits"]
+        for pod in objects.list_pods(manifests)
+    }
+    assert limits["worker"]["nvidia.com/gpu"] == "8" and limits["small"]["nvidia.com/gpu"] == "1"
+    assert limits["trn"]["aws.amazon.com/neuron"] == "16"

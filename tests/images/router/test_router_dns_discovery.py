@@ -139,6 +139,11 @@ def wait_until_served(url: str, expected: set[str], model: str = "alpha") -> Non
     processes.wait_until(lambda: send_requests(url, model) == expected, f"answers of {expected}", 90, interval_s=0.5)
 
 
+def list_urls(url: str) -> set[str]:
+    """The router's entries of engines."""
+    return {worker["url"] for worker in json.loads(dns_discovery.fetch_page(f"{url}/workers") or b"{}")["workers"]}
+
+
 MULTI_MODEL_FLAGS = ("--enable-igw", "--policy", "round_robin")
 CATALOG_FLAGS = (
     *engines.load_routers()["vllm-router"].discovery["names"].aggregated.arguments,
@@ -200,6 +205,24 @@ def test_each_rank_of_an_engine_is_an_entry_that_stays_and_leaves_with_it(testbe
         wait_until_served(url, {B})
     registrations = [line for line in testbed.log.splitlines() if line.endswith("serves alpha")]
     assert len(registrations) == 2, "the router's own names of the ranks are no reason to register an engine again"
+
+
+@pytest.mark.engine
+def test_an_engine_of_weight_3_gets_three_times_the_requests_and_leaves_as_a_whole(testbed: RouterTestbed) -> None:
+    heavy, light = testbed.start(A), testbed.start(B)
+    testbed.write_dns(heavy=[A], light=[B])
+    names = (f"--worker=heavy:{testbed.port}=3", f"--worker=light:{testbed.port}")
+    with testbed.run_router("--router=ROUTER", *names, router=MULTI_MODEL_FLAGS) as url:
+        entries = {f"http://{A}:{testbed.port}{'/.' * copy}" for copy in range(3)} | {f"http://{B}:{testbed.port}"}
+        processes.wait_until(lambda: list_urls(url) == entries, "all entries of the router", 90, interval_s=0.5)
+        before = len(heavy.bodies), len(light.bodies)
+        for _ in range(16):
+            send_request(url)
+        assert (len(heavy.bodies) - before[0], len(light.bodies) - before[1]) == (12, 4)
+        testbed.write_dns(light=[B])
+        testbed.stop(A)
+        wait_until_served(url, {B})
+        assert list_urls(url) == {f"http://{B}:{testbed.port}"}
 
 
 @pytest.mark.engine

@@ -143,7 +143,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
-        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, gives_way, pipeline, replicas, scale."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, gives_way, pipeline, replicas, scale, weight."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),

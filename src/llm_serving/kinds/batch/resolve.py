@@ -17,7 +17,7 @@ from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.roles import EngineRole, Roles
+from llm_serving.kinds.serving.roles import Roles, WorkerRole
 from llm_serving.services import deployments, team_keys
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
@@ -267,7 +267,7 @@ def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints
     """Build the blueprint of the batch's own replicas; None if it has none."""
     if not endpoint.model:
         return None
-    role = EngineRole(
+    role = WorkerRole(
         pool=str(endpoint.pool),
         replicas=Bounds(endpoint.replicas, endpoint.replicas),
         accelerators=endpoint.accelerators,

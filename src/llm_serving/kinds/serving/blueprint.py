@@ -340,7 +340,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     def find_key_path(self, name: str) -> tuple[str, ...]:
         """Return the key path of the engine role `name`."""
-        return ("roles", "models", name) if name in self.roles.models else ("roles", name)
+        group = [key for key in ("workers", "models") if name in getattr(self.roles, key)]
+        return ("roles", *group, name)
 
     def merge_arguments(self, role: EngineRole) -> EngineArguments:
         """Return the engine's own options of a role: the blueprint's, and the role's over them."""
@@ -374,6 +375,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
             self._check_pattern_roles(),
+            self._check_workers(),
             self._check_model(),
             self._check_context(),
             self._check_pipeline(),
@@ -467,6 +469,20 @@ class Blueprint(BaseBlueprint, ModelSettings):
             if name in pattern_roles and not is_present:
                 reason = f"the pattern {self.pattern} needs it, and it is missing"
                 yield Conflict(("roles", name), reason, f"set {name}: {_format_example_role(name)}")
+
+    def _check_workers(self) -> Iterator[Conflict]:
+        """Yield further workers where there are none, or whose names are taken, and a weight against nothing."""
+        pattern_roles, workers = patterns.load_patterns()[self.pattern].roles, self.roles.workers
+        if workers and "worker" not in pattern_roles:
+            role_names = " and ".join(pattern_roles)
+            yield Conflict(("roles", "workers"), f"the pattern {self.pattern} has {role_names}", "remove workers")
+        for name in workers:
+            if name in (*patterns.ENGINE_ROLES, "router"):
+                reason = f"{name} is the name of another role"
+                yield Conflict(("roles", "workers", name), reason, "name it after its accelerators, such as l40s")
+        if self.roles.worker and self.roles.worker.weight > 1 and not workers:
+            reason = "there are no workers on other accelerators to weigh it against"
+            yield Conflict(("roles", "worker", "weight"), reason, "remove weight")
 
     def _check_model(self) -> Iterator[Conflict]:
         has_many_models = "models" in patterns.load_patterns()[self.pattern].roles

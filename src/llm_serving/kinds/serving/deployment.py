@@ -26,6 +26,9 @@ from llm_serving.settings.units import Bounds
 CHART = "inference"
 """Folder of charts/ that deployments of models are releases of."""
 
+WORKER = "worker"
+"""Name of the role whose replicas do all of a request."""
+
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
 
@@ -163,6 +166,9 @@ class Role(ResolvedData):
     parallelism: Parallelism = Parallelism()
     resources: Resources = Resources()
     replicas: Bounds
+    weight: int = 1
+    """Requests that the router gives each replica, for one that it gives to a replica of weight 1."""
+
     scale: Scale | None = None
     """When replicas come and go between the bounds; None where they are always as many."""
 
@@ -232,6 +238,12 @@ class ServingDeployment(Deployment):
     def engine_roles(self) -> tuple[Role, ...]:
         """The roles that run an engine."""
         return tuple(role for role in self.roles if role.kind == "engine")
+
+    @property
+    def mixed_roles(self) -> tuple[Role, ...]:
+        """The roles whose replicas run the same model on unlike accelerators; empty where all are alike."""
+        roles = self.engine_roles
+        return roles if len(roles) > 1 and roles[0].name == WORKER else ()
 
     @property
     def router(self) -> Role:

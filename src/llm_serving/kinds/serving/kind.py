@@ -87,8 +87,11 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         roles = blueprint.value.roles
         roles_by_name = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
         moved = {name: role.model_copy(update={"pool": pool}) for name, role in roles_by_name.items() if role}
-        models = {name: role.model_copy(update={"pool": pool}) for name, role in roles.models.items()}
-        value = blueprint.value.model_copy(update={"roles": roles.model_copy(update={**moved, "models": models})})
+        groups = {
+            group: {name: role.model_copy(update={"pool": pool}) for name, role in getattr(roles, group).items()}
+            for group in ("workers", "models")
+        }
+        value = blueprint.value.model_copy(update={"roles": roles.model_copy(update={**moved, **groups})})
         return replace(blueprint, value=value)
 
     def describe(self, blueprint: Document[Blueprint], deployment: ServingDeployment) -> Iterable[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -12,9 +13,10 @@ from llm_serving.engines import base
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
+from llm_serving.kinds.serving.roles import MAX_WEIGHT
 from llm_serving.prediction import search, step_time
 from llm_serving.prediction.search import Limit
-from llm_serving.prediction.simulation import Limits
+from llm_serving.prediction.simulation import Limits, Simulation
 from llm_serving.prediction.step_time import Split, StepTime
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
@@ -23,6 +25,9 @@ from llm_serving.validation.load import load_plan
 
 LENGTHS = 250
 """Requests that are simulated at each rate."""
+
+_NEAR_FULL = 0.9
+"""Of the highest rate: at all of it a queue may grow, and the requests under way with it."""
 
 _STATISTICS = ("p50", "p90", "p95", "p99", "mean")
 
@@ -49,6 +54,60 @@ def draw_lengths(traffic: Traffic, count: int, more_tokens: int = 0) -> list[Len
 
 def predict_requests_per_s(deployment: ServingDeployment) -> float | None:
     """Return the prediction for the deployment's own traffic; None without accelerators or where a fact lacks."""
+    if deployment.mixed_roles:
+        loads = predict_workers(deployment)
+        return sum(load.carried_per_s for load in loads) if loads else None
+    return _predict(deployment, _draw_own_lengths(deployment), list_limits(deployment.slo))
+
+
+class WorkerLoad(NamedTuple):
+    """What the replicas of one role carry, beside those of other roles with the same model."""
+
+    role: Role
+    replica_per_s: float
+    """Requests a second of a replica by itself, within the SLO."""
+
+    under_way: float
+    """Requests under way in it then."""
+
+    carried_per_s: float
+    """Of all its replicas, when by the weights of all roles the first replica is full."""
+
+
+def predict_workers(deployment: ServingDeployment) -> list[WorkerLoad]:
+    """Return what each role of one model on unlike accelerators carries; nothing where one cannot be predicted."""
+    if deployment.environment.conventions.is_local:
+        return []
+    lengths, limits = _draw_own_lengths(deployment), list_limits(deployment.slo)
+    alone = [_predict_replica(deployment, role, lengths, limits) for role in deployment.mixed_roles]
+    found = [entry for entry in alone if entry]
+    if len(found) < len(alone):
+        return []
+    share = min(load.under_way / load.role.weight for load in found)
+    return [
+        load._replace(carried_per_s=load.carried_per_s * share * load.role.weight / load.under_way) for load in found
+    ]
+
+
+def choose_weights(loads: Sequence[WorkerLoad]) -> dict[str, int]:
+    """Return the weights with which the replicas of all roles are full at the same load."""
+    least = min(load.under_way for load in loads)
+    return {load.role.name: min(MAX_WEIGHT, round(load.under_way / least)) for load in loads}
+
+
+def _predict_replica(
+    deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
+) -> WorkerLoad | None:
+    found, rate = _find_step(deployment, role), _predict_role(deployment, role, lengths, limits)
+    if not (found and rate):
+        return None
+    requests = Workload(_NEAR_FULL * rate / found.lanes, lengths).draw(len(lengths), 1, 0)
+    e2e_s = fmean(Simulation(found.step, found.limits).run(requests).e2e_s)
+    replica_per_s = rate / max(1, role.replicas.max)
+    return WorkerLoad(role, replica_per_s, replica_per_s * e2e_s, rate)
+
+
+def _draw_own_lengths(deployment: ServingDeployment) -> list[Length]:
     traffic = deployment.traffic
     if deployment.is_pooled:  # one prefill of all texts of a request
         lengths = [length._replace(output_tokens=0) for length in draw_lengths(traffic, LENGTHS)]
@@ -58,7 +117,7 @@ def predict_requests_per_s(deployment: ServingDeployment) -> float | None:
         lengths = draw_lengths(traffic, LENGTHS, round(_count_picture_tokens(deployment)))
     if not deployment.tuning.prefix_cache:
         lengths = [length._replace(shared_tokens=0) for length in lengths]
-    return _predict(deployment, lengths, list_limits(deployment.slo))
+    return lengths
 
 
 def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:

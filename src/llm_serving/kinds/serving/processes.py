@@ -588,10 +588,11 @@ def count_routed_ranks(context: Context) -> int:
     """Return data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
 
     The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines, and none
-    for several models or before prefill and decode.
+    for several models or accelerators, or before prefill and decode.
     """
-    worker = context.blueprint.roles.worker
-    return worker.data if worker and context.policy in ("cache-aware", "consistent-hash") else 1
+    worker, workers = context.blueprint.roles.worker, context.blueprint.roles.workers
+    follows_ranks = context.policy in ("cache-aware", "consistent-hash")
+    return worker.data if worker and not workers and follows_ranks else 1
 
 
 def needs_engine_details(context: Context) -> bool:
@@ -606,12 +607,12 @@ def select_discovery(context: Context) -> Discovery:
 
 
 def _select_conventional_discovery(context: Context) -> Discovery:
-    # A router takes no option for the model of an engine; only its API sets it.
-    has_many_models = bool(context.blueprint.roles.models)
+    # A router takes no option for the model of an engine, and none for its weight: only its API does.
+    has_unlike_engines = bool(context.blueprint.roles.models or context.blueprint.roles.workers)
     # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
     # and misses those that answer later. Besides, its own image is older than this policy.
     uses_kv_events = context.policy == "kv-aware"
-    if has_many_models or uses_kv_events:
+    if has_unlike_engines or uses_kv_events:
         return "names"
     if context.conventions.is_local:
         return "addresses"
@@ -632,10 +633,12 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
         names = {"deployment": _name_release(context), "role": engine.role}
         return tuple(f"{key}={value.format(**names)}" for key, value in templates.items())
     leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
+    weight = context.blueprint.roles.get_weight(engines_of_role[0].role)
+    suffix = f"={weight}" if weight > 1 else ""
     if conventions.is_local:
         scheme = "http://" if discovery == "addresses" else ""
-        return tuple(f"{scheme}{process.host}:{process.port}" for process in leaders)
-    return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}" for process in leaders)
+        return tuple(f"{scheme}{process.host}:{process.port}{suffix}" for process in leaders)
+    return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}{suffix}" for process in leaders)
 
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:

@@ -141,6 +141,7 @@ def _require_simulated(document: Document[Blueprint]) -> None:
         ("traffic", "turns"): traffic.turns.max > 1 and "sessions are not simulated",
         ("roles", "worker", "adapters"): bool(worker and worker.adapters) and "adapters are not simulated",
         ("roles", "models"): bool(value.roles.models) and "several models are not simulated",
+        ("roles", "workers"): bool(value.roles.workers) and "replicas on unlike accelerators are not simulated",
         ("tuning", "speculative"): value.tuning.speculative is not None and "speculative decoding is not simulated",
     }
     for key_path, reason in refused.items():

@@ -266,6 +266,7 @@ def _build_role(
         parallelism=role_placement.parallelism,
         resources=resources if uses_efa else resources.model_copy(update={"efa": 0, "node_efa": 0}),
         replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
+        weight=context.blueprint.roles.get_weight(name),
         scale=resolve_scale(name, role) if not conventions.is_local else None,
         prefetch=_build_prefetch(context, role_placement, served_model),
         compile_cache=_build_compile_cache(context, role_placement, served_model, uses_efa),

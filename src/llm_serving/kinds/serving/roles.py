@@ -63,6 +63,10 @@ SystemPromptFile = Annotated[
 RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
 
 
+MAX_WEIGHT = 32
+"""Largest weight of a replica: as many entries of the router, each of which it asks for its health."""
+
+
 class Scale(Settings):
     """Autoscaling between the bounds of `replicas`, by one metric of the engine."""
 
@@ -153,6 +157,14 @@ class EngineRole(Settings):
             yield Conflict(("executor",), reason, "remove executor")
 
 
+class WorkerRole(EngineRole):
+    """Replicas that do prefill and decode, beside which others may run on other accelerators."""
+
+    weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
+    """Requests that the router gives each replica, for one that it gives to a replica of weight 1. `check` says which
+    weights the accelerators' capacity asks for."""
+
+
 class ModelSettings(Settings):
     """How a model is loaded and its answers are read: of a blueprint for all roles, or of a role for itself."""
 
@@ -213,8 +225,12 @@ class RouterRole(Settings):
 class Roles(Settings):
     """What runs. Which of these a blueprint has depends on its pattern."""
 
-    worker: EngineRole | None = None
+    worker: WorkerRole | None = None
     """Replicas that do prefill and decode (aggregated, distributed)."""
+
+    workers: dict[Name, WorkerRole] = Field(default_factory=dict)
+    """Further replicas of the same model on other accelerators, by the names of their roles (aggregated,
+    distributed)."""
 
     prefill: EngineRole | None = None
     """Replicas that read prompts (disaggregated)."""
@@ -232,7 +248,12 @@ class Roles(Settings):
     def engine_roles(self) -> dict[str, EngineRole]:
         """The roles that run an engine, by name, in the order in which requests meet them."""
         roles = {"worker": self.worker, "prefill": self.prefill, "decode": self.decode}
-        return {name: role for name, role in roles.items() if role} | dict(self.models)
+        return {name: role for name, role in roles.items() if role} | dict(self.workers) | dict(self.models)
+
+    def get_weight(self, name: str) -> int:
+        """Return the weight of the replicas of a role."""
+        role = self.engine_roles[name]
+        return role.weight if isinstance(role, WorkerRole) else 1
 
 
 DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from llm_serving.catalog import engines
-from llm_serving.kinds.serving import measured_capacity, resolve
+from llm_serving.kinds.serving import measured_capacity, predicted_load, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
@@ -14,6 +15,9 @@ from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.models import ServedModel
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.document import Document
+
+_USED_WELL = 0.9
+"""Share of the capacity of unlike replicas below which other weights are advised."""
 
 
 def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
@@ -40,6 +44,7 @@ def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
             }
             for role in deployment.engine_roles
         ],
+        **({"workers": _build_workers(deployment)} if deployment.mixed_roles else {}),
         "capacity": measured_capacity.build_payload(deployment),
     }
 
@@ -59,8 +64,49 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
         ),
         ("slo", _describe_slo(deployment.slo)),
         *(("kv tiers", text) for text in deployment.cached_prompts),
+        *(("weights", text) for text in _describe_weights(deployment)),
         *(("capacity", text) for text in measured_capacity.describe(deployment)),
     ]
+
+
+def _build_workers(deployment: ServingDeployment) -> list[dict[str, Any]]:
+    """Return what each role of one model on unlike accelerators is predicted to carry; empty without a prediction."""
+    loads = predicted_load.predict_workers(deployment)
+    weights = predicted_load.choose_weights(loads) if loads else {}
+    return [
+        {
+            "name": load.role.name,
+            "weight": load.role.weight,
+            "suggested_weight": weights[load.role.name],
+            "replica_requests_per_s": round(load.replica_per_s, 3),
+            "replica_under_way": round(load.under_way, 1),
+            "requests_per_s": round(load.carried_per_s, 3),
+        }
+        for load in loads
+    ]
+
+
+def _describe_weights(deployment: ServingDeployment) -> Iterator[str]:
+    """Yield each role's share and capacity by the prediction, and the weights that would use all of it."""
+    if not deployment.mixed_roles or deployment.environment.conventions.is_local:
+        return
+    loads = predicted_load.predict_workers(deployment)
+    if not loads:
+        yield "not predicted for these accelerators: sweep the deployment, and set the weights by its report"
+        return
+    total, full = sum(load.carried_per_s for load in loads), 0.0
+    for load in loads:
+        replicas = max(1, load.role.replicas.max)
+        full += replicas * load.replica_per_s
+        yield (
+            f"{load.role.name}: weight {load.role.weight}, {load.carried_per_s / total:.0%} of the requests; each of "
+            f"{replicas} carries {load.replica_per_s:.3g}/s within the SLO, with {load.under_way:.0f} under way"
+        )
+    summary, weights = f"together {total:.3g}/s, by the prediction", predicted_load.choose_weights(loads)
+    if total < _USED_WELL * full:
+        fixes = ", ".join(f"{name} {weight}" for name, weight in weights.items())
+        summary += f", of {full:.3g}/s that they could carry. Fix: set the weights {fixes}"
+    yield summary
 
 
 def _describe_router(blueprint: Blueprint, deployment: ServingDeployment) -> str:

@@ -164,7 +164,7 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
 
 
 def _check_router(settings: Blueprint) -> Iterator[Conflict]:
-    """Yield a policy or a limit that the router of this engine, framework and pattern does not have."""
+    """Yield what the router of this engine, framework and pattern does not have."""
     role, router = settings.roles.router, processes.get_router(settings)
     under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
     described = f"the router of {settings.engine}{under} in the pattern {settings.pattern}"
@@ -174,6 +174,9 @@ def _check_router(settings: Blueprint) -> Iterator[Conflict]:
     if role.max_requests and not any("{max_requests}" in argument for argument in router.front):
         reason, fix = f"{described} has no limit on requests in flight", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "max_requests"), reason, fix, role.max_requests)
+    if settings.roles.workers and "names" not in router.discovery:
+        reason, names = f"{described} has no weights for unlike replicas", ", ".join(settings.roles.workers)
+        yield Conflict(("roles", "workers"), reason, "use framework: plain, or remove workers", names)
 
 
 def _check_surge(
@@ -324,6 +327,8 @@ def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) ->
         )
     if settings.roles.models:
         reason = "the router reads the cache events of one model"
+    if any(settings.roles.get_weight(name) > 1 for name in settings.roles.engine_roles):
+        reason = "an engine of weight 2 or more is several entries of the router, and its cache's events are of one"
     if any(role.data > 1 for _, role, _ in placed_roles):
         # vllm/distributed/kv_events.py of 0.32.0 adds the rank to the port of events, and to that of earlier ones.
         reason = (
