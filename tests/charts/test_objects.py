@@ -568,8 +568,11 @@ def test_another_engines_scaling_and_alerts_use_its_own_metrics(render_chart: Re
     assert '{__name__=~"r|e",' in arrivals["metadata"]["query"]
     groups = filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
     assert [(group["name"], [rule["alert"] for rule in group["rules"]]) for group in groups] == [
-        ("mine-router", ["InferenceRoleGone", "InferenceReplicasRestart"]),
-        ("mine-worker", ["InferenceReplicasRestart", "InferenceAutoscalerAtMaximum", "InferenceCacheFull"]),
+        ("mine-router", ["InferenceRoleGone", "InferenceReplicasRestart", "InferenceStartSlow"]),
+        (
+            "mine-worker",
+            ["InferenceReplicasRestart", "InferenceStartSlow", "InferenceAutoscalerAtMaximum", "InferenceCacheFull"],
+        ),
     ], "no alert without its metric"
 
 

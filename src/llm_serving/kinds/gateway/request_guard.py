@@ -13,6 +13,11 @@ from typing import Any
 
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
+from prisma._base_client import BasePrisma
+
+# LiteLLM 1.106.0 (proxy/db/prisma_client.py, `_write_engine`) writes a client's engine to a name that prisma 0.15.0 no
+# longer has, and fails with each engine that it starts: after its own start, and after that engine went away.
+BasePrisma._Prisma__engine = BasePrisma._engine
 
 TEAMS_VARIABLE, CACHED_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_CACHED"
 UNVERIFIED_USER = "__db_unavailable_fallback__"

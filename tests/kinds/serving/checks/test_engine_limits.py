@@ -142,6 +142,10 @@ REFUSED = [
         '6:20: roles.router.policy: "kv-aware": the module that tells a router of a cache is in the fleet\'s own image '
         "of vLLM, for GPUs, alone. Fix: set policy: cache-aware.",
     ),
+    (
+        format_blueprint(extra="logs: json\n"),
+        '7:7: logs: "json": vLLM 0.29.0, of which the plugin is, has no option for it. Fix: set logs: text.',
+    ),
     # programs that are compiled beforehand
     (
         format_blueprint(extra="tuning: {batch_tokens: 3000}\n"),
