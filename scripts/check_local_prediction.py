@@ -137,7 +137,7 @@ def report(result: Sweep, step: StepTime, limit: Limit, load_target: LoadTarget)
         errors.append(abs(ms / (point.e2e_p50_ms or math.inf) - 1))
         print(f"{point.load:g}/s: E2E p50 {ms:.0f} ms predicted, {point.e2e_p50_ms:.0f} ms measured")
     if not (result.kept and result.missed and len(loads) >= 4):
-        print("the sweep found no knee, or kept fewer than four loads")
+        print(f"knee: {predicted:.3g}/s predicted; the sweep found none, or kept fewer than four loads")
         return 1
     knee = math.sqrt(result.kept.load * result.missed.load)
     print(f"knee: {predicted:.3g}/s predicted, {knee:.3g}/s measured; E2E: median error {median(errors):.1%}")
