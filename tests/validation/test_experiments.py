@@ -16,7 +16,7 @@ from llm_serving.validation import run
 from llm_serving.validation.load_target import LoadTarget
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options, ignore_busy_driver
+from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options, ignore_busy_machine
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -43,7 +43,7 @@ class TestAServerThatIsDeadForOneSecondInFour:
 
 def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_server: ServerValidator) -> None:
     traffic = {**BASE, "arrivals": "40/s", "requests": 330}
-    with ignore_busy_driver():
+    with ignore_busy_machine():
         frozen, steady = (
             validate_server(
                 Behaviour(0.02, 0.002, stall_s=stall_s, stall_interval_s=5), traffic, {"ttft_ms": {"p50": 2000}}
@@ -59,7 +59,7 @@ def test_a_latency_that_grows_sixfold_is_said_and_near_its_limit_not_shown(valid
     """From 40 to 240 ms within 400 ms: only the remark of a limit far away, and no verdict at a near one."""
     traffic = {**BASE, "arrivals": "20/s", "requests": 100, "process": "constant", "warm_up": 0}
     behaviour = Behaviour(0.04, 0.002, ttft_growth_s=0.002)
-    with ignore_busy_driver():
+    with ignore_busy_machine():
         near, far = (validate_server(behaviour, traffic, {"ttft_ms": {"p95": limit}}) for limit in (400, 30_000))
     assert (near.report.missed, near.report.verdict) == ([], "not shown")
     assert any(reason.startswith("ttft_ms grew through the whole load") for reason in near.report.not_shown)
@@ -128,7 +128,7 @@ class TestAServiceThatIsValidatedTwice:
             return FinishedRun(*run.validate(target, build_options(tmp_path)), known={})
 
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
-            with ignore_busy_driver(), known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:
+            with ignore_busy_machine(), known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:
                 target = make_target(url, self.TRAFFIC, {"ttft_ms": {"p95": 5000}})
                 return _validate(target), _validate(target)
 

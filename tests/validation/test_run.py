@@ -27,7 +27,7 @@ from llm_serving.validation.reports import report, run_folder
 from llm_serving.validation.statistics import time_series
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options, ignore_busy_driver
+from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options, ignore_busy_machine
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,7 +40,7 @@ TRAFFIC = {"users": 8, "requests": 60, "output_tokens": TOKENS, "input_tokens": 
 def clean_run(validate_server: ServerValidator) -> FinishedRun:
     """The closed loop against a server without faults."""
     slo = {"ttft_ms": {"p50": 20_000}, "errors": "0%", "output_tokens_per_s": 10}
-    with ignore_busy_driver():
+    with ignore_busy_machine():
         return validate_server(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
 
 

