@@ -38,6 +38,7 @@ from llm_serving.validation import base, run
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.search import sweep as sweeps
 from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.statistics.sample_statistics import compute_upper_bound
 
 MAX_OTHERS = 8.0
 """Percent of a core."""
@@ -45,6 +46,9 @@ MAX_OTHERS = 8.0
 MODEL, INPUT, OUTPUT = "tiny", "200..300", "30..50"
 SLOWDOWN = 3.0
 """The SLO that the knee is of: times as long as the low load took."""
+
+LOWEST = "0.5/s"
+"""First load of the sweep."""
 
 POINT_S = 20.0
 """Of each load of the sweep, at least."""
@@ -115,7 +119,7 @@ def compare() -> int:
         step.use(calibrate(step_times.load(), low, burst))
         limit = Limit("e2e_ms", "p95", SLOWDOWN * 1000 * low.e2e_s)
         slo = load_target.slo.model_copy(update={"e2e_ms": load_target.slo.e2e_ms.model_copy(update={"p95": limit.ms})})
-        swept = load_target.model_copy(update={"slo": slo, "traffic": build_traffic(arrivals="1/s")})
+        swept = load_target.model_copy(update={"slo": slo, "traffic": build_traffic(arrivals=LOWEST)})
         result, _ = sweeps.sweep(swept, sweeps.Options(point_s=POINT_S), opened.options)
     for name, load in (("low load", low), ("burst", burst)):
         print(f"{name}: E2E mean {1000 * load.e2e_s:.0f} ms, TTFT p95 {1000 * load.ttft_s:.0f} ms measured")
@@ -125,11 +129,22 @@ def compare() -> int:
 def report(result: Sweep, step: StepTime, limit: Limit, load_target: LoadTarget) -> int:
     """Print what was predicted and measured; return 0 where both are within the goals."""
 
-    def simulate(rate: float) -> Outcome:
-        traffic = sweeps.build_traffic(load_target, "rate", rate, POINT_S, 0.0, 1)
+    def simulate(rate: float, times: int = 1) -> Outcome:
+        traffic = sweeps.build_traffic(load_target, "rate", rate, POINT_S, 0.0, times)
         return measured_loads.simulate(step, find_limits(), traffic, traffic.requests)
 
-    predicted = find_knee(lambda rate: search.compute_statistic(simulate(rate), limit) <= limit.ms)
+    def keeps(rate: float) -> bool:
+        """Judge as the sweep does: the estimate misses, or its bound keeps, if need be of a longer load."""
+        for times in (1, sweeps.LONGER):
+            outcome = simulate(rate, times)
+            if search.compute_statistic(outcome, limit) > limit.ms:
+                return False
+            bound_s = compute_upper_bound(sorted(outcome.e2e_s), 0.95)
+            if bound_s is not None and 1000 * bound_s <= limit.ms:
+                return True
+        return False
+
+    predicted = find_knee(keeps)
     loads = [point for point in result.points if point.kept and point.e2e_p50_ms]
     errors = []
     for point in loads:

@@ -126,6 +126,7 @@ def write_blueprints(arguments: argparse.Namespace) -> None:
         NEAR_REAL_TIME: {
             "endpoint": {**endpoint, "output_tokens": 8, "deadline": "10s"},
             "generator": {"rate": 0},
+            "session": {"timeout": "30min", "events": 8},  # more are longer than the model's context
             "sample": {"bad_events": 5, "rate": arguments.events_per_s, "shoppers": 20},
             "slo": {"answer_p99": "10s"},
         },

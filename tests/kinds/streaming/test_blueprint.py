@@ -60,6 +60,17 @@ def test_the_job_is_told_the_prompt_the_schema_and_every_limit(folder: Path) -> 
     assert [service.name for service in deployment.services] == ["endpoint", "taskmanager", "generator", "jobmanager"]
 
 
+def test_no_event_is_overtaken_or_shed_unless_the_blueprint_says_so(folder: Path) -> None:
+    job = read_job(resolve(folder))
+    assert (job["endpoint"]["overtake"], job["shed"]) == (False, None)
+    change(folder / "blueprint.yaml", "overtake: false", "overtake: true")
+    change(
+        folder / "blueprint.yaml", "# shed: {after: 5s, keep: [purchase]} #", "shed: {after: 5s, keep: [purchase]} #"
+    )
+    job = read_job(resolve(folder))
+    assert (job["endpoint"]["overtake"], job["shed"]) == (True, {"afterMs": 5000, "keep": ["purchase"]})
+
+
 def test_answers_go_to_the_embedded_s3_only_where_the_blueprint_says_so(folder: Path) -> None:
     deployment = resolve(folder)
     assert (deployment.answer_files, read_job(deployment)["answerFiles"]) == ("", "")
@@ -199,7 +210,7 @@ def test_a_fleet_with_too_few_zones_for_the_brokers_is_refused(
         (
             "partitions: 4",
             "partitions: 2\naws: {parallelism: 3}",
-            ":26:20: aws.parallelism: 3: further instances than partitions (2) get no events. "
+            ":28:20: aws.parallelism: 3: further instances than partitions (2) get no events. "
             "Fix: raise partitions, or lower it.",
         ),
     ],

@@ -150,6 +150,31 @@ def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_e
     assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
 
 
+def test_newer_events_overtake_and_events_that_waited_are_shed_where_the_blueprint_says_so(folder: Path) -> None:
+    file = folder / "blueprint.yaml"
+    plain = file.read_text()
+    # Every event waits for longer than that; only purchases may not.
+    shed = "shed: {after: 0.001s, keep: [view, click, cart]}\ncache:"
+    file.write_text(plain.replace("overtake: false", "overtake: true").replace("\ncache:", f"\n{shed}"))
+    assert main.run(["deploy", "shop", "--yes"]) == 0
+    endpoint = find_program("endpoint")
+    endpoint.suspend()
+    try:
+        report = send(folder)
+    finally:
+        endpoint.resume()
+        file.write_text(plain)
+    reasons = report["dead_reasons"]
+    assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 200
+    assert 0 < reasons["shed"] < 100, "one type of four, a seventh of the events"
+    assert reasons["overtaken"] > 0
+    events = report["events"]
+    assert (events["answered"], events["lost"], events["duplicated"]) == (0, 0, 0)
+    assert events["misjudged"] == reasons["shed"] + reasons["deadline"], "an event that is overtaken needs no answer"
+    assert report["metrics"]["answer_ms"]["count"] == 0
+    assert main.run(["deploy", "shop", "--yes"]) == 0
+
+
 def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
     """The next test fails if the cache has no answers once it is back."""
     cache = find_program("cache", "redis-server")

@@ -13,7 +13,7 @@ from llm_serving.services.addresses import build_cache_format, build_endpoint_fo
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
-from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.document import Conflict, Document, OneOrMore, Settings, load, parse_default
 from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
@@ -67,6 +67,9 @@ class Endpoint(Settings):
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Maximum attempts per event. Of a hundred events per task or more, at most a tenth is retried."""
 
+    overtake: Annotated[bool, Switch()] = False
+    """Whether a shopper's newer event ends the request of an older one, which becomes the dead letter `overtaken`."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_one(), self._check_model(), self._check_api_key())
 
@@ -107,6 +110,16 @@ class Limits(Settings):
 
     future: Annotated[Duration, Field(ge=0)] = parse_default("1min")
     """How far an event's clock may be ahead of Kafka's."""
+
+
+class Shed(Settings):
+    """Events that are not asked for while the endpoint is slow: they become dead letters."""
+
+    after: Annotated[Duration, Field(ge=0.001, le=86400)]
+    """Longest that an event waits for its request, from its arrival in Kafka."""
+
+    keep: OneOrMore[Annotated[str, Field(min_length=1)]] = Field((), validate_default=False)
+    """Values of `type` whose events are asked for however long they wait."""
 
 
 class Cache(Settings):
@@ -224,6 +237,9 @@ class Blueprint(BaseBlueprint):
 
     limits: Limits = Limits()
     """Events beyond a limit are dead letters."""
+
+    shed: Annotated[Shed | None, Field(examples=[{"after": "5s", "keep": ["purchase"]}])] = None
+    """Events that are not asked for while the endpoint is slow; without it every event is."""
 
     cache: Cache = Cache()
     """Valkey or Redis, with the latest answer of each shopper."""

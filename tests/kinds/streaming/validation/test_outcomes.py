@@ -62,6 +62,14 @@ def test_a_valid_event_that_is_buried_and_another_that_is_answered_miss_the_slo(
     assert list_missed(other) == ["dead_events"]
 
 
+def test_an_event_that_is_overtaken_needs_no_answer_and_one_that_is_shed_does() -> None:
+    overtaken = Outcomes([send("a"), send("b")], [answer("a"), bury("b", "overtaken")])
+    assert list_missed(overtaken) == []
+    assert outcomes.measure_times(overtaken).answer == (300.0,)
+    shed = Outcomes([send("a"), send("b")], [answer("a"), bury("b", "shed")])
+    assert list_missed(shed) == ["dead_events", "answer_p99", "pipeline_p99"]
+
+
 def test_an_answer_that_did_not_reach_the_cache_counts_as_never() -> None:
     measured = Outcomes([send("a")], [answer("a", cached_ms=None)])
     assert list_missed(measured) == ["answer_p99", "pipeline_p99"]

@@ -13,6 +13,9 @@ from llm_serving.kinds.streaming.validation.report import EventCounts
 
 ANSWER = "answer"
 
+OVERTAKEN = "overtaken"
+"""Dead letter of a valid event that needs no answer: the same shopper has a newer one."""
+
 
 class Outcomes(NamedTuple):
     """Events and outcomes, in the order of sending and of arrival."""
@@ -36,7 +39,7 @@ def _read_lines(file: Path) -> list[Mapping[str, Any]]:
 
 def count(outcomes: Outcomes) -> EventCounts:
     """Count events by what became of them."""
-    valid = {event["id"] for event in outcomes.sent if not event["bad"]}
+    valid = {event["id"] for event in outcomes.sent if not event["bad"]} - _list_overtaken(outcomes)
     arrivals = Counter(outcome["id"] for outcome in outcomes.arrived)
     answered = {outcome["id"] for outcome in outcomes.arrived if outcome["kind"] == ANSWER}
     dead = {outcome["id"] for outcome in outcomes.arrived if outcome["kind"] != ANSWER}
@@ -50,13 +53,17 @@ def count(outcomes: Outcomes) -> EventCounts:
     )
 
 
+def _list_overtaken(outcomes: Outcomes) -> set[str]:
+    return {outcome["id"] for outcome in outcomes.arrived if outcome["kind"] == OVERTAKEN}
+
+
 def count_reasons(outcomes: Outcomes) -> dict[str, int]:
     """Count dead letters by reason."""
     return dict(Counter(outcome["kind"] for outcome in outcomes.arrived if outcome["kind"] != ANSWER))
 
 
 class Times(NamedTuple):
-    """Milliseconds of each valid event; infinite without an answer, or without one in the cache."""
+    """Milliseconds of each valid event that needs an answer; infinite without one, or without one in the cache."""
 
     answer: Sequence[float]
     endpoint: Sequence[float]
@@ -67,7 +74,12 @@ class Times(NamedTuple):
 def measure_times(outcomes: Outcomes) -> Times:
     """Measure what each valid event took, to its first answer."""
     first = {outcome["id"]: outcome for outcome in reversed(outcomes.arrived) if outcome["kind"] == ANSWER}
-    measured = [_measure(1000 * event["due_at"], first.get(event["id"])) for event in outcomes.sent if not event["bad"]]
+    skipped = _list_overtaken(outcomes)
+    measured = [
+        _measure(1000 * event["due_at"], first.get(event["id"]))
+        for event in outcomes.sent
+        if not event["bad"] and event["id"] not in skipped
+    ]
     return Times(*zip(*measured, strict=True))
 
 

@@ -3,9 +3,12 @@ package stream;
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.time.Duration;
+import java.util.Map;
 import java.util.ServiceLoader;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeoutException;
 import llmserving.client.ChatRequest;
 import llmserving.client.ChatResponse;
@@ -25,6 +28,24 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     private final Settings settings;
     private transient AnswerCache cache;
 
+    /** The call of each shopper's newest event; empty where none overtakes. */
+    private transient Map<String, Call> newest;
+
+    /** A call that was sent, and when its event happened. */
+    private record Call(long at, CompletableFuture<ChatResponse> answer) {}
+
+    /** An event that is not asked for. */
+    private static final class NotAsked extends RuntimeException {
+        private static final long serialVersionUID = 1L;
+
+        private final String reason;
+
+        NotAsked(String reason, String message) {
+            super(message);
+            this.reason = reason;
+        }
+    }
+
     CallEndpoint(Settings settings) {
         super(Duration.ofMillis(settings.endpoint().deadlineMs()));
         this.settings = settings;
@@ -33,6 +54,7 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     /** Connects to the cache and the endpoint before the first event, whose deadline would pay for it. */
     @Override
     public void open(OpenContext context) {
+        newest = new ConcurrentHashMap<>();
         cache = new AnswerCache(settings.cache());
         cache.connect().handle((connection, error) -> null).toCompletableFuture().join();
         super.open(context);
@@ -74,6 +96,32 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     }
 
     @Override
+    protected CompletableFuture<ChatResponse> call(Request request) {
+        Event event = request.event;
+        Settings.Shed shed = settings.shed();
+        long waited = System.currentTimeMillis() - event.receivedAt;
+        if (shed != null && waited > shed.afterMs() && !shed.keep().contains(event.type)) {
+            throw new NotAsked("shed", "it waited " + waited + " ms; at most " + shed.afterMs());
+        }
+        return settings.endpoint().overtake() ? overtake(event, request) : super.call(request);
+    }
+
+    /** Ends the call of the shopper's older event; an event that comes late is the older one itself. */
+    private CompletableFuture<ChatResponse> overtake(Event event, Request request) {
+        Call other = newest.get(event.shopper);
+        if (other != null && other.at > event.at) {
+            throw new NotAsked("overtaken", "the shopper has a newer event");
+        }
+        Call call = new Call(event.at, super.call(request));
+        newest.put(event.shopper, call);
+        if (other != null) {
+            other.answer.cancel(true);
+        }
+        call.answer.whenComplete((answer, failure) -> newest.remove(event.shopper, call));
+        return call.answer;
+    }
+
+    @Override
     protected ChatRequest buildRequest(Request request) {
         request.askedAt = System.currentTimeMillis();
         return buildRequest(request.prompt);
@@ -96,7 +144,11 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     @Override
     protected Outcome handleFailure(Request request, Throwable failure) {
         String reason = "endpoint";
-        if (failure instanceof LlmException.DeadlineExceeded || failure instanceof TimeoutException) {
+        if (failure instanceof NotAsked notAsked) {
+            reason = notAsked.reason;
+        } else if (failure instanceof CancellationException) {
+            return DeadLetter.of(request.event, "overtaken", "the shopper has a newer event");
+        } else if (failure instanceof LlmException.DeadlineExceeded || failure instanceof TimeoutException) {
             reason = "deadline";
         } else if (failure instanceof LlmException.MalformedAnswer) {
             reason = "bad_answer";

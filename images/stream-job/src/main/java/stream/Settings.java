@@ -23,6 +23,7 @@ public record Settings(
         Endpoint endpoint,
         Session session,
         Limits limits,
+        Shed shed,
         Cache cache,
         byte[] prompt,
         byte[] eventSchema,
@@ -47,8 +48,18 @@ public record Settings(
 
     /** {@code url} is without /v1; {@code inFlight} is of each parallel instance. */
     public record Endpoint(
-            String url, String model, int outputTokens, long deadlineMs, int inFlight, int attempts, ApiKey apiKey)
+            String url,
+            String model,
+            int outputTokens,
+            long deadlineMs,
+            int inFlight,
+            int attempts,
+            boolean overtake,
+            ApiKey apiKey)
             implements Serializable {}
+
+    /** Events that waited for longer are not asked for, but those of the types {@code keep}; null for none. */
+    public record Shed(long afterMs, List<String> keep) implements Serializable {}
 
     /** {@code secret} has the key in a field of its JSON, or is the key where {@code field} is empty. */
     public record ApiKey(String secret, String field, String region) implements Serializable {}

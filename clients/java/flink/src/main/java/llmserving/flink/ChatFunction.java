@@ -43,6 +43,11 @@ public abstract class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
     /** Build the result of an element that has no answer, such as one for a dead-letter topic. */
     protected abstract O handleFailure(I element, Throwable failure);
 
+    /** Call the model with an element. To cancel the future ends the call, and {@code handleFailure} gets that. */
+    protected CompletableFuture<ChatResponse> call(I element) {
+        return client.chatAsync(buildRequest(element), deadline);
+    }
+
     @Override
     public void open(OpenContext context) {
         client = openClient();
@@ -52,8 +57,8 @@ public abstract class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
     public void asyncInvoke(I element, ResultFuture<O> result) {
         CompletableFuture<ChatResponse> answer;
         try {
-            answer = client.chatAsync(buildRequest(element), deadline);
-        } catch (RuntimeException failure) { // of buildRequest
+            answer = call(element);
+        } catch (RuntimeException failure) { // of call
             answer = CompletableFuture.failedFuture(failure);
         }
         answer.handle((response, failure) -> failure == null

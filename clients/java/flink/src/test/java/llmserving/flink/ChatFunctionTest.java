@@ -45,8 +45,23 @@ class ChatFunctionTest {
                 collect(result -> function.timeout("one", result)));
     }
 
+    @Test
+    void aCallThatItsFunctionCancelsBecomesAnElement() throws Exception {
+        ChatFunction<String, String> function = new Texts("http://127.0.0.1:1") {
+            private static final long serialVersionUID = 1L;
+
+            @Override
+            protected CompletableFuture<ChatResponse> call(String prompt) {
+                CompletableFuture<ChatResponse> answer = new CompletableFuture<>();
+                answer.cancel(true);
+                return answer;
+            }
+        };
+        assertEquals(List.of("one failed, null"), invoke(function, "one"));
+    }
+
     /** Turns prompts into texts. */
-    private static final class Texts extends ChatFunction<String, String> {
+    private static class Texts extends ChatFunction<String, String> {
         private static final long serialVersionUID = 1L;
 
         private final String url;
