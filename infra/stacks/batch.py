@@ -6,6 +6,7 @@ their roles.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,19 +16,16 @@ from infra.constructs import (
     pod_identity,
     results_table,
     secrets,
-    task,
     task_checks,
     task_network,
     task_place,
-    task_roles,
+    task_programs,
     task_service,
-    task_watch,
     workflow,
 )
 from infra.constructs.account import Account, read_account
 from infra.constructs.key import add_key, build_log_group_grant, find_key
-from infra.constructs.role import list_policies
-from infra.constructs.task_place import AddedService, TaskPlace
+from infra.constructs.task_place import TaskPlace
 from infra.constructs.workflow import WorkflowContext
 from infra.stacks import base
 from llm_serving.fleet import names
@@ -39,8 +37,6 @@ from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 
 KIND = "batch"
-
-_LOG_RETENTION_DAYS = 90
 
 Batch = Rendered[BatchStack]
 
@@ -135,73 +131,25 @@ def _add_tasks(
     stack: cdktf.TerraformStack, context: WorkflowContext, batch: Batch, added_workflow: workflow.Workflow
 ) -> None:
     """Add workers and the Batch API as ECS services, with their outputs."""
-    fleet, place = context.fleet, task_place.find_place(stack, context.fleet, context.account)
-    task_service.add_force_variable(stack)
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        "tasks-logs",
-        name=format_log_group(fleet, KIND, batch.name),
-        retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=context.key.arn,
-    )
-    roles = _add_task_roles(stack, context, batch, place, log_group)
-    groups = _add_security_groups(stack, fleet, batch, place)
+    place = task_place.find_place(stack, context.fleet, context.account)
     services_context = task_service.ServiceContext(
-        fleet=fleet, deployment=batch.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
+        fleet=context.fleet,
+        deployment=batch.name,
+        cluster_arn=place.cluster_arn,
+        subnets=place.subnets,
+        may_use_spot=True,
     )
-    added: dict[str, AddedService] = {}
-    for service in batch.services:
-        definition = task.add_definition(
-            stack,
-            service,
-            family=f"{fleet.name}-{batch.name}-{service.name}",
-            roles=roles[service.name],
-            logs=task.LogDestination(log_group.name, fleet.region),
-            image_prefixes={},
-        )
-        registry = (
-            task_network.add_discovery_service(stack, batch.name, service, namespace_id=place.namespace_id)
-            if service.is_entry
-            else None
-        )
-        ecs_services = task_service.add_services(
-            stack,
-            services_context,
-            service,
-            definition=definition,
-            security_group=groups[service.name],
-            registry=registry,
-            dependencies=[log_group, added_workflow.state_machine, *roles[service.name].policies],
-        )
-        added[service.name] = AddedService(definition.arn, [entry.name for entry in ecs_services])
-        ecs_names = task_service.list_names(fleet, batch.name, service)
-        task_watch.add_running_alarm(stack, fleet, batch.name, service, ecs_names)
-    entry = batch.entry.name
-    task_place.add_outputs(stack, fleet, batch, place, added, roles=roles[entry], security_group=groups[entry])
-
-
-def _add_task_roles(
-    stack: cdktf.TerraformStack,
-    context: WorkflowContext,
-    batch: Batch,
-    place: TaskPlace,
-    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
-) -> dict[str, task.TaskRoles]:
-    """Add the roles of workers and of the Batch API, by service."""
-    fleet, account = context.fleet, context.account
-    execution = task_roles.add_execution_role(stack, fleet, batch.name, account=account, log_group=log_group)
-    start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
-    roles = {}
-    for service in batch.services:
-        role, policies = batch_roles.add_service_role(
-            stack,
-            context,
-            service,
-            trust=task_roles.build_trust_policy(account),
-            statements=task_roles.build_exec_statements(fleet, account, place.cluster_key),
-        )
-        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
-    return roles
+    task_programs.add_programs(
+        stack,
+        services_context,
+        batch,
+        place,
+        account=context.account,
+        log_key=context.key,
+        groups=_add_security_groups(stack, context.fleet, batch, place),
+        add_role=functools.partial(batch_roles.add_service_role, stack, context),
+        dependencies=[added_workflow.state_machine],
+    )
 
 
 def _add_security_groups(

@@ -5,6 +5,7 @@ On ECS the programs are services of this stack. On EKS they are pods of charts/b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,12 +17,11 @@ from infra.constructs import (
     network,
     pod_identity,
     secrets,
-    task,
     task_checks,
     task_load_balancer,
     task_network,
     task_place,
-    task_roles,
+    task_programs,
     task_service,
     task_watch,
 )
@@ -30,7 +30,7 @@ from infra.constructs.gateway import GatewayContext, ServerGroups, Servers
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
-from infra.constructs.task_place import AddedService, TaskPlace
+from infra.constructs.task_place import TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
@@ -42,8 +42,6 @@ from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 
 KIND = "gateway"
-
-_LOG_RETENTION_DAYS = 90
 
 Gateway = Rendered[GatewayStack]
 
@@ -121,8 +119,8 @@ def _find_network(stack: TerraformStack, fleet: Fleet, place: TaskPlace | None) 
 def _add_program_role(
     stack: TerraformStack,
     context: GatewayContext,
-    service: Service,
     servers: Servers,
+    service: Service,
     *,
     trust: str,
     statements: Iterable[Statement] = (),
@@ -155,7 +153,7 @@ def _add_pods(
     gateway.let_in(stack, groups, "nodes", nodes)
     trust = pod_identity.build_trust_policy(cluster, context.account)
     for service in deployment.services:
-        role, _ = _add_program_role(stack, context, service, servers, trust=trust)
+        role, _ = _add_program_role(stack, context, servers, service, trust=trust)
         pod_identity.add_service_association(stack, context.fleet, deployment.name, service.name, role)
 
 
@@ -168,80 +166,25 @@ def _add_tasks(
     groups: ServerGroups,
 ) -> None:
     """Add the programs as ECS services, with their outputs."""
-    fleet, name = context.fleet, deployment.name
-    task_service.add_force_variable(stack)
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        "tasks-logs",
-        name=format_log_group(fleet, KIND, name),
-        retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=context.key.arn,
-    )
-    roles = _add_task_roles(stack, context, deployment, place, servers, log_group)
     task_groups = _add_task_groups(stack, context, deployment, place, groups)
-    entry = deployment.entry
     services_context = task_service.ServiceContext(
-        fleet=fleet,
-        deployment=name,
+        fleet=context.fleet,
+        deployment=deployment.name,
         cluster_arn=place.cluster_arn,
         subnets=place.subnets,
-        load_balancer=_add_load_balancer(stack, context, deployment, place, task_groups[entry.name]),
+        load_balancer=_add_load_balancer(stack, context, deployment, place, task_groups[deployment.entry.name]),
     )
-    added: dict[str, AddedService] = {}
-    for service in deployment.services:
-        definition = task.add_definition(
-            stack,
-            service,
-            family=f"{fleet.name}-{name}-{service.name}",
-            roles=roles[service.name],
-            logs=task.LogDestination(log_group.name, fleet.region),
-            image_prefixes={},
-        )
-        registry = (
-            task_network.add_discovery_service(stack, name, service, namespace_id=place.namespace_id)
-            if service.is_entry
-            else None
-        )
-        ecs_services = task_service.add_services(
-            stack,
-            services_context,
-            service,
-            definition=definition,
-            security_group=task_groups[service.name],
-            registry=registry,
-            dependencies=[log_group, servers.place, *roles[service.name].policies],
-        )
-        added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
-        task_watch.add_running_alarm(stack, fleet, name, service, task_service.list_names(fleet, name, service))
-    task_place.add_outputs(
-        stack, fleet, deployment, place, added, roles=roles[entry.name], security_group=task_groups[entry.name]
+    task_programs.add_programs(
+        stack,
+        services_context,
+        deployment,
+        place,
+        account=context.account,
+        log_key=context.key,
+        groups=task_groups,
+        add_role=functools.partial(_add_program_role, stack, context, servers),
+        dependencies=[servers.place],
     )
-
-
-def _add_task_roles(
-    stack: TerraformStack,
-    context: GatewayContext,
-    deployment: Gateway,
-    place: TaskPlace,
-    servers: Servers,
-    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
-) -> dict[str, task.TaskRoles]:
-    """Add the programs' roles, by service."""
-    fleet, account = context.fleet, context.account
-    execution = task_roles.add_execution_role(stack, fleet, context.name, account=account, log_group=log_group)
-    start_policies = list_policies(stack, names.format_deployment_purpose(context.name, "start"))
-    roles = {}
-    for service in deployment.services:
-        role, policies = _add_program_role(
-            stack,
-            context,
-            service,
-            servers,
-            trust=task_roles.build_trust_policy(account),
-            statements=task_roles.build_exec_statements(fleet, account, place.cluster_key),
-        )
-        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
-    return roles
 
 
 def _add_task_groups(
