@@ -78,11 +78,21 @@ class Phase(NamedTuple):
     workloads: tuple[Workload, ...]
 
     @property
+    def jobs(self) -> list[Workload]:
+        """The batch's."""
+        return [entry for entry in self.workloads if entry.name == BATCH]
+
+    @property
+    def shown(self) -> list[Workload]:
+        """All but the jobs that passed faster than the slowest."""
+        slowest = max(self.jobs, key=lambda job: job.ended - job.began, default=None)
+        return [entry for entry in self.workloads if entry.name != BATCH or entry is slowest or _misses(entry)]
+
+    @property
     def batch_share(self) -> float:
         """Share of the real-time load's time in which a job of the batch ran."""
         timed = next(entry for entry in self.workloads if entry.name == REAL_TIME)
-        jobs = [entry for entry in self.workloads if entry.name == BATCH]
-        shared_s = sum(max(0.0, min(timed.ended, job.ended) - max(timed.began, job.began)) for job in jobs)
+        shared_s = sum(max(0.0, min(timed.ended, job.ended) - max(timed.began, job.began)) for job in self.jobs)
         return shared_s / max(0.001, timed.ended - timed.began)
 
 

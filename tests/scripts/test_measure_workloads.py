@@ -54,7 +54,7 @@ def test_each_workload_is_shown_with_its_own_limits(tmp_path: Path) -> None:
     }
     page = measure_workloads.render([Phase("all", 0.5, workloads)])
     assert all(f">{name}</a>" in page for name in REPORTS)
-    assert "a job of the batch ran in 50% of the real-time load's time" in page
+    assert "1 jobs of the batch, of which the slowest is shown, ran in 50% of the real-time load's time" in page
     assert "<title>Workloads on one engine: pass</title>" in page
 
 
@@ -72,3 +72,10 @@ def test_jobs_count_only_while_the_load_lasts(tmp_path: Path) -> None:
     load = read_workload(tmp_path, REAL_TIME, "pass", second=5)
     jobs = (read_workload(tmp_path, BATCH, "pass", second=second) for second in (0, 20))
     assert Phase("beside-batch", 0.5, (load, *jobs)).batch_share == 0.5
+
+
+def test_of_many_jobs_the_slowest_and_those_that_failed_are_shown(tmp_path: Path) -> None:
+    load = read_workload(tmp_path, REAL_TIME, "pass")
+    jobs = [read_workload(tmp_path, BATCH, verdict, second) for second, verdict in enumerate(("pass", "fail", "pass"))]
+    slow = jobs[2]._replace(ended=jobs[2].ended + 5)
+    assert Phase("all", 0.5, (load, *jobs[:2], slow)).shown == [load, jobs[1], slow]
