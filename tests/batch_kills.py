@@ -102,7 +102,7 @@ class BatchRun:
         url = f"http://127.0.0.1:{self.env['BATCH_API_PORT']}"
 
         def answers() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=30) as response:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=60) as response:
                 return bool(response.status == 200)
             return False
 
@@ -124,13 +124,13 @@ class BatchRun:
 
     def read_known(self) -> dict[str, int]:
         """Read how often the endpoint got each text since it started."""
-        with urllib.request.urlopen(f"{self.endpoint}/known", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.endpoint}/known", timeout=60) as response:
             return dict(json.load(response))
 
     def set_delay(self, milliseconds: float) -> None:
         """Change how long the endpoint takes for an answer, on average."""
         request = urllib.request.Request(f"{self.endpoint}/delay", f"{milliseconds:g}".encode())
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, supervisor
-from tests import engines_own
+from tests import engines_own, go_programs
+from tests.control_plane import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,8 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("xdist_group"):  # which it chose
             item.add_marker(pytest.mark.xdist_group(_choose_group(item, modules[item.path])))
     # A module stays in one piece: its fixtures end with its last test.
-    limits = {path: _compute_limit(module) for path, module in modules.items()}
-    items.sort(key=lambda item: limits[item.path], reverse=True)
+    has_programs = all(map(go_programs.is_ready, programs.ALL_PROGRAMS))
+    ranks = {path: _rank(module, has_programs) for path, module in modules.items()}
+    items.sort(key=lambda item: ranks[item.path], reverse=True)
     # Karpenter's custom resources come last: a busy API server can take minutes to delete them.
     items.sort(key=lambda item: "karpenter_cluster" in _list_fixtures(item))
 
@@ -99,12 +101,20 @@ def _list_fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
-def _compute_limit(module: list[pytest.Item]) -> tuple[bool, float]:
-    """Compute a module's order: the engine's first, then by the longest timeout of its tests, in seconds."""
-    # Tests of the control plane have long timeouts for its build, which runs beside the others.
+def _rank(module: list[pytest.Item], has_programs: bool) -> tuple[bool, bool, float]:
+    """Rank a module: the engine's first, then the control plane's, then by the longest timeout of its tests, in seconds.
+
+    The control plane's are one long group. Where its programs are built first, which takes minutes beside the others,
+    it comes late, and its tests' timeouts allow for that.
+    """
     plain_items = [item for item in module if "control_plane" not in _list_fixtures(item)]
     limits = [mark.args[0] for item in plain_items if (mark := item.get_closest_marker("timeout"))]
-    return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
+    is_control_plane = len(plain_items) < len(module)
+    return (
+        any(item.get_closest_marker("engine") for item in module),
+        has_programs and is_control_plane,
+        max(limits, default=0),
+    )
 
 
 @pytest.hookimpl(trylast=True)  # after deselection

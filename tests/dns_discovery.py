@@ -60,7 +60,7 @@ def run_router(folder: Path, *arguments: str, router: tuple[str, ...]) -> Iterat
     finally:
         child.terminate()
         try:
-            assert child.wait(20) is not None
+            assert child.wait(60) is not None
         finally:
             processes.stop(child, grace_s=1)
 
@@ -68,7 +68,7 @@ def run_router(folder: Path, *arguments: str, router: tuple[str, ...]) -> Iterat
 def fetch_page(url: str) -> bytes | None:
     """A page; None where nobody gives it."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return bytes(response.read())
     except OSError:
         return None

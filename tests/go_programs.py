@@ -92,21 +92,34 @@ def find_or_build(program: Program) -> str:
         Unavailable: neither the program nor Go is installed, or the cache directory is not writable.
         CommandFailed: the build failed.
     """
-    folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
-    path = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
-    if path and _read_version(path, program) >= program.min_version:
+    if path := _find_own(program):
         return path
-    cache = Path.home() / ".cache" / "llm-serving-blueprints"
-    folder = cache / "bin" / program.build_name
-    binary = folder / program.name
+    binary = _locate_build(program)
+    folder = binary.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Unavailable(f"{folder}: {error.strerror}. Fix: make it writable, or install {program.name}.") from None
     with processes.lock_file(folder / "lock"):  # one process builds, others wait for it
         if not binary.exists():
-            _build(program, folder, cache / f"{program.name}.log")
+            _build(program, folder, folder.parents[1] / f"{program.name}.log")
     return str(binary)
+
+
+def is_ready(program: Program) -> bool:
+    """Return whether a program needs no build."""
+    return _locate_build(program).exists() or _find_own(program) is not None
+
+
+def _find_own(program: Program) -> str | None:
+    """Return the path of the user's own program, if it is new enough."""
+    folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
+    path = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
+    return path if path and _read_version(path, program) >= program.min_version else None
+
+
+def _locate_build(program: Program) -> Path:
+    return Path.home() / ".cache" / "llm-serving-blueprints" / "bin" / program.build_name / program.name
 
 
 def _build(program: Program, folder: Path, log: Path) -> None:

@@ -25,6 +25,7 @@ import socket
 import struct
 import sys
 import time
+import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slo
 no tokens, `error_event` sends an error inside the stream, `slow` takes ten times as long to the first token."""
 
 CACHE_BLOCK = 16
+
+TICK_S = 0.05
 
 CHAT_OVERHEAD = 7
 """Tokens of the chat template."""
@@ -132,6 +135,16 @@ class ServerRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     """Of all answers, streamed or not."""
+    late_s: float = 0.0
+    """Longest time that the machine held the server up: a tick of its clock came so much later than it was due."""
+
+    async def tick(self) -> None:
+        """Note how late each tick comes, for as long as the server runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.late_s = max(self.late_s, loop.time() - due)
 
     def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
         """Count the tokens of an answer."""
@@ -264,6 +277,7 @@ class ClientConnection(asyncio.Protocol):
         elif path == "/known":
             times = {"ttft_s": self._record.ttft_s, "itl_s": self._record.itl_s, "e2e_s": self._record.e2e_s}
             page = {**times, "pictures": self._record.pictures, "cpu_s": time.process_time()}
+            page["late_s"] = self._record.late_s
             self._send_json(200, page)
         elif path == "/version":
             self._send_json(200, {"version": "known"})
@@ -438,7 +452,9 @@ async def serve(port: int, behaviour: Behaviour) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopped.set)
     async with server:
+        ticking = asyncio.create_task(record.tick())
         await stopped.wait()
+        ticking.cancel()
 
 
 @contextlib.contextmanager
@@ -453,6 +469,13 @@ def run_server(behaviour: Behaviour = Behaviour(), log: Path | None = None, core
             yield f"http://127.0.0.1:{port}"
         finally:
             processes.stop(child)
+
+
+def ask(url: str) -> dict[str, Any]:
+    """Return what a server says of itself."""
+    with urllib.request.urlopen(f"{url}/known", timeout=60) as page:
+        known: dict[str, Any] = json.load(page)
+    return known
 
 
 def _is_listening(port: int) -> bool:

@@ -53,7 +53,7 @@ def read_counter(process: Service, name: str, **labels: str) -> float:
 
 def sum_counter(metrics_url: str, name: str, **labels: str) -> float:
     """The same of whoever has its counters on that page."""
-    with urllib.request.urlopen(metrics_url, timeout=30) as response:
+    with urllib.request.urlopen(metrics_url, timeout=60) as response:
         lines = response.read().decode().splitlines()
     series = [re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line) for line in lines]
     return sum(float(match[2]) for match in series if match and _has_labels(match[1] or "", labels))

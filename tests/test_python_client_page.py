@@ -86,7 +86,7 @@ def test_an_answer_in_time_has_no_second_request() -> None:
 def test_a_deadline_that_passes_closes_the_connection() -> None:
     async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
         with pytest.raises(TimeoutError):
-            await ask(2, LONG_S, **BODY)
+            await ask(5, LONG_S, **BODY)
         await server.gone.wait()
 
     run((0,), use)

@@ -59,7 +59,7 @@ def run_proxy(port: int, certificate: Path, key: Path, address: tuple[str, int] 
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     yield ports[0]
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
+    thread.join(60)

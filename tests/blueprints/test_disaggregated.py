@@ -196,7 +196,7 @@ def test_a_process_killed_under_load_restarts_alone(disaggregated_plan: Deployme
         for process in psutil.Process(before[victim.name].pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
                 process.kill()
-        processes.wait_until(lambda: len(load.failed) > 2, "what a client sees", 90)
+        processes.wait_until(lambda: len(load.failed) > 0, "what a client sees", 90)
         processes.wait_until(
             lambda: supervisord.read_state(victim.name).pid not in (0, before[victim.name].pid), "its restart", 90
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from llm_serving import processes
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
@@ -54,10 +55,19 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="session")
 def schema_location(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where kubeconform finds the schemas."""
+    """Where kubeconform finds the schemas, which the first of pytest's processes writes for all."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, part = shared / "schemas", shared / "schemas.part"
     try:
         go_programs.find_or_build(go_programs.KUBECONFORM)
-        return objects.write_schemas(tmp_path_factory.mktemp("schemas"))
+        with processes.lock_file(shared / "schemas.lock"):
+            if not folder.exists():
+                part.mkdir(exist_ok=True)
+                objects.write_schemas(part)
+                part.rename(folder)
+        return objects.format_location(folder)
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"nothing to hold objects against: {error}")
 

@@ -29,8 +29,13 @@ _NAME = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
-def write_schemas(folder: Path) -> str:
-    """Writes all schemas to `folder`; returns what kubeconform's -schema-location takes.
+def format_location(folder: Path) -> str:
+    """Returns what kubeconform's -schema-location takes for a folder of schemas."""
+    return str(folder / _NAME)
+
+
+def write_schemas(folder: Path) -> None:
+    """Writes all schemas to `folder`.
 
     Raises:
         Unavailable: there is no Go to fetch Kubernetes' module with.
@@ -49,7 +54,6 @@ def write_schemas(folder: Path) -> str:
         schema["properties"] |= {"metadata": {"$ref": f"#/definitions/{_META}"}}
         schema["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
         _write_schema(folder / _format_filename(group, kind, version), make_strict(schema), strict_definitions)
-    return str(folder / _NAME)
 
 
 def _format_filename(group: str, kind: str, version: str) -> str:

@@ -31,7 +31,7 @@ TOKENS = 60_000
 
 
 def _read_metric(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         [value] = re.findall(rf"^llamacpp:{name} (\S+)$", response.read().decode(), re.MULTILINE)
     return float(value)
 

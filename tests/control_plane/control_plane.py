@@ -262,7 +262,9 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
 def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
     """Add the custom resource definitions of a folder, and wait until they are established."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
-    control_plane.api.apply(item for file in files for item in yaml.safe_load_all(file.read_text()) if item)
+    control_plane.api.apply(
+        item for file in files for item in yaml.load_all(file.read_text(), yaml.CSafeLoader) if item
+    )
 
     def is_established(definition: Manifest) -> bool:
         conditions = definition.get("status", {}).get("conditions") or []

@@ -67,7 +67,7 @@ def test_a_task_cannot_assume_the_instance_role() -> None:
 def test_the_settings_arrive_in_the_agents_file(tmp_path: Path) -> None:
     script = parse_parts(ecs_node_config.render(build_group(), "demo"))["text/x-shellscript"]
     file = tmp_path / "ecs.config"
-    subprocess.run(["bash", "-c", script.replace("/etc/ecs/ecs.config", str(file))], check=True, timeout=30)
+    subprocess.run(["bash", "-c", script.replace("/etc/ecs/ecs.config", str(file))], check=True, timeout=60)
     assert dict(line.split("=", 1) for line in file.read_text().splitlines()) == build_settings()
 
 
@@ -100,7 +100,7 @@ def run_boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
     assert awk
     (folder / "awk").symlink_to(awk)
     script = parse_parts(ecs_node_config.render(build_group(nvme=True), "demo"))["text/cloud-boothook"]
-    subprocess.run(["/bin/bash", "-c", script], check=True, timeout=30, env={"PATH": f"{folder}:/bin"})
+    subprocess.run(["/bin/bash", "-c", script], check=True, timeout=60, env={"PATH": f"{folder}:/bin"})
     return (folder / "ran").read_text().splitlines() if (folder / "ran").exists() else []
 
 

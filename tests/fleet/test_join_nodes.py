@@ -55,7 +55,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_two_nodes_join_and_the_first_runs_mpirun_over_both(programs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     (programs / "leader").mkdir()
     (programs / "follower").mkdir()
     codes: list[int] = []
@@ -64,7 +64,7 @@ def test_two_nodes_join_and_the_first_runs_mpirun_over_both(programs: Path, capf
     )
     follower.start()
     assert join_nodes.lead(programs / "leader", nodes=2, gpus=8, deadline=deadline) == 0
-    follower.join(timeout=30)
+    follower.join(timeout=120)
     assert codes == [0]
     words = capfd.readouterr().out.split()
     assert words[words.index("--host") + 1] == "localhost:8,127.0.0.1:8"
@@ -96,6 +96,6 @@ def test_the_program_runs_as_containers_run_it() -> None:
     source = Path(join_nodes.__file__).read_text()
     environment = {"RANK": "1", "LEADER": "127.0.0.1", "LIMIT_S": "0", "PATH": "/usr/bin:/bin"}
     result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", source], env=environment, capture_output=True, text=True, timeout=30
+        [sys.executable, "-I", "-S", "-c", source], env=environment, capture_output=True, text=True, timeout=60
     )
     assert (result.returncode, result.stderr) == (1, "network test: rank 0 at 127.0.0.1 did not answer in time\n")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ def require_crds() -> None:
         pytest.skip(f"Karpenter's CRDs are not at {CRDS}: copy them there from its release")
 
 
+@functools.cache
 def build_validator(kind: str) -> Any:
     require_crds()
     file = {"NodePool": "karpenter.sh_nodepools", "EC2NodeClass": "karpenter.k8s.aws_ec2nodeclasses"}[kind]
-    [version] = yaml.safe_load((CRDS / f"{file}.yaml").read_text())["spec"]["versions"]
+    [version] = yaml.load((CRDS / f"{file}.yaml").read_text(), yaml.CSafeLoader)["spec"]["versions"]
     return jsonschema.Draft202012Validator(close_schema(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
 
 

@@ -55,7 +55,7 @@ print(pyarrow.parquet.ParquetFile("/tmp/file").read().to_pylist())
 
 
 def _answers(url: str) -> bool:
-    with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=10) as response:
+    with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=60) as response:
         return bool(response.status == 200)
     return False
 
@@ -131,12 +131,12 @@ def test_the_router_passes_a_request_to_the_engine_in_its_image(image_runner: Im
         for container in (engine, front):
             _check_confinement(container)
         assert _stop(front, router.stop.stop_s) == 0
-        assert _stop(engine, 30) == 0
+        assert _stop(engine, 60) == 0
 
 
 def _read_models(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
             return str(response.read())
     except (OSError, http.client.HTTPException):
         return ""
@@ -195,7 +195,7 @@ def test_the_router_of_sglang_names_the_hand_over_to_both_halves_in_its_image(
             halves = [engine.bodies[-1] for engine in (prefill, decode)]
             assert halves[0]["bootstrap_room"] == halves[1]["bootstrap_room"]
             assert [(half["bootstrap_host"], half["bootstrap_port"]) for half in halves] == [("127.0.0.1", 5600)] * 2
-            metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10).read().decode()
+            metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60).read().decode()
             assert re.search(rf"(?m)^{deployment.router.metrics['requests']}\{{.* 1$", metrics)
             _check_confinement(front)
         for engine in (prefill, decode):
@@ -204,7 +204,7 @@ def test_the_router_of_sglang_names_the_hand_over_to_both_halves_in_its_image(
 
 def _count_workers(router_port: int) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{router_port}/workers", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{router_port}/workers", timeout=60) as response:
             return sum(row["is_healthy"] for row in json.loads(response.read())["workers"])
     except (OSError, http.client.HTTPException):
         return 0

@@ -102,23 +102,25 @@ def test_kinds_are_found_once_they_are_defined(api: KubeApi) -> None:
 
 
 def test_a_wait_ends_with_the_change_and_otherwise_with_its_limit(api: KubeApi) -> None:
-    start = threading.Event()
+    ended = threading.Event()
 
     def change() -> None:
-        start.wait(30)
-        time.sleep(0.5)  # the watch begins meanwhile; if it does not, the limit ends the wait and the test fails
-        api.apply([build_config_map("waited", key="a")])
+        """Change it again and again: the watch may begin late."""
+        while not ended.wait(0.5):
+            api.apply([build_config_map("waited", key=str(time.monotonic()))])
 
     thread = threading.Thread(target=change)
     thread.start()
-    start.set()
     before = time.monotonic()
     try:
         api.wait_for_change(CONFIG_MAP, "default", fields="metadata.name=waited", limit_s=60)
         assert time.monotonic() - before < 60
         assert api.find(CONFIG_MAP, "waited", "default"), "the change ended it"
+        ended.set()
+        thread.join()
         api.wait_for_change(CONFIG_MAP, "default", fields="metadata.name=waited", limit_s=0)
     finally:
+        ended.set()
         thread.join()
         api.delete(CONFIG_MAP, "waited", "default")
 
@@ -149,13 +151,13 @@ def test_a_log_comes_by_lines_and_whole(api: KubeApi, control_plane: ControlPlan
 def test_connections_reach_a_ready_pod_of_the_service_by_the_name_of_its_port(api: KubeApi, pod: str) -> None:
     with api.forward_port("web", "default", 80) as port:
         for _ in range(3):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             with contextlib.closing(connection):
                 connection.request("GET", "/v1/models")
                 answer = connection.getresponse()
                 assert (answer.status, "data" in json.load(answer)) == (200, True)
         # Each ends with its client.
-        processes.wait_until(lambda: not list_forwarding_threads(), "the end of the connections", 30)
+        processes.wait_until(lambda: not list_forwarding_threads(), "the end of the connections", 90)
 
 
 def test_a_command_in_a_container_returns_its_output_or_says_why_it_failed(api: KubeApi, pod: str) -> None:

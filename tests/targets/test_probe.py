@@ -47,7 +47,7 @@ class Handler(QuietHandler):
         server = self.server
         assert isinstance(server, Server)
         server.requests.append((self.path, body, self.headers["Authorization"]))
-        if not server.may_answer.wait(10):
+        if not server.may_answer.wait(60):
             return
         self.respond(server.status, server.response_body)
 
@@ -63,16 +63,16 @@ def server() -> Iterator[Server]:
         yield http_server
         http_server.may_answer.set()
         http_server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 def run_probe(
-    port: int, *, path: str = "/v1/completions", body: str = BODY, seconds: str = "5", **env: str
+    port: int, *, path: str = "/v1/completions", body: str = BODY, seconds: str = "60", **env: str
 ) -> tuple[int, str]:
     """Return the exit code and standard error of the program."""
     environment = {**os.environ, "VLLM_API_KEY": "", **env}
     command = [sys.executable, str(PROGRAM), f"http://127.0.0.1:{port}{path}", body, seconds]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     return run.returncode, run.stderr
 
 
@@ -166,7 +166,7 @@ def test_a_response_that_is_not_http_is_an_error_without_a_traceback() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         code, error = run_probe(listener.getsockname()[1])
-        thread.join(10)
+        thread.join(60)
     assert code == 1
     assert "what?" in error
     assert "Traceback" not in error

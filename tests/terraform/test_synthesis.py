@@ -113,13 +113,13 @@ def test_an_interrupt_ends_synthesis_without_a_traceback_and_without_files(tmp_p
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not list((tmp_path / "tmp").glob("blueprint-synthesis-*/*/bin")):  # CDKTF has unpacked its runtime
         assert command.poll() is None, log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     command.send_signal(signal.SIGINT)
-    assert command.wait(30) == 130
+    assert command.wait(60) == 130
     assert "Traceback" not in log.read_text()
     assert "Broken" not in log.read_text()
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,6 +28,13 @@ from tests import known_server
 from tests.known_server import Behaviour
 
 TargetFactory = Callable[..., LoadTarget]
+
+MAX_DISTURBANCE_S = 0.3
+"""Delay of a process by the machine that changes no verdict of these tests."""
+
+_TRIES = 5
+
+Played = TypeVar("Played")
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +107,25 @@ class FinishedRun(NamedTuple):
 
     @property
     def samples(self) -> list[Sample]:
-        return [Sample.from_json(line) for line in (self.folder / "requests.jsonl").read_text().splitlines()]
+        return read_samples(self.folder)
+
+    @property
+    def is_undisturbed(self) -> bool:
+        return is_undisturbed([self.folder], self.known)
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """Return the requests of a run."""
+    return [Sample.from_json(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+
+
+def is_undisturbed(folders: Iterable[Path], known: dict[str, Any]) -> bool:
+    """Return whether the machine held up neither the server nor the load driver of its runs."""
+    delays_ms = [1000 * known["late_s"]]
+    for folder in folders:
+        delays_ms += [max(sample.late_ms, sample.unread_ms) for sample in read_samples(folder)]
+        delays_ms += [watch["lag_p99_ms"] for watch in json.loads((folder / "report.json").read_text())["driver"]]
+    return max(delays_ms) < 1000 * MAX_DISTURBANCE_S
 
 
 def build_options(root: Path, **options: Any) -> ValidationOptions:
@@ -111,14 +135,27 @@ def build_options(root: Path, **options: Any) -> ValidationOptions:
 
 @contextlib.contextmanager
 def ignore_busy_machine() -> Iterator[None]:
-    """Leave out what a report says of a driver that waited for a core, and of the queue that grew meanwhile.
+    """Leave out what a report says of a driver that waited for a core, of the queue that grew meanwhile, and of answers
+    that took as long as the load.
 
-    The test's neighbours cause both, not the server.
+    The test's neighbours cause all of them, not the server.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(soundness, "find_driver_doubts", lambda *_: [])
         patch.setattr(soundness, "_check_queue", lambda _: iter(()))
+        patch.setattr(soundness, "_check_duration", lambda *_: iter(()))
         yield
+
+
+def repeat_disturbed(play: Callable[[], Played], is_undisturbed: Callable[[Played], bool]) -> Played:
+    """Play a load again while the machine disturbed it, a few times: its times are then not those of the server.
+
+    What decides is measured beside the load, and not what the test asserts.
+    """
+    for _ in range(_TRIES - 1):
+        if is_undisturbed(played := play()):
+            return played
+    return play()
 
 
 ServerValidator = Callable[..., FinishedRun]
@@ -131,10 +168,23 @@ def validate_server(make_target: TargetFactory, tmp_path_factory: pytest.TempPat
     def _play(
         behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **options: Any
     ) -> FinishedRun:
-        root = tmp_path_factory.mktemp("validation")
         with known_server.run_server(behaviour) as url:
-            finished = run.validate(make_target(url, traffic, slo), build_options(root, **options))
-            with urllib.request.urlopen(f"{url}/known", timeout=60) as page:
-                return FinishedRun(*finished, json.load(page))
+            return measure(make_target(url, traffic, slo), tmp_path_factory.mktemp("validation"), **options)
+
+    return _play
+
+
+def measure(target: LoadTarget, root: Path, **options: Any) -> FinishedRun:
+    """Validate a server with known delays; logs and reports are below `root`."""
+    finished = run.validate(target, build_options(root, **options))
+    return FinishedRun(*finished, known_server.ask(target.url))
+
+
+@pytest.fixture(scope="module")
+def validate_undisturbed(validate_server: ServerValidator) -> ServerValidator:
+    """As `validate_server`, again where the machine held up one of the processes."""
+
+    def _play(*arguments: Any, **options: Any) -> FinishedRun:
+        return repeat_disturbed(lambda: validate_server(*arguments, **options), lambda played: played.is_undisturbed)
 
     return _play

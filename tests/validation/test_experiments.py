@@ -13,40 +13,49 @@ import pytest
 
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import run
-from llm_serving.validation.load_target import LoadTarget
 from tests import known_server
 from tests.known_server import Behaviour
-from tests.validation.conftest import FinishedRun, ServerValidator, TargetFactory, build_options, ignore_busy_machine
+from tests.validation.conftest import (
+    MAX_DISTURBANCE_S,
+    FinishedRun,
+    ServerValidator,
+    TargetFactory,
+    build_options,
+    ignore_busy_machine,
+    measure,
+    repeat_disturbed,
+)
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 BASE = {"input_tokens": "20..40", "output_tokens": 8, "warm_up": 4}
 
 
-class TestAServerThatIsDeadForOneSecondInFour:
-    BEHAVIOUR: ClassVar = Behaviour(0.05, 0.002, stall_s=1.0, stall_interval_s=4.0)
-    SLO: ClassVar = {"ttft_ms": {"p95": 400}}
+class TestAServerThatIsDeadForTwoSecondsInEight:
+    BEHAVIOUR: ClassVar = Behaviour(0.05, 0.002, stall_s=2.0, stall_interval_s=8.0)
+    SLO: ClassVar = {"ttft_ms": {"p95": 800}}
 
     def test_the_closed_loop_passes_it_and_says_what_it_cannot_see(self, validate_server: ServerValidator) -> None:
-        """The negative control: in each second of death only four users wait."""
-        finished = validate_server(self.BEHAVIOUR, {**BASE, "users": 4, "requests": 300}, self.SLO)
+        """The negative control: while it is dead only two users wait, and so many at each delay by the machine."""
+        finished = validate_server(self.BEHAVIOUR, {**BASE, "users": 2, "requests": 300}, self.SLO)
         assert finished.report.missed == []
-        assert any(remark.startswith("Closed loop of 4 users") for remark in finished.report.remarks)
-        assert finished.report.longest_stall_s > 0.8
+        assert any(remark.startswith("Closed loop of 2 users") for remark in finished.report.remarks)
+        assert finished.report.longest_stall_s > 1.6
 
     def test_the_open_loop_fails_it(self, validate_server: ServerValidator) -> None:
         slo = {**self.SLO, "stall": "0.5s"}
-        finished = validate_server(self.BEHAVIOUR, {**BASE, "arrivals": "40/s", "requests": 330}, slo)
+        with ignore_busy_machine():
+            finished = validate_server(self.BEHAVIOUR, {**BASE, "arrivals": "40/s", "requests": 330}, slo)
         assert finished.report.verdict == "fail"
         assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95", "stall"]
 
 
-def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_server: ServerValidator) -> None:
+def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_undisturbed: ServerValidator) -> None:
     traffic = {**BASE, "arrivals": "40/s", "requests": 330}
     with ignore_busy_machine():
         frozen, steady = (
-            validate_server(
-                Behaviour(0.02, 0.002, stall_s=stall_s, stall_interval_s=5), traffic, {"ttft_ms": {"p50": 2000}}
+            validate_undisturbed(
+                Behaviour(0.02, 0.002, stall_s=stall_s, stall_interval_s=5), traffic, {"ttft_ms": {"p50": 20_000}}
             )
             for stall_s in (1.8, 0.0)
         )
@@ -55,12 +64,14 @@ def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_s
     assert not [remark for remark in steady.report.remarks if "stall" in remark]  # the negative control
 
 
-def test_a_latency_that_grows_sixfold_is_said_and_near_its_limit_not_shown(validate_server: ServerValidator) -> None:
-    """From 40 to 240 ms within 400 ms: only the remark of a limit far away, and no verdict at a near one."""
+def test_a_latency_that_grows_tenfold_is_said_and_near_its_limit_not_shown(
+    validate_undisturbed: ServerValidator,
+) -> None:
+    """From 0.2 to 2.2 s within 5 s: only the remark of a limit far away, and no verdict at a near one."""
     traffic = {**BASE, "arrivals": "20/s", "requests": 100, "process": "constant", "warm_up": 0}
-    behaviour = Behaviour(0.04, 0.002, ttft_growth_s=0.002)
+    behaviour = Behaviour(0.2, 0.002, ttft_growth_s=0.02)
     with ignore_busy_machine():
-        near, far = (validate_server(behaviour, traffic, {"ttft_ms": {"p95": limit}}) for limit in (400, 30_000))
+        near, far = (validate_undisturbed(behaviour, traffic, {"ttft_ms": {"p95": limit}}) for limit in (5000, 60_000))
     assert (near.report.missed, near.report.verdict) == ([], "not shown")
     assert any(reason.startswith("ttft_ms grew through the whole load") for reason in near.report.not_shown)
     assert far.report.verdict == "pass"
@@ -69,9 +80,11 @@ def test_a_latency_that_grows_sixfold_is_said_and_near_its_limit_not_shown(valid
 
 def test_answers_a_quarter_as_long_as_requested_show_nothing(validate_server: ServerValidator) -> None:
     traffic = {**BASE, "arrivals": "40/s", "requests": 80, "output_tokens": 32}
-    finished = validate_server(Behaviour(0.02, 0.002, length_share=0.25), traffic, {"e2e_ms": {"p95": 10_000}})
+    with ignore_busy_machine():
+        finished = validate_server(Behaviour(0.02, 0.002, length_share=0.25), traffic, {"e2e_ms": {"p95": 50_000}})
     assert (finished.report.missed, finished.report.verdict) == ([], "not shown")
-    assert finished.report.not_shown[0].startswith("the answers have 25% of the output tokens that were asked for")
+    reason = "the answers have 25% of the output tokens that were asked for"
+    assert any(each.startswith(reason) for each in finished.report.not_shown)
 
 
 def test_a_service_that_only_streams_is_refused_by_its_answer(make_target: TargetFactory, tmp_path: Path) -> None:
@@ -88,22 +101,23 @@ def test_a_service_that_only_streams_is_refused_by_its_answer(make_target: Targe
 
 
 def test_requests_that_hang_are_infinite_for_each_limit(validate_server: ServerValidator) -> None:
-    traffic = {**BASE, "arrivals": "50/s", "requests": 150, "deadline": "1.5s", "warm_up": 0}
-    slo = {"e2e_ms": {"p99": 1400}, "errors": "5%"}
+    traffic = {**BASE, "arrivals": "50/s", "requests": 150, "deadline": "15s", "warm_up": 0}
+    slo = {"e2e_ms": {"p99": 14_000}, "errors": "5%"}
     behaviour = Behaviour(0.05, 0.002, faults=("hang",), fault_interval=37)
-    finished = validate_server(behaviour, traffic, slo)
+    with ignore_busy_machine():
+        finished = validate_server(behaviour, traffic, slo)
     assert finished.report.requests.by_error == {"deadline": 4}
     # The negative control: few enough failed, and the answered ones are quick.
     assert finished.report.requests.failed / finished.report.requests.total < 0.05
-    assert (finished.report.metrics["e2e_ms"].p99 or 0) < 1400
+    assert (finished.report.metrics["e2e_ms"].p99 or 0) < 14_000
     assert finished.report.verdict == "fail"
     assert [miss.metric for miss in finished.report.missed] == ["e2e_ms.p99"]
 
 
-def test_a_queue_that_grows_for_a_short_load_shows_nothing(validate_server: ServerValidator) -> None:
+def test_a_queue_that_grows_for_a_short_load_shows_nothing(validate_undisturbed: ServerValidator) -> None:
     """Twenty requests a second is what the server does, and 28 are offered."""
     traffic = {**BASE, "arrivals": "28/s", "process": "constant", "requests": 150}
-    finished = validate_server(Behaviour(0.086, 0.002, slots=2), traffic, {"ttft_ms": {"p95": 10_000}})
+    finished = validate_undisturbed(Behaviour(0.086, 0.002, slots=2), traffic, {"ttft_ms": {"p95": 10_000}})
     # The negative control: the limit holds, with its bound.
     bound = finished.report.bounds["ttft_ms"]["p95"]
     assert bound.upper is not None
@@ -124,21 +138,18 @@ class TestAServiceThatIsValidatedTwice:
 
     @pytest.fixture
     def validate_twice(self, make_target: TargetFactory, tmp_path: Path) -> Any:
-        def _validate(target: LoadTarget) -> FinishedRun:
-            return FinishedRun(*run.validate(target, build_options(tmp_path)), known={})
-
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
-            with ignore_busy_machine(), known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:
-                target = make_target(url, self.TRAFFIC, {"ttft_ms": {"p95": 5000}})
-                return _validate(target), _validate(target)
+            with ignore_busy_machine(), known_server.run_server(Behaviour(0.4, 0.001, cache=True)) as url:
+                target = make_target(url, self.TRAFFIC, {"ttft_ms": {"p95": 20_000}})
+                return measure(target, tmp_path), measure(target, tmp_path)
 
-        return _validate_twice
+        return lambda: repeat_disturbed(_validate_twice, lambda runs: all(each.is_undisturbed for each in runs))
 
     def test_the_second_run_finds_nothing_in_the_caches(self, validate_twice: Any) -> None:
         first, second = validate_twice()
         assert (first.report.verdict, second.report.verdict) == ("pass", "pass")
         assert second.report.shared.cached < 0.05
-        assert second.report.metrics["ttft_ms"].p50 >= 190
+        assert second.report.metrics["ttft_ms"].p50 >= 380
 
     def test_with_prompts_of_the_seed_alone_it_finds_all_and_shows_nothing(
         self, validate_twice: Any, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +160,8 @@ class TestAServiceThatIsValidatedTwice:
         assert first.report.verdict == "pass"
         assert second.report.metrics["ttft_ms"].p50 < first.report.metrics["ttft_ms"].p50 / 2
         assert second.report.verdict == "not shown"
-        assert "of prompt tokens were found in caches, and the prompts share" in second.report.not_shown[0]
+        reason = "of prompt tokens were found in caches, and the prompts share"
+        assert any(reason in each for each in second.report.not_shown)
 
 
 _BUSY_DRIVER = """
@@ -169,10 +181,13 @@ def test_a_starved_driver_has_no_verdict_on_the_server(validate_server: ServerVa
     file = tmp_path / "busy.py"
     file.write_text(_BUSY_DRIVER)
     traffic = {**BASE, "arrivals": "20/s", "requests": 80, "warm_up": 0}
-    finished = validate_server(Behaviour(0.05, 0.002), traffic, {"ttft_ms": {"p95": 300}}, user_file=file)
+    finished = repeat_disturbed(
+        lambda: validate_server(Behaviour(0.05, 0.002), traffic, {"ttft_ms": {"p95": 1000}}, user_file=file),
+        lambda played: played.known["late_s"] < MAX_DISTURBANCE_S,
+    )
     # The negative control: the number alone is over the limit, and the server's own is far within it.
     ttft = next(row for row in finished.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
     assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95"]
-    assert (ttft.engine_ms or 0) < 300
+    assert (ttft.engine_ms or 0) < 1000
     assert finished.report.verdict == "not shown"
     assert any(reason.startswith("the load driver was starved: ") for reason in finished.report.not_shown)

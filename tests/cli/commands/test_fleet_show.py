@@ -3,8 +3,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from llm_serving.catalog import eks, instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.tables import fleet_table
+from tests.cli.commands.conftest import RunCommand
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,13 +61,6 @@ def _render(fleet: Fleet, width: int) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     console.print(fleet_table.render(fleet, instances.load(), width))
     return console.export_text().splitlines()
-
-
-def _show(file: Path, *arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
-    code = "from llm_serving.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "fleet", "show", "--fleet", str(file), *arguments]
-    environment = {**os.environ, "COLUMNS": str(columns)}
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def _find_line(lines: list[str], start: str) -> list[str]:
@@ -143,33 +135,33 @@ def test_an_unknown_price_is_shown_as_unknown_and_sums_as_at_least(tmp_path: Pat
     assert "no price for p5e.48xlarge: AWS's price list has no on-demand price for it" in " ".join(lines)
 
 
-def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Path) -> None:
+def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(
         "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2c]\n"
         "pools:\n  big:\n    types: p5e.48xlarge\n    size: 1\n"
     )
-    result = _show(file)
-    assert result.returncode == 2
-    assert _find_line(result.stdout.splitlines(), "p5e.48xlarge")[1:3] == ["✗", "●"]
-    assert result.stderr.startswith(f"{file}:6:12: pools.big.types: [p5e.48xlarge]: ")
+    result = run_command("fleet", "show", "--fleet", str(file), COLUMNS="100")
+    assert result.code == 2
+    assert _find_line(result.out.splitlines(), "p5e.48xlarge")[1:3] == ["✗", "●"]
+    assert result.err.startswith(f"{file}:6:12: pools.big.types: [p5e.48xlarge]: ")
 
 
-def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
+def test_an_unknown_type_is_marked_and_refused(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("types: p5.48xlarge", "types: p5.47xlarge"))
-    result = _show(file)
-    assert result.returncode == 2
-    assert "not in the catalog" in result.stdout
-    assert f'{file}:13:12: pools.h100.types: "p5.47xlarge": the catalog has no such instance type' in result.stderr
+    result = run_command("fleet", "show", "--fleet", str(file), COLUMNS="100")
+    assert result.code == 2
+    assert "not in the catalog" in result.out
+    assert f'{file}:13:12: pools.h100.types: "p5.47xlarge": the catalog has no such instance type' in result.err
 
 
-def test_json_has_the_same_facts(tmp_path: Path) -> None:
+def test_json_has_the_same_facts(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
-    result = _show(file, "--json")
-    assert result.returncode == 0, result.stderr
-    response: dict[str, Any] = json.loads(result.stdout)
+    result = run_command("fleet", "show", "--fleet", str(file), "--json")
+    assert result.code == 0, result.err
+    response: dict[str, Any] = json.loads(result.out)
     assert response["region"] == "us-east-1" and response["mistakes"] == []
     assert response["end_of_standard_support"] is None  # of ECS there is none
     assert response["most_usd_h"] == pytest.approx(43814.0, abs=1)
@@ -182,24 +174,22 @@ def test_json_has_the_same_facts(tmp_path: Path) -> None:
     assert response["pools"][2]["prepaid"] is True
 
 
-def test_json_names_the_mistakes_and_exits_2(tmp_path: Path) -> None:
+def test_json_names_the_mistakes_and_exits_2(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("100000 USD/h", "10 USD/h"))
-    result = _show(file, "--json")
-    assert result.returncode == 2
-    assert [mistake["field"] for mistake in json.loads(result.stdout)["mistakes"]] == ["spend_limit"]
+    result = run_command("fleet", "show", "--fleet", str(file), "--json")
+    assert result.code == 2
+    assert [mistake["field"] for mistake in json.loads(result.out)["mistakes"]] == ["spend_limit"]
 
 
-def test_the_default_is_the_fleet_file_of_this_folder() -> None:
-    code = "from llm_serving.cli.main import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "fleet", "show"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("demo  us-west-2, 3 zones, EKS\n")
+def test_the_default_is_the_fleet_file_of_this_folder(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = run_command("fleet", "show")
+    assert result.code == 0, result.err
+    assert result.out.startswith("demo  us-west-2, 3 zones, EKS\n")
     end = eks.END_OF_STANDARD_SUPPORT["1.35"]
     assert f"Kubernetes 1.35: standard support end{'s' if datetime.date.today() < end else 'ed'} on {end}" in " ".join(
-        result.stdout.split()
+        result.out.split()
     )
 
 

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +15,9 @@ from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.on_aws import images
+from tests.cli.commands.conftest import RunCommand
+
+pytestmark = pytest.mark.usefixtures("without_aws")
 
 ROOT = Path(__file__).parents[3]
 FLEET = """\
@@ -45,55 +45,38 @@ def _write_fleet(tmp_path: Path, limit: int = 100, kind: str = "g6e.xlarge") -> 
     return str(file)
 
 
-def _run_cli(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    clean_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    isolated = {
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "HOME": os.devnull,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", "from llm_serving.cli.main import main; main()", *arguments],
-        env={**clean_environment, **isolated, **(environment or {})},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_without_credentials_it_is_one_line_and_3(tmp_path: Path) -> None:
-    result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path))
-    assert (result.returncode, result.stdout) == (3, "")
-    assert result.stderr.splitlines()[-1] == (
+def test_without_credentials_it_is_one_line_and_3(tmp_path: Path, run_command: RunCommand) -> None:
+    result = run_command("preflight", "--fleet", _write_fleet(tmp_path))
+    assert (result.code, result.out) == (3, "")
+    assert result.err.splitlines()[-1] == (
         "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE."
     )
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in result.err
 
 
-def test_a_server_that_does_not_answer_is_one_line_and_3(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_one_line_and_3(tmp_path: Path, run_command: RunCommand) -> None:
     unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": unreachable_url}
-    result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=keys)
+    result = run_command("preflight", "--json", "--fleet", _write_fleet(tmp_path), **keys)
     message = f'AWS could not be asked: Could not connect to the endpoint URL: "{unreachable_url}/"'
-    assert (result.returncode, result.stderr.splitlines()[-1]) == (3, message)
-    assert json.loads(result.stdout) == {"ok": False, "mistakes": [{"message": message}]}
+    assert (result.code, result.err.splitlines()[-1]) == (3, message)
+    assert json.loads(result.out) == {"ok": False, "mistakes": [{"message": message}]}
 
 
-def test_a_missing_profile_is_one_line_and_exits_3(tmp_path: Path) -> None:
-    result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path), environment={"AWS_PROFILE": "nobody"})
-    assert result.returncode == 3
-    assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
+def test_a_missing_profile_is_one_line_and_exits_3(tmp_path: Path, run_command: RunCommand) -> None:
+    result = run_command("preflight", "--fleet", _write_fleet(tmp_path), AWS_PROFILE="nobody")
+    assert result.code == 3
+    assert result.err.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
 
 
 @pytest.mark.terraform
-def test_json_has_every_check_and_nothing_else_is_printed(tmp_path: Path, endpoint: str) -> None:
+def test_json_has_every_check_and_nothing_else_is_printed(
+    tmp_path: Path, endpoint: str, run_command: RunCommand
+) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
-    result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=environment)
-    response = json.loads(result.stdout)
-    assert result.returncode == 0, result.stdout
+    result = run_command("preflight", "--json", "--fleet", _write_fleet(tmp_path), **environment)
+    response = json.loads(result.out)
+    assert result.code == 0, result.out
     assert (response["fleet"], response["region"], response["account"]) == ("demo", "us-west-2", emulator.ACCOUNT)
     assert (response["ok"], response["answered_by"]) == (True, f"the server at {endpoint}")
     titles = [group["title"] for group in response["groups"]]
@@ -114,25 +97,23 @@ def test_json_has_every_check_and_nothing_else_is_printed(tmp_path: Path, endpoi
 
 
 @pytest.mark.terraform
-def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str) -> None:
+def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str, run_command: RunCommand) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
-    result = _run_cli(
-        "preflight", "--fleet", _write_fleet(tmp_path, limit=1), environment={**environment, "COLUMNS": "120"}
-    )
-    assert result.returncode == 1
-    assert "✗  spend limit" in result.stdout
-    assert "USD/h or more, or use smaller pools" in result.stdout
-    assert "1 fail" in result.stdout.splitlines()[-1]
+    result = run_command("preflight", "--fleet", _write_fleet(tmp_path, limit=1), **environment, COLUMNS="120")
+    assert result.code == 1
+    assert "✗  spend limit" in result.out
+    assert "USD/h or more, or use smaller pools" in result.out
+    assert "1 fail" in result.out.splitlines()[-1]
 
 
 @pytest.mark.terraform
-def test_a_type_missing_from_the_catalog_is_one_line_and_the_other_checks_run(tmp_path: Path, endpoint: str) -> None:
+def test_a_type_missing_from_the_catalog_is_one_line_and_the_other_checks_run(
+    tmp_path: Path, endpoint: str, run_command: RunCommand
+) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
-    result = _run_cli(
-        "preflight", "--json", "--fleet", _write_fleet(tmp_path, kind="g6e.7xlarge"), environment=environment
-    )
-    groups = {group["title"]: group["lines"] for group in json.loads(result.stdout)["groups"]}
-    assert result.returncode == 1
+    result = run_command("preflight", "--json", "--fleet", _write_fleet(tmp_path, kind="g6e.7xlarge"), **environment)
+    groups = {group["title"]: group["lines"] for group in json.loads(result.out)["groups"]}
+    assert result.code == 1
     assert "the catalog has no such instance type" in groups["fleet file"][0]["said"]
     assert [line["unanswered"] for line in groups["quotas"]] == [
         "a type is not in the catalog, so usage was not counted"
@@ -192,30 +173,34 @@ def test_images_that_the_registry_lacks_are_refused_by_preflight_and_deploy(
 
 
 @pytest.mark.terraform
-def test_a_fleet_without_the_images_of_a_blueprint_exits_1(tmp_path: Path, endpoint: str) -> None:
+def test_a_fleet_without_the_images_of_a_blueprint_exits_1(
+    tmp_path: Path, endpoint: str, run_command: RunCommand
+) -> None:
     fleet, batch = _write_batch(tmp_path, "both")
     environment = emulator.build_client_env(endpoint, "us-west-2")
-    result = _run_cli("preflight", "--json", "--fleet", str(fleet), str(batch), environment=environment)
-    *_, group = json.loads(result.stdout)["groups"]
-    assert (result.returncode, group["title"]) == (1, "images of batch")
+    result = run_command("preflight", "--json", "--fleet", str(fleet), str(batch), **environment)
+    *_, group = json.loads(result.out)["groups"]
+    assert (result.code, group["title"]) == (1, "images of batch")
     assert [(row["status"], row["remedy"].partition(",")[0]) for row in group["lines"]] == [
         ("fail", f"add batch-worker to storage.repositories of {fleet}")
     ] * 2, "one for each orchestrator"
 
 
 @pytest.mark.terraform
-def test_the_state_bucket_is_previewed_created_once_and_removed(tmp_path: Path, endpoint: str) -> None:
+def test_the_state_bucket_is_previewed_created_once_and_removed(
+    tmp_path: Path, endpoint: str, run_command: RunCommand
+) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     fleet = _write_fleet(tmp_path)
-    unanswered = _run_cli("state", "make", "--fleet", fleet, environment=environment)
-    assert unanswered.returncode == 2
-    assert "$ aws s3api create-bucket --bucket my-state" in unanswered.stderr
-    created = _run_cli("state", "make", "--fleet", fleet, "--yes", environment=environment)
-    assert created.returncode == 0, created.stderr
-    repeated = _run_cli("state", "make", "--fleet", fleet, environment=environment)
-    assert repeated.stdout == "s3://my-state/fleets: the bucket is up to date\n"
-    removed = _run_cli("state", "remove", "--fleet", fleet, "--yes", environment=environment)
-    assert removed.returncode == 0, removed.stderr
-    assert _run_cli("state", "remove", "--fleet", fleet, environment=environment).stdout == (
+    unanswered = run_command("state", "make", "--fleet", fleet, **environment)
+    assert unanswered.code == 2
+    assert "$ aws s3api create-bucket --bucket my-state" in unanswered.err
+    created = run_command("state", "make", "--fleet", fleet, "--yes", **environment)
+    assert created.code == 0, created.err
+    repeated = run_command("state", "make", "--fleet", fleet, **environment)
+    assert repeated.out == "s3://my-state/fleets: the bucket is up to date\n"
+    removed = run_command("state", "remove", "--fleet", fleet, "--yes", **environment)
+    assert removed.code == 0, removed.err
+    assert run_command("state", "remove", "--fleet", fleet, **environment).out == (
         "s3://my-state/fleets: the bucket does not exist\n"
     )

@@ -20,13 +20,13 @@ from llm_serving import processes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
-def send(answer: bytes | None, settings: Any, *, timeout_s: float = 5.0) -> Answer:
+def send(answer: bytes | None, settings: Any, *, timeout_s: float = 60.0) -> Answer:
     """Send a request to a server that answers so many bytes and closes; None keeps it waiting."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if answer is None:
-            await asyncio.sleep(30)
+            await asyncio.sleep(60)
         else:
             writer.write(answer)
             await writer.drain()
@@ -62,7 +62,7 @@ def test_an_answer_that_does_not_arrive_whole_is_none(
 ) -> None:
     monkeypatch.setattr(endpoint_module, "_MAX_ANSWER_BYTES", 1000)
     with pytest.raises(NoAnswer, match=reason):
-        send(answer, batch_settings, timeout_s=0.3 if answer is None else 5.0)
+        send(answer, batch_settings, timeout_s=0.3 if answer is None else 60.0)
 
 
 def test_an_answer_nested_too_deeply_is_no_json(batch_settings: Any) -> None:

@@ -99,7 +99,7 @@ def wait_for(door: Door, key: str, status: int) -> None:
 
 def answer(door: Door, *chunks: str) -> None:
     """Let the team `search` have an answer of these chunks."""
-    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions?stream", b"{}", bear(SEARCH))
         for chunk in (*chunks, ""):
@@ -109,7 +109,7 @@ def answer(door: Door, *chunks: str) -> None:
 
 def read_usage(door: Door) -> dict[str, int]:
     """Read what the team `search` used, and what was refused, by the metric and its last label."""
-    connection = http.client.HTTPConnection(ROUTER_HOST, door.usage_port, timeout=20)
+    connection = http.client.HTTPConnection(ROUTER_HOST, door.usage_port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -142,7 +142,7 @@ def test_a_request_without_a_team_s_key_gets_401_and_never_reaches_the_router(
 
 
 def test_a_refusal_says_which_way_to_log_in(door: Door) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
     with contextlib.closing(connection):
         connection.request("POST", PATH, b"{}")
         response = connection.getresponse()
@@ -192,7 +192,7 @@ def test_a_team_beyond_its_requests_a_minute_gets_429_and_others_do_not(door: Do
     statuses = [send(door.port, "POST", PATH, **bear(SLOW)) for _ in range(5)]  # a new minute lets two more pass
     assert 429 in statuses
     assert statuses.count(200) == len(door.router.requests) >= 2
-    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
     with contextlib.closing(connection):
         for _ in range(5):
             connection.request("POST", PATH, b"{}", bear(SLOW))

@@ -140,7 +140,7 @@ class Router:
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 if self.path == "/v1/completions?hold":
-                    router.release.wait(20)
+                    router.release.wait(120)
                 self.wfile.write(b"" if self.command == "HEAD" else b"ok")
 
             do_GET = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_POST
@@ -164,11 +164,11 @@ def run_front(
     arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", *options, "--", *command]
     program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments], stdout=output, stderr=output)
     try:
-        processes.wait_until(lambda: _is_listening(port), "the front", 20, interval_s=0.02)
+        processes.wait_until(lambda: _is_listening(port), "the front", 60, interval_s=0.02)
         yield port, program
     finally:
         program.terminate()
-        program.wait(20)
+        program.wait(60)
 
 
 def _is_listening(port: int) -> bool:
@@ -438,7 +438,7 @@ def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router,
     start = f"{find_stand_in}; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     arguments = ["--listen", "127.0.0.1:1", "--router", f"{ROUTER_HOST}:{router.port}", "--", *SLEEP]
     program = subprocess.Popen([sys.executable, "-c", start, *arguments])
-    assert program.wait(20) == 0x100 - signal.SIGTERM, "the router's exit status, not an end by the signal"
+    assert program.wait(60) == 0x100 - signal.SIGTERM, "the router's exit status, not an end by the signal"
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
 

@@ -100,7 +100,7 @@ def read_targets(page: str) -> list[dict[str, Any]]:
 
 def test_every_query_of_the_page_has_data(monitoring: tuple[Monitoring, str]) -> None:
     prometheus, address = monitoring
-    with urllib.request.urlopen(address, timeout=30) as response:
+    with urllib.request.urlopen(address, timeout=60) as response:
         page = response.read().decode()
     targets = read_targets(page)
     assert len(targets) >= 20 and page.count("<figure") >= 15

@@ -108,7 +108,7 @@ class Monitoring:
     def query(self, expression: str) -> list[Any]:
         """Return the samples of an expression, without those that are no number."""
         url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             samples = json.load(response)["data"]["result"]
         return [sample for sample in samples if sample["value"][1] != "NaN"]
 
@@ -191,7 +191,7 @@ def monitoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitoring]
             for command in _build_commands(folder, prometheus_port, manager_port):
                 children.append(processes.spawn(command, output=log))
         # Three scrapes of each page: a rate takes two.
-        processes.wait_until(lambda: exporter.scrapes >= 3 * len(PATHS), "three scrapes", 60)
+        processes.wait_until(lambda: exporter.scrapes >= 3 * len(PATHS), "three scrapes", 120)
         yield Monitoring(deployment, exporter, f"http://127.0.0.1:{prometheus_port}")
     finally:
         processes.stop_all(children, 5)
@@ -207,7 +207,7 @@ def test_every_panel_draws_what_the_programs_publish_and_a_misspelt_name_draws_n
         return [text for text in expressions if not monitoring.query(text)]
 
     with contextlib.suppress(Unavailable):
-        processes.wait_until(lambda: not list_empty(), "data in every panel", 30)
+        processes.wait_until(lambda: not list_empty(), "data in every panel", 120)
     assert list_empty() == []
     [known, *_] = [text for text in expressions if "vllm:num_preemptions_total" in text]
     assert monitoring.query(known)
@@ -223,7 +223,7 @@ def test_an_alert_reaches_the_webhook_with_its_runbook(monitoring: Monitoring) -
         received = [alert for page in exporter.pages for alert in page["alerts"]]
         return [alert for alert in received if alert["labels"]["alertname"] == "InferenceTransfersFail"]
 
-    processes.wait_until(lambda: bool(list_received()), "the alert", 60)
+    processes.wait_until(lambda: bool(list_received()), "the alert", 120)
     [first, *_] = list_received()
     assert first["status"] == "firing"
     assert first["labels"]["severity"] == "warning" and first["labels"]["release"] == "mine"

@@ -53,7 +53,7 @@ class Handler(QuietHandler):
             )
         self.server.received.append(ord(body["prompt"][-1]))
         if body["max_tokens"] == HELD_MAX_TOKENS:
-            self.server.let_go.wait(30)
+            self.server.let_go.wait(120)
         choice = {"index": 0, "text": "a", "finish_reason": "length"}
         return self.respond_json({"id": "x", "object": "text_completion", "model": "known", "choices": [choice]})
 
@@ -89,7 +89,7 @@ def _run_router(engine_pair: tuple[Engine, Engine]) -> Iterator[str]:
 
 
 def _is_healthy(url: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as response:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as response:
         return bool(response.status == 200)
     return False
 
@@ -123,6 +123,6 @@ def test_the_router_prefers_a_busier_engines_prefix_only_above_the_resolvers_sha
         _send(url, shared, 3)
         for engine in engine_pair:
             engine.let_go.set()
-        blocked.join(30)
+        blocked.join(120)
     busy = next(engine for engine in engine_pair if 2 in engine.received)
     assert (3 in busy.received) is followed

@@ -190,9 +190,9 @@ def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
 def read_checkpoints(folder: Path) -> dict[str, int]:
     """Counts of the job's checkpoints."""
     url = DeploymentDir("shop", folder.parent).load_deployment().url
-    with urllib.request.urlopen(f"{url}/jobs/overview", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/jobs/overview", timeout=60) as answer:
         [job] = json.load(answer)["jobs"]
-    with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/checkpoints", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/checkpoints", timeout=60) as answer:
         counts: dict[str, int] = json.load(answer)["counts"]
     return counts
 
@@ -269,9 +269,9 @@ def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, caps
 def read_failures(url: str) -> str:
     """What made the job fail; empty while its JobManager starts."""
     try:
-        with urllib.request.urlopen(f"{url}/jobs/overview", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/jobs/overview", timeout=60) as answer:
             [job] = json.load(answer)["jobs"]
-        with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/exceptions", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/exceptions", timeout=60) as answer:
             return str(answer.read().decode())
     except (OSError, ValueError):
         return ""

@@ -95,7 +95,7 @@ def test_rank_0_starts_first_and_the_others_get_its_address(aws: _Aws, fleet: Fl
         {"events": [{"message": "line 1"}, {"message": "line 2"}]},
         {"logGroupName": "/aws/ecs/demo/network-test", "logStreamNames": ["pool/nccl/aaa"]},
     )
-    assert ecs.run(aws, fleet, group, nodes=2, limit_s=30) == "line 1\nline 2"  # type: ignore[arg-type]
+    assert ecs.run(aws, fleet, group, nodes=2, limit_s=120) == "line 1\nline 2"  # type: ignore[arg-type]
     for stubber in aws.stubs.values():
         stubber.assert_no_pending_responses()
     ranks = [_read_variables(request) for request in requests]
@@ -122,7 +122,7 @@ def test_a_task_that_ends_early_is_reported_with_ecs_reason_and_stopped(aws: _Aw
     stub.add_response("describe_tasks", {"tasks": [state]})
     stub.add_response("stop_task", {})
     with pytest.raises(CheckFailed, match="rank 0 ended before the test: CannotPullContainerError"):
-        ecs.run(aws, fleet, group, nodes=2, limit_s=30)  # type: ignore[arg-type]
+        ecs.run(aws, fleet, group, nodes=2, limit_s=120)  # type: ignore[arg-type]
     stub.assert_no_pending_responses()
 
 
@@ -131,4 +131,4 @@ def test_a_fleet_that_is_not_applied_is_reported_with_the_command(aws: _Aws, fle
     with pytest.raises(
         Unavailable, match=r"security group demo-ecs-efa does not exist. Fix: run `blueprint fleet apply`"
     ):
-        ecs.run(aws, fleet, group, nodes=2, limit_s=30)  # type: ignore[arg-type]
+        ecs.run(aws, fleet, group, nodes=2, limit_s=120)  # type: ignore[arg-type]

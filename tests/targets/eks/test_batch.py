@@ -125,7 +125,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
         "batch-api": 1,
     }
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), target="eks")
-    with release.open_tunnel(plan) as url, urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+    with release.open_tunnel(plan) as url, urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
         assert answer.status == 200, "as `blueprint batch submit` reaches the Batch API"
     assert "mine: no change" in run("deploy", "--yes")
 

@@ -18,13 +18,19 @@ from llm_serving.targets.local import deploy, engine_env, weights
 ROOT = Path(__file__).resolve().parents[3]
 
 FAKE_ENGINE = '''#!{python}
-"""Answers completions on --host and --port; exits with 1 and a traceback if a file `fail` is beside it."""
+"""Answers completions on --host and --port; exits with 1 and a traceback if a file `fail` is beside it.
+
+An engine waits before it listens while a file `hold` is there.
+"""
 import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
 model = arguments[arguments.index("--served-model-name") + 1] if "--served-model-name" in arguments else "any"
-if __file__.endswith("/vllm") and os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
+folder = os.path.dirname(__file__)
+if __file__.endswith("/vllm") and os.path.exists(os.path.join(folder, "fail")):
     print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
     sys.exit(1)
+while __file__.endswith("/vllm") and os.path.exists(os.path.join(folder, "hold")):
+    time.sleep(0.05)
 # Like the engine: a process of its own that does not notice when its parent is killed.
 host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", port])
@@ -44,7 +50,7 @@ http.server.ThreadingHTTPServer((host, int(port)), Answer).serve_forever()
 
 @pytest.fixture
 def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine's environment of fakes; with a file `fail` in its bin, they fail."""
+    """An engine's environment of fakes; with a file `fail` or `hold` in its bin, they fail or do not come up."""
     root = tmp_path / "engine"
     executables = root / engine_env.FOLDER / "bin"
     executables.mkdir(parents=True)

@@ -258,7 +258,7 @@ def test_logs_follow_new_lines(working_folder: Path, make_plan: Planned) -> None
         assert follower.stdout.readline() == "x\n", "a log that begins anew is followed"
     finally:
         follower.terminate()
-        follower.wait(20)
+        follower.wait(60)
 
 
 def _kill(plan: DeploymentPlan, name: str) -> None:
@@ -275,6 +275,7 @@ def test_status_exits_1_after_a_worker_was_killed_until_it_answers_again(
 ) -> None:
     run_cli("deploy", "mine", "--yes")
     assert run_cli("status", "mine")[0] == 0
+    (fake_engine_env / "hold").touch()  # however late the status is asked for
     _kill(make_plan(), "worker-0")
     code, out, err = run_cli("status", "mine", "--json")
     assert code == 1
@@ -282,6 +283,7 @@ def test_status_exits_1_after_a_worker_was_killed_until_it_answers_again(
     states = {process["name"]: process["state"] for process in json.loads(out)["processes"]}
     assert states.pop("worker-0") in ("starting", "failed")
     assert set(states.values()) == {"ready"}
+    (fake_engine_env / "hold").unlink()
     processes.wait_until(lambda: run_cli("status", "mine")[0] == 0, "the worker's return", 90)
 
 

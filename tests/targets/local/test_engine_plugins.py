@@ -48,5 +48,5 @@ def test_the_switch_turns_off_the_rarer_garbage_collection(
 ) -> None:
     monkeypatch.setenv(SHORTCUTS_VARIABLE, switch)
     program = f"{engine_env._STARTUP_CODE}print(gc.get_threshold()[0])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == f"{threshold}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -44,12 +45,14 @@ def test_every_process_is_ready_after_deploy(plan: DeploymentPlan) -> None:
     assert _list_states(plan) == dict.fromkeys(("aws", "router", "worker-0", "worker-1"), "ready")
 
 
-def test_a_killed_worker_is_not_ready_until_it_answers_again(plan: DeploymentPlan) -> None:
+def test_a_killed_worker_is_not_ready_until_it_answers_again(plan: DeploymentPlan, fake_engine_env: Path) -> None:
+    (fake_engine_env / "hold").touch()  # however late it is looked at
     _get_process(plan, "worker-0").children()[0].kill()
     processes.wait_until(lambda: not readiness.is_answering(plan.deployment.workers[0]), "its end", 90)
     states = _list_states(plan)
     assert states.pop("worker-0") in ("starting", "failed")
     assert set(states.values()) == {"ready"}
+    (fake_engine_env / "hold").unlink()
     processes.wait_until(lambda: _list_states(plan)["worker-0"] == "ready", "its return", 90)
 
 

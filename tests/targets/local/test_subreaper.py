@@ -43,7 +43,7 @@ def _find_alive(pids: list[int]) -> list[int]:
 def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     psutil.Process(pids[0]).kill()
-    assert process.wait(20) == 128 + signal.SIGKILL
+    assert process.wait(60) == 128 + signal.SIGKILL
     assert _find_alive(pids) == []
 
 
@@ -51,7 +51,7 @@ def test_without_the_subreaper_a_killed_command_leaves_processes(tmp_path: Path)
     child, pids = _start_family(tmp_path, with_subreaper=False)
     try:
         child.kill()
-        child.wait(20)
+        child.wait(60)
         time.sleep(0.5)
         assert _find_alive(pids[1:])
     finally:
@@ -62,7 +62,7 @@ def test_without_the_subreaper_a_killed_command_leaves_processes(tmp_path: Path)
 def test_a_terminated_command_leaves_no_process(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert _find_alive(pids) == []
 
 
@@ -70,7 +70,7 @@ def test_a_killed_subreaper_ends_its_command(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     try:
         process.kill()
-        process.wait(20)
+        process.wait(60)
         processes.wait_until(lambda: _find_alive(pids[:1]) == [], "the command's end", 90)
     finally:
         for pid in _find_alive(pids):
@@ -80,7 +80,7 @@ def test_a_killed_subreaper_ends_its_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_exit_code_is_the_commands_own(code: int) -> None:
     process = _start([sys.executable, subreaper.__file__, "sh", "-c", f"exit {code}"])
-    assert process.wait(20) == code
+    assert process.wait(60) == code
 
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_a_command_that_ignores_sigterm_is_killed() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGKILL
+    assert process.wait(60) == 128 + signal.SIGKILL

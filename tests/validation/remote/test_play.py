@@ -29,7 +29,7 @@ from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 BUCKET = "demo-results"
 TRAFFIC = {"arrivals": "20/s", "requests": 60, "output_tokens": 4, "input_tokens": "20..40", "warm_up": 4}
@@ -95,8 +95,8 @@ def test_two_containers_send_one_load_and_leave_nothing(
         report, folder = validate(url, build_source(url))
     assert report.missed == []
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
-    assert report.duration_s < 30, "both processes start together"
-    assert 50 <= report.metrics["ttft_ms"].p50 <= 5000, "in milliseconds"
+    assert report.duration_s < 60, "both processes start together"
+    assert 50 <= report.metrics["ttft_ms"].p50 <= 20_000, "in milliseconds"
     # The engine's page was read before the load and after all of it, warm-up apart.
     assert [(replica.name, replica.requests) for replica in report.replicas] == [("worker-a", 60)]
     assert {row.metric for row in report.agreement if row.statistic == "mean"} == {"ttft_ms", "itl_ms", "e2e_ms"}

