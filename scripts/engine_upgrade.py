@@ -51,6 +51,12 @@ PINS = (
         rf'^(\s*org\.opencontainers\.image\.version=")(?P<version>{VERSION})-efa\.\d+(")',
         "-efa.1",
     ),
+    Pin(ROW, rf'^(    image: "\{{registry\}}/vllm-cpu:)(?P<version>{VERSION})-\d+(")$', "-1"),
+    Pin(
+        Path("images/vllm-cpu/Dockerfile"),
+        rf'^(\s*org\.opencontainers\.image\.version=")(?P<version>{VERSION})-\d+(")',
+        "-1",
+    ),
     Pin(Path("charts/inference/values.yaml"), rf"^(image: vllm/vllm-openai:v)(?P<version>{VERSION})()$"),
     Pin(Path("charts/inference/Chart.yaml"), rf'^(appVersion: ")(?P<version>{VERSION})(")$'),
 )

@@ -68,6 +68,7 @@ def compute_cpu_cache_bytes(model, *, context, lengths, block, tensor_parallel, 
 
 def compute_fit(model, instance, tensor_parallel, *, utilization=UTILIZATION, context=None, batch=None, **_):
     device = instance.accelerators
+    batch = batch or select_batch(device)
     budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
     free = budget - 10 * model.weight_bytes
     return Fit(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from llm_serving import processes
 from llm_serving.catalog import engines, gguf, instances, models
-from llm_serving.engines import base, llama_cpp
+from llm_serving.engines import base, llama_cpp, memory
 from llm_serving.hub import make_gguf
 from llm_serving.tables import fit_table
 from llm_serving.targets.local import engine_setups
@@ -91,7 +91,7 @@ def test_a_model_fits_where_weights_slots_and_buffers_do() -> None:
 def test_tokens_a_second_are_the_bandwidth_over_what_a_token_reads() -> None:
     model, instance = models.find("bartowski/Qwen_Qwen3-8B-GGUF:Q8_0"), instances.find("m8g.24xlarge")
     assert instance.memory_gb_s == pytest.approx(536.7), "96 vCPUs are a whole socket"
-    estimate = llama_cpp.estimate_tokens_per_s(model, instance.memory_gb_s or 0, 8192)
+    estimate = memory.estimate_tokens_per_s(model, instance.memory_gb_s or 0, 8192)
     # A token looks one row of the embedding up: 151,936 rows of 4,096 numbers of 8.19 billion are not read.
     read_share = 1 - 151_936 * 4096 / model.parameters
     assert estimate == pytest.approx(536.7e9 / (8.71e9 * read_share + 4096 * 147_456))

@@ -470,7 +470,7 @@ def test_a_machine_without_accelerators_has_no_sizes() -> None:
     machine = _build_machine(80_000).model_copy(update={"accelerators": None})
     assert memory.list_tensor_sizes(models.find("mid"), machine) == ()
     with pytest.raises(ValueError, match="no accelerators"):
-        vllm.compute_fit(models.find("mid"), machine, 1)
+        vllm.compute_fit(models.find("mid"), machine, 2)
 
 
 # Properties.

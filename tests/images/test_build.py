@@ -39,6 +39,7 @@ def _build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def _list_image_versions() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalog has it."""
     rows = [image for row in engines.load_engines().values() for image in (row.fleet_image, row.image)]
+    rows += [platform.image for row in engines.load_engines().values() for platform in row.platforms.values()]
     rows += [row.image for row in engines.load_routers().values()]
     rows += [image.format_image("{registry}") for image in own_image.IMAGES.values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,8 +23,8 @@ import pytest
 import redis
 
 from llm_serving import paths, processes
-from llm_serving.catalog import gguf
-from llm_serving.hub import make_gguf
+from llm_serving.catalog import engines, gguf
+from llm_serving.hub import make_gguf, make_tiny
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.kinds.gateway import access, cloud, cloud_program, database, gateway_program
 from llm_serving.kinds.gateway.client import AdminClient
@@ -32,9 +33,9 @@ from llm_serving.kinds.gateway.validation import validate
 from llm_serving.rehearsal import emulator
 from llm_serving.services.service import Service
 from llm_serving.targets import planning
-from tests import batch_kills, known_server, serving, tls
+from tests import batch_kills, conftest, known_server, serving, tls
 from tests.http_handler import QuietHandler
-from tests.images.built import NODE_USER, Container, ImageRunner
+from tests.images.built import ENGINE, NODE_USER, Container, ImageRunner
 from tests.kinds.gateway import test_cloud, test_cloud_program, test_gateway
 from tests.kinds.serving.resolving import resolve_files
 from tests.prisma_standin import fixtures as prisma_standin
@@ -42,7 +43,8 @@ from tests.prisma_standin import fixtures as prisma_standin
 pytestmark = pytest.mark.timeout(3600)
 
 ON_STAND_IN = ["batch-worker", "gateway", "llama-cpp", "load-driver", "router"]
-START_S = 120.0
+ENGINE_MARKS = [pytest.mark.engine, pytest.mark.xdist_group(conftest.IMAGES)]
+START_S, ENGINE_START_S = 120.0, 400.0
 REGION = "us-west-2"
 
 
@@ -76,17 +78,58 @@ def test_all_images_on_the_stand_in_are_built_and_the_engines_is_named(image_run
     result = image_runner.all_built
     assert [line.split()[0] for line in result.stdout.splitlines()] == ON_STAND_IN, result.stderr
     assert all(re.fullmatch(r"\S+ sha256:[0-9a-f]{64} [\d.]+[MG]B", line) for line in result.stdout.splitlines())
-    assert (result.returncode, result.stderr.splitlines()[-1].split(": ")[0]) == (1, "vllm not built")
-    assert "vllm/vllm-openai:v0.32.0, could not be pulled" in result.stderr.splitlines()[-1]
+    vllm, engine = result.stderr.splitlines()[-2:]
+    assert (result.returncode, vllm.split(": ")[0], engine.split(": ")[0]) == (
+        *(1, "vllm not built"),
+        f"{ENGINE} not built",
+    )
+    assert "vllm/vllm-openai:v0.32.0, could not be pulled" in vllm
 
 
-@pytest.mark.parametrize("name", ON_STAND_IN)
+@pytest.mark.parametrize("name", [*ON_STAND_IN, pytest.param(ENGINE, marks=ENGINE_MARKS)])
 def test_an_image_has_no_compiler_and_no_cache_of_packages(image_runner: ImageRunner, name: str) -> None:
     root = image_runner.mount(name)
     found = [path for pattern in ("cc", "gcc*", "g++*", "ld") for path in root.glob(f"usr/bin/{pattern}")]
     found += [path for folder in ("root/.cache", "var/cache/apt/archives") for path in (root / folder).glob("*.*")]
     assert found == []
     assert (root / "var/tmp").stat().st_mode & 0o777 == 0o777, "which only the read-only root protects"
+
+
+_COMPILE_AGAIN = """\
+import compileall, importlib.util, pathlib, py_compile, sys, sysconfig
+mode, *packages = sys.argv[1:]
+roots = [pathlib.Path(sysconfig.get_path("purelib"), package) for package in packages]
+files = [file for root in roots for file in root.rglob("*.py")]
+read = lambda file: pathlib.Path(importlib.util.cache_from_source(file)).read_bytes()
+kept = {file: read(file) for file in files}
+sys.pycache_prefix = "/tmp/again"
+for file in files:
+    compileall.compile_file(file, quiet=2, force=True, invalidation_mode=py_compile.PycInvalidationMode[mode])
+print(len(files), sum(read(file) != kept[file] for file in files))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "packages"),
+    [
+        ("gateway", "CHECKED_HASH", ["prisma", "litellm/proxy"]),
+        pytest.param(ENGINE, "UNCHECKED_HASH", ["vllm/v1", "vllm/entrypoints"], marks=ENGINE_MARKS),
+    ],
+)
+def test_byte_code_in_an_image_is_the_same_however_often_it_is_compiled(
+    image_runner: ImageRunner, name: str, mode: str, packages: list[str]
+) -> None:
+    """One digest for the same input needs that. What depends on the file's time differs each time."""
+    shown = {}
+    for each in (mode, "TIMESTAMP"):
+        command = ["python3", "-c", _COMPILE_AGAIN, each, *packages]
+        run = image_runner.format_command(name, command, {"HOME": "/tmp"})
+        result = subprocess.run(run, capture_output=True, text=True, timeout=ENGINE_START_S, check=False)
+        assert result.returncode == 0, result.stderr
+        shown[each] = [int(word) for word in result.stdout.split()]
+    count, differing = shown[mode]
+    assert (count > 80, differing) == (True, 0)
+    assert shown["TIMESTAMP"] == [count, count]
 
 
 def _plan_router(folder: Path) -> Service:
@@ -140,6 +183,91 @@ def _read_models(url: str) -> str:
             return str(response.read())
     except (OSError, http.client.HTTPException):
         return ""
+
+
+_CONFINE = """\
+import ctypes, os, struct, sys
+REFUSED = {"x86_64": (237, 238, 239, 256, 279), "aarch64": (235, 236, 237, 238, 239)}[os.uname().machine]
+steps = [(0x20, 0, 0, 0)]
+steps += [(0x15, len(REFUSED) - index, 0, number) for index, number in enumerate(REFUSED)]
+steps += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Refuses what containerd's default profile refuses a pod of an engine on CPU: mbind, set_mempolicy, get_mempolicy,
+migrate_pages and move_pages, of contrib/seccomp/seccomp_default.go, without CAP_SYS_NICE."""
+
+CPU_BLUEPRINT = """\
+name: chat
+pattern: aggregated
+model: tiny
+roles: {worker: {pool: intel}}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: {}
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group(conftest.IMAGES)
+def test_vllm_on_cpu_streams_weights_and_answers_in_its_image(image_runner: ImageRunner, tmp_path: Path) -> None:
+    """With the command line of a pool of CPUs, whose engine binds its threads to cores."""
+    fleet = (paths.ROOT / "infra/fleets/mixed.yaml").read_text(encoding="utf-8")
+    deployment = resolve_files(tmp_path, CPU_BLUEPRINT, fleet, "ecs")
+    [worker], [model] = deployment.workers, deployment.loaded_models
+    folder = make_tiny.make("tiny", tmp_path / "model")
+    [port] = processes.claim_free_ports(1)
+    moves = {"/scratch": "/tmp", r"0\.0\.0\.0": "127.0.0.1", rf"^{worker.port}$": str(port)}
+    cache = worker.command.index("--kv-cache-memory-bytes") + 1
+    command = [*worker.command[:cache], str(64 * 2**20), *worker.command[cache + 1 :]]
+    with emulator.start(tmp_path, bare=True) as aws:
+        client = emulator.create_client("s3", aws, REGION)
+        bucket, _, prefix = model.weights.uri.removeprefix("s3://").partition("/")
+        client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+        for file in folder.iterdir():
+            client.upload_file(str(file), bucket, f"{prefix}{file.name}")
+        variables = {**worker.env, **emulator.build_client_env(aws, REGION)}
+        environment = dict(zip(variables, _move(list(variables.values()), moves), strict=True))
+        environment |= {"HOME": "/tmp", "USER": "inference", "AWS_CONFIG_FILE": f"/mine/{emulator.CONFIG_FILE.name}"}
+        environment |= engines.load_engines()["vllm"].other_s3.environment
+        mounts = {"/mine": emulator.CONFIG_FILE.parent}
+        confined = ["python3", "-c", _CONFINE, *_move(command, moves)]
+        with image_runner.run(ENGINE, confined, environment, mounts) as engine:
+            url = f"http://127.0.0.1:{port}"
+            processes.wait_until(partial(_has_started, engine, f"{url}/health"), "the engine", ENGINE_START_S)
+            answer = json.loads(serving.request_completion(url, ENGINE_START_S, max_tokens=8))
+            assert (answer["usage"]["completion_tokens"], len(answer["choices"][0]["text"]) > 0) == (8, True)
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                serving.request_completion(url, model="another")
+            _check_confinement(engine)
+            assert "Seccomp:\t2" in Path(f"/proc/{engine.program.pid}/status").read_text(encoding="ascii")
+            assert _stop(engine, worker.stop.stop_s) == 0
+    log = (image_runner.folder / f"{ENGINE}.log").read_text(encoding="utf-8")
+    assert "auto_setup=True" in log, "threads are bound"
+    assert re.search(r"Overall time to stream \S+ \S+ of all files to cpu", log), "weights come from S3"
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group(conftest.IMAGES)
+def test_the_build_of_vllm_on_cpu_fails_without_a_library_that_its_start_loads(
+    image_runner: ImageRunner, tmp_path: Path
+) -> None:
+    [libraries] = image_runner.mount(ENGINE).glob("usr/local/lib/python3*/*-packages/nvidia/cu13/lib")
+    hidden = {f"/{libraries.relative_to(image_runner.mount(ENGINE))}": tmp_path}
+    check = ["python3", "-B", "/opt/vllm/list_modules.py"]
+    commands = [image_runner.format_command(ENGINE, check, {"HOME": "/tmp"}, mounts) for mounts in ({}, hidden)]
+    results = [
+        subprocess.run(command, capture_output=True, text=True, timeout=ENGINE_START_S, check=False)
+        for command in commands
+    ]
+    assert [result.returncode for result in results] == [0, 1]
+    assert "libcudart.so" in results[1].stderr
+    files = [image_runner.mount(ENGINE) / file.lstrip("/") for file in results[0].stdout.splitlines()]
+    assert len(files) > 4000
+    compiled = [file for file in files if list((file.parent / "__pycache__").glob(f"{file.stem}.cpython-*.pyc"))]
+    assert len(compiled) == len(files), "no start compiles a module again"
 
 
 class SplitEngine(ThreadingHTTPServer):

@@ -200,7 +200,8 @@ def test_after_a_killed_terraform_a_new_apply_makes_everything(resumed_apply: Ap
     assert outputs["model_bucket"] == "small-models-123456789012-us-west-2"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
     assert outputs["repositories"] == {
-        name: f"{registry}/{name}" for name in ("vllm", "llama-cpp", "router", "load-driver", "batch-worker", "gateway")
+        name: f"{registry}/{name}"
+        for name in ("vllm", "vllm-cpu", "llama-cpp", "router", "load-driver", "batch-worker", "gateway")
     }
     errors = (resumed_apply.data / "apply.err").read_text()
     assert "that Terraform's state lacks" in errors

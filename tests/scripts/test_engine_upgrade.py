@@ -185,7 +185,10 @@ def test_parsers_and_variables_that_are_gone_name_the_models_and_places_that_nee
     changes = _change(parsers={"tools": tools, "reasoning": recorded.parsers["reasoning"]}, variables=variables)
     assert [tuple(change) for change in changes] == [
         ("parser of tools", "granite4", "removed", ("granite-4*.tools",)),
-        ("variable", "VLLM_CPU_OMP_THREADS_BIND", "removed", ("platforms.cpu.environment",)),
+        (
+            *("variable", "VLLM_CPU_OMP_THREADS_BIND", "removed"),
+            tuple(f"platforms.cpu.options.{option}.environment" for option in ("shared-machine", "own-node")),
+        ),
     ]
 
 

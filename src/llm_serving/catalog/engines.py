@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from llm_serving.catalog.models import WeightsFormat
+from llm_serving.catalog.quantizations import Quantization
 from llm_serving.settings import own_yaml
 
 FOLDER = Path(__file__).with_name("engines")
@@ -253,6 +254,9 @@ class Platform(CommandPart):
 
     streams: bool = True
     """Whether the engine streams weights from S3; if not, they are copied to the node's disk before it starts."""
+
+    weights: tuple[Quantization, ...] | None = None
+    """Weights that it computes with; None for all."""
 
     nvidia_driver: int = 0
     """Oldest branch of NVIDIA's driver that runs its image, such as 580; 0 where it needs none."""
@@ -679,7 +683,14 @@ def get_engine(engine: str, framework: str) -> Engine:
         "fleet_image": "",
         "options": _omit(row.options, pair.absent_options),
         "platforms": {
-            kind: platform.model_copy(update={"options": _omit(platform.options, pair.absent_options)})
+            kind: platform.model_copy(
+                update={
+                    "options": _omit(platform.options, pair.absent_options),
+                    # The pair has one image, made as the engine's own is: not for a platform that needs another.
+                    "image": "",
+                    "on_pools": platform.on_pools and not platform.image,
+                }
+            )
             for kind, platform in row.platforms.items()
             if kind in pair.platforms
         },

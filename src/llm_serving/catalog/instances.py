@@ -187,6 +187,11 @@ class Instance(Row):
         return self.processor.threads_per_core if self.processor else {"arm64": 1, "x86_64": 2}[self.arch]
 
     @property
+    def sockets(self) -> int:
+        """Sockets of the host that it has CPUs of; one where the processor is not known."""
+        return -(-self.vcpus // self.processor.vcpus) if self.processor else 1
+
+    @property
     def memory_gb_s(self) -> float | None:
         """Memory bandwidth in 10^9 bytes a second: of its host's sockets the share of its vCPUs. None if not known."""
         return self.processor.bandwidth_gb_s * self.vcpus / self.processor.vcpus if self.processor else None

@@ -16,8 +16,8 @@ from llm_serving.engines import memory
 from llm_serving.engines.memory import Batch, Fit
 from llm_serving.settings.units import format_bytes
 
-UTILIZATION = 0.85
-"""Share of a node's memory that a replica may take; the rest is for the system and its agents."""
+UTILIZATION = memory.NODE_SHARE
+"""Share of a node's memory that a replica may take."""
 
 BLOCK_TOKENS = 1
 """A slot keeps tokens, not blocks."""
@@ -104,7 +104,9 @@ def compute_fit(
         cache_tokens=0 if reason else free // memory.compute_kv_bytes_per_token(model),
         context=context,
         calibrated=True,
-        tokens_per_s=estimate_tokens_per_s(model, instance.memory_gb_s, context) if instance.memory_gb_s else None,
+        tokens_per_s=memory.estimate_tokens_per_s(model, instance.memory_gb_s, context)
+        if instance.memory_gb_s
+        else None,
     )
 
 
@@ -124,15 +126,3 @@ def _describe_shortage(model: Model, instance: Instance, slots: int, context: in
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001
     """Return an empty sentence: `unsupported_options` of the engine's row refuses every split."""
     return ""
-
-
-def estimate_tokens_per_s(model: Model, bandwidth_gb_s: float, context: int) -> float:
-    """Return most output tokens a second of one request, bound by memory.
-
-    Each token reads all weights that it passes through and the cache of its request, here half of the context:
-    bandwidth / (active weights + cache). Cores that are slower than their memory, or other requests, make it less.
-    Source of the formula: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
-    """
-    active_bytes = model.weight_bytes * model.active_parameters / model.parameters
-    cache_bytes = memory.compute_kv_bytes_per_token(model) * context / 2
-    return bandwidth_gb_s * 1e9 / (active_bytes + cache_bytes)

@@ -15,6 +15,9 @@ VISIBLE_SHARE = 0.9899
 """Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100, in the starts that `engines/vllm.py`
 names. L40S, H200 and B200 show 0.991 to 0.996."""
 
+NODE_SHARE = 0.85
+"""Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
+
 UNKNOWN_SHARE = 1.1
 """Memory of a model whose arithmetic is not known, for each byte of its weights: they and a tenth."""
 
@@ -127,6 +130,18 @@ def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:
     """Return bytes that a request takes in one layer without keys and values, in 16 bits; heads are split."""
     state = model.state
     return 2 * divide_up(state.convolution + state.heads, tensor_parallel) if state else 0
+
+
+def estimate_tokens_per_s(model: Model, bandwidth_gb_s: float, context: int) -> float:
+    """Return most output tokens a second of one request on CPU, bound by memory.
+
+    Each token reads all weights that it passes through and the cache of its request, here half of the context:
+    bandwidth / (active weights + cache). Cores that are slower than their memory, or other requests, make it less.
+    Source of the formula: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
+    """
+    active_bytes = model.weight_bytes * model.active_parameters / model.parameters
+    cache_bytes = compute_kv_bytes_per_token(model) * context / 2
+    return bandwidth_gb_s * 1e9 / (active_bytes + cache_bytes)
 
 
 def select_stage(model: Architecture, pipeline: int) -> Architecture:

@@ -3,7 +3,7 @@
 vLLM takes a share of each accelerator's memory (`UTILIZATION`), loads the weights, runs its largest batch once, and
 gives the rest to the KV cache. This module computes the same without an accelerator: weights and cache follow from the
 architecture; what the largest batch and the libraries take (`reserve_bytes`) follows from measurements that others
-published.
+published. On CPU the engine is told how large its cache is: what a replica's share of its node leaves.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
     GIB,
+    NODE_SHARE,
     VISIBLE_SHARE,
     Batch,
     Fit,
@@ -26,6 +28,7 @@ from llm_serving.engines.memory import (
     compute_state_bytes,
     count_ranks,
     divide_up,
+    estimate_tokens_per_s,
     select_stage,
 )
 from llm_serving.settings.units import format_bytes
@@ -180,6 +183,13 @@ def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: in
             gathers the batches of all and sends as much back (vLLM 0.32.0, distributed/device_communicators/
             all2all.py, AgRsAll2AllManager): computed from the code, not measured.
     """
+    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if max(tensor_parallel, expert_ranks) > 1 else 0)
+    graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
+    return _compute_step_bytes(model, batch, tensor_parallel, expert_ranks) + libraries + graphs
+
+
+def _compute_step_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0) -> int:
+    """Return memory of the largest batch on one accelerator."""
     activation_bytes = 2  # activations are in 16 bits
     feed_forward = model.intermediate if not model.experts else 0
     layers = batch.tokens * activation_bytes * (3 * divide_up(feed_forward, tensor_parallel) + 4 * model.hidden)
@@ -189,10 +199,8 @@ def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: in
     experts = visit_bytes * (3 * divide_up(model.expert_intermediate, tensor_parallel) + model.hidden)
     other_batches = max(0, expert_ranks // tensor_parallel - 1)
     experts += 2 * other_batches * batch.tokens * model.hidden * activation_bytes
-    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if max(tensor_parallel, expert_ranks) > 1 else 0)
-    graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
     pictures = _compute_picture_bytes(model, batch, tensor_parallel)
-    return max(layers, sampler, pictures) + experts + libraries + graphs
+    return max(layers, sampler, pictures) + experts
 
 
 def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: int) -> int:
@@ -235,10 +243,12 @@ def compute_fit(
         batch: the largest step; default: the engine's own.
 
     Raises:
-        ValueError: `instance` has no accelerators.
+        ValueError: `instance` has no accelerators to split a layer over.
     """
-    device = _require_accelerators(instance)
     context = context or model.max_context
+    if instance.accelerators is None and tensor_parallel == 1:
+        return _compute_cpu_fit(model, instance, context, utilization, dtype, batch or select_batch(None))
+    device = _require_accelerators(instance)
     batch = batch or select_batch(device)
     weights = compute_weight_bytes(
         model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks, spare_experts=spare_experts
@@ -250,6 +260,27 @@ def compute_fit(
     is_measured_split = tensor_parallel <= _MEASURED_WAYS and pipeline == 1 and not expert_ranks
     calibrated = device.name == _MEASURED_DEVICE and is_measured_split and _is_measured_engine(model, batch, dtype)
     return _build_fit(instance.name, tensor_parallel, pipeline, context, memory, reason, calibrated=calibrated)
+
+
+def _compute_cpu_fit(
+    model: Model, instance: Instance, context: int, utilization: float, dtype: str, batch: Batch
+) -> Fit:
+    """Compute a replica that has all CPUs of a node; the engine takes memory of one socket alone."""
+    platform = engines.load_engines()["vllm"].platforms["cpu"]
+    budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * utilization)
+    weights = int(platform.weight_copies * compute_weight_bytes(model))
+    reserve = platform.base_bytes + _compute_step_bytes(model, batch)
+    cache = budget - weights - reserve
+    tokens = count_cache_tokens(
+        model, cache, context=context, block=platform.kv_block, batch_tokens=batch.tokens, dtype=dtype
+    )
+    memory = _Memory(budget, weights, reserve, cache, tokens)
+    reason = _describe_long_context(model, context) or _describe_shortage(model, memory, context, "of a replica")
+    fit = _build_fit(instance.name, 1, 1, context, memory, reason, calibrated=False)
+    if instance.memory_gb_s is None or model.encoder or model.pooled:
+        return fit
+    speed = estimate_tokens_per_s(model, instance.memory_gb_s / instance.sockets, context)
+    return fit.model_copy(update={"tokens_per_s": speed})
 
 
 def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
@@ -379,17 +410,23 @@ def _describe_misfit(
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
+    return _describe_long_context(model, context) or describe_indivisible(
+        model, tensor_parallel, whole_experts=whole_experts
+    )
+
+
+def _describe_long_context(model: Model, context: int) -> str:
     if context > model.max_context:
         return f"the model was made for {model.max_context} tokens a request, not {context}"
-    return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
+    return ""
 
 
-def _describe_shortage(model: Model, memory: _Memory, context: int) -> str:
+def _describe_shortage(model: Model, memory: _Memory, context: int, owner: str = "of one accelerator") -> str:
     budget, weights, reserve, _, tokens = memory
     if weights + reserve > budget:
         return (
             f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
-            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} of one accelerator"
+            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
         )
     if not model.encoder and tokens < context:
         return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"

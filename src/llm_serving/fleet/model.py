@@ -258,7 +258,14 @@ class Storage(Settings):
     old_versions_kept: Days = parse_default("30d")
     """How long overwritten and deleted objects can be restored."""
 
-    repositories: OneOrMore[Name] = ("vllm", "router", "load-driver", "llama-cpp", *account_needs.list_images())
+    repositories: OneOrMore[Name] = (
+        "vllm",
+        "vllm-cpu",
+        "router",
+        "load-driver",
+        "llama-cpp",
+        *account_needs.list_images(),
+    )
     """ECR repositories for the images of this project, one or a list."""
 
     model_buckets: Annotated[tuple[ModelBucket, ...], Field(max_length=20), AllowSingleItem()] = ()

@@ -109,7 +109,8 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
 
 def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
     """Types without accelerators that hold the model, each with the speed of one request."""
-    table = Table(title="On CPU, one replica a node", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    title = f"On CPU, one replica a node with {memory.NODE_SHARE:.0%} of its memory"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance type", no_wrap=True)
     for heading in ("memory GB/s", "requests", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -117,7 +118,8 @@ def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
         [fit] = fits[instance.name]
         bandwidth = f"{instance.memory_gb_s:,.0f}" if instance.memory_gb_s else ""
         speed = f"{fit.tokens_per_s:,.1f}" if fit.tokens_per_s else ""
-        cells = [f"{fit.requests:,.0f}", speed] if fit.fits else [Text("too small", style="red"), ""]
+        requests = f"{fit.requests:,.0f}" if fit.cache_tokens else "fits"
+        cells = [requests, speed] if fit.fits else [Text("too small", style="red"), ""]
         table.add_row(instance.name, bandwidth, *cells)
     return table
 

@@ -10,6 +10,7 @@ import http.client
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -406,6 +407,26 @@ def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
         for _ in range(9):  # a new minute lets two more pass
             ask(client, "small")
     assert refused.value.response.headers["retry-after"] == "60"
+
+
+def test_prismas_generator_writes_the_same_client_each_time(gateway: Running, tmp_path: Path) -> None:
+    """The gateway's image has one digest for the same input only if so."""
+    schema = (litellm_env.FOLDER / "schema.prisma").read_text(encoding="utf-8")
+    generator = litellm_env.FOLDER / "node_modules" / "prisma" / "build" / "index.js"
+    environment = {**os.environ, "PATH": f"{litellm_env.FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    clients = []
+    for lines in ("", "", "  recursive_type_depth = 5\n"):
+        changed = schema.replace("  recursive_type_depth = -1\n", lines) if lines else schema
+        (tmp_path / "schema.prisma").write_text(
+            changed.replace("generator client {", f'generator client {{\n  output = "{tmp_path}/prisma"')
+        )
+        command = ["node", str(generator), "generate", f"--schema={tmp_path / 'schema.prisma'}"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment)
+        files = sorted(file for file in (tmp_path / "prisma").rglob("*.py") if file.is_file())
+        clients.append({file: file.read_bytes() for file in files})
+        shutil.rmtree(tmp_path / "prisma")
+    assert len(clients[0]) > 50
+    assert clients[0] == clients[1] != clients[2]
 
 
 def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_through(gateway: Running) -> None:

@@ -58,7 +58,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
     ("text", "message"),
     [
         (_format("pool: general"), 'roles.worker.pool: "general": g6e.2xlarge has L40S, on which the engine llama.cpp does not run. Fix: use a pool of types without accelerators, such as m8g or c8i, or another engine.'),
-        (_format("pool: graviton, accelerators: 2"), 'roles.worker.accelerators: 2: a replica runs on one node, and in the pool graviton m8g.4xlarge has 1, m8g.8xlarge has 1. Fix: set accelerators: 1 or less, or use a pool of larger types, or pattern: distributed.'),
+        (_format("pool: graviton, accelerators: 2"), 'roles.worker.accelerators: 2: the pool graviton has no accelerators, and on CPU a replica has one node. Fix: set accelerators: 1.'),
         (_format("pool: graviton", "tuning: {quantization: fp8}\n"), 'tuning.quantization: "fp8": GGUF files are quantized before they are copied, `blueprint model copy ORGANIZATION/MODEL-GGUF:Q8_0`. Fix: remove quantization.'),
         (_format("pool: graviton", "tuning: {kv_offload: 1Gi}\n"), "tuning.kv_offload: \"1Gi\": the cache is in the node's memory already. Fix: remove kv_offload."),
         (_format("pool: graviton, adapters: {sql: 's3://demo-models/sql'}"), "roles.worker.adapters: \"sql\": this repository deploys no adapters in GGUF's form. Fix: remove adapters."),
@@ -67,7 +67,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
         (_format("pool: graviton", model="Qwen/Qwen3-4B"), 'model: "Qwen/Qwen3-4B": the engine llama.cpp reads one GGUF file, and this model is safetensors. Fix: set model: bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 or engine: sglang or engine: tensorrt-llm or engine: vllm.'),
         (_format("pool: graviton", "engine_arguments: {threads: 3}\n"), 'engine_arguments: {threads: 3}: the catalog has no list'),
         (_format("pool: general", engine="vllm"), f'model: "{GGUF}": the engine vllm reads safetensors, and this model is one GGUF file. Fix: set model: Qwen/Qwen3-4B or engine: llama.cpp.'),
-        (_format("pool: graviton", engine="vllm", model="Qwen/Qwen3-4B"), 'roles.worker.accelerators: 1: the pool graviton has no accelerators: m8g.4xlarge has none, m8g.8xlarge has none. Fix: use a pool of types with accelerators.'),
+        (_format("pool: graviton", engine="sglang", model="Qwen/Qwen3-4B"), 'roles.worker.accelerators: 1: the pool graviton has no accelerators: m8g.4xlarge has none, m8g.8xlarge has none. Fix: use a pool of types with accelerators.'),
         (_format("pool: graviton", "context: 32k\ntuning: {sequences: 64}\n"), 'model: "bartowski/Qwen_Qwen3-4B-GGUF:Q4_K_M": it does not fit into a node of the pool graviton: '),
     ],
 )  # fmt: skip

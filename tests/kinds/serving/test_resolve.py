@@ -286,9 +286,9 @@ REFUSED = [
         "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: set accelerators: 1 or less, or use a pool of larger types, or pattern: distributed.",
     ),
     (
-        {"worker": "{pool: plain}"},
-        "blueprint.yaml:6:3: roles.worker.accelerators: 1: the pool plain has no accelerators: m8g.4xlarge "
-        "has none. Fix: use a pool of types with accelerators.",
+        {"worker": "{pool: plain, accelerators: 2}"},
+        "blueprint.yaml:6:39: roles.worker.accelerators: 2: the pool plain has no accelerators, and on CPU a replica has "
+        "one node. Fix: set accelerators: 1.",
     ),
     (
         {"worker": "{pool: large, accelerators: 3}"},

@@ -202,7 +202,9 @@ def _has_folders(node: Node, *names: str) -> bool:
 
 
 OPTIONS = (
-    Option("one-rank", lambda node: node.role.accelerators == 1),
+    Option("shared-machine", lambda node: node.conventions.is_local),
+    Option("own-node", lambda node: not node.conventions.is_local),
+    Option("one-rank", lambda node: node.role.accelerators == 1 and node.conventions.is_local),
     Option("shared-weights", lambda node: node.tuning.stream_weights and node.shares_weights),
     Option("own-weights", lambda node: node.tuning.stream_weights and not node.shares_weights),
     Option("tensor", lambda node: node.role.tensor > 1, "role.accelerators", "set accelerators: 1"),

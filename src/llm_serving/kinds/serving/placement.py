@@ -27,14 +27,12 @@ from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
 
-HEADROOM = 0.85
-"""Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
-
 SHARED_MEMORY_BYTES = 4 * 2**30
 """Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
 
-CPU_SHARED_MEMORY_BYTES = 64 * 2**20
-"""Of /dev/shm where a replica has no accelerator: what containers have by default."""
+CPU_SHARED_MEMORY_BYTES = 512 * 2**20
+"""Of /dev/shm where a replica has no accelerator: the queue to the engine's worker takes up to 160 MiB (vLLM 0.32.0,
+distributed/device_communicators/shm_broadcast.py, ten chunks of VLLM_MQ_MAX_CHUNK_BYTES_MB)."""
 
 OFFLOAD_ROOM = 1.2
 """Of /dev/shm for each byte of offloaded cache: the engine maps the whole of it there, and refuses to start where less
@@ -76,7 +74,8 @@ class Placement:
     labels: dict[str, str]
     tolerations: tuple[Toleration, ...]
     fit: memory.Fit | None
-    """On the first type; None where it has no accelerators."""
+    """On the first type, or on CPU on that with the least cache, which engines on all of them have; None where the
+    engine takes no CPUs."""
 
     cache_limit: int | None = None
     """Most bytes of the KV cache of an accelerator; None for all that is free."""
@@ -129,7 +128,9 @@ def transfers_by_rdma(settings: Blueprint) -> bool:
 def copies_cache(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
     """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
     transfer = engines.load_engines()[settings.engine].transfers.get("host")
-    return transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)
+    # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
+    has_accelerators = any(role_placement.instance.accelerators for _, _, role_placement in placed)
+    return has_accelerators and transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)
 
 
 class PlacementError(Exception):
@@ -214,7 +215,7 @@ class _PlacementSearch:
             spare_experts=self._spare_experts,
             labels={"fleet/pool": self.role.pool},
             tolerations=self._list_tolerations(),
-            fit=self._compute_fit(available_types[0]),
+            fit=self._compute_common_fit(available_types),
         )
 
     def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
@@ -257,14 +258,16 @@ class _PlacementSearch:
         return (platforms.get(device.kind) if device else None) or platforms["cpu"]
 
     @property
-    def _runs_on_cpu_pools(self) -> bool:
-        """Whether a replica may have all CPUs of a node in place of an accelerator."""
-        platform = engines.load_engines()[self.settings.engine].platforms.get("cpu")
-        return platform is not None and platform.on_pools
+    def _takes_cpus(self) -> bool:
+        """Whether a replica has all CPUs of a node in place of an accelerator: no type of its pool has one."""
+        platform = engines.get_engine(self.settings.engine, self.settings.framework).platforms.get("cpu")
+        pool = self.fleet.pools[self.role.pool]
+        has_accelerators = any(instances.load()[name].accelerators for name in pool.types if name in instances.load())
+        return platform is not None and platform.on_pools and not has_accelerators
 
     def _count_units(self, instance: Instance) -> int:
         """Return ways that a node's replicas divide it: its accelerators, or one if a replica has all of its CPUs."""
-        return count_units(instance) if self._runs_on_cpu_pools else count_accelerators(instance)
+        return count_units(instance) if self._takes_cpus else count_accelerators(instance)
 
     def _select_batch(self, device: Accelerators | None) -> memory.Batch:
         """Return the largest step: of the blueprint, else the engine's choice."""
@@ -299,6 +302,9 @@ class _PlacementSearch:
         large_types = [instance for instance in known_types if self._count_units(instance) >= accelerators]
         if large_types:
             return large_types
+        if self._takes_cpus:
+            reason = f"the pool {self.role.pool} has no accelerators, and on CPU a replica has one node"
+            raise self._build_error("accelerators", accelerators, reason, "set accelerators: 1")
         max_accelerators = max(map(self._count_units, known_types))
         counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
         pattern = patterns.load_patterns()[self.settings.pattern]
@@ -365,7 +371,7 @@ class _PlacementSearch:
             raise self._build_error("accelerators", role.accelerators, misfit, fix)
 
     def _compute_fit(self, instance: Instance) -> memory.Fit | None:
-        if instance.accelerators is None and not self._runs_on_cpu_pools:
+        if instance.accelerators is None and not self._takes_cpus:
             return None
         tuning = self.settings.tuning
         if not self.model.is_known:
@@ -385,6 +391,10 @@ class _PlacementSearch:
             batch=self._select_batch(instance.accelerators),
         )
 
+    def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
+        fits = [fit for instance in types if (fit := self._compute_fit(instance))]
+        return min(fits, key=lambda fit: fit.cache_bytes) if self._takes_cpus else next(iter(fits), None)
+
     def _select_by_memory(self, types: Sequence[Instance]) -> list[Instance]:
         fits = {instance.name: fit for instance in types if (fit := self._compute_fit(instance))}
         fitting_types = [instance for instance in types if instance.name in fits and fits[instance.name].fits]
@@ -393,14 +403,14 @@ class _PlacementSearch:
         types_by_reason = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
         misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
-        capacity = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
+        capacity = "a node" if self._takes_cpus else f"{self.role.accelerators} {unit}"
         reason = f"it does not fit into {capacity} of the pool {self.role.pool}: {misfits}"
         key_path = self.settings.find_model_key_path(self.key_path, self.role, "model")
         raise PlacementError(Conflict(key_path, reason, self._describe_alternatives(), self.model.name))
 
     def _describe_alternatives(self) -> str:
         """Return the smallest way to hold the model: more accelerators, or types with more memory."""
-        if self._runs_on_cpu_pools:
+        if self._takes_cpus:
             return self._describe_larger_nodes()
         if not self.model.is_known:
             return "use more accelerators, types with more memory, or a smaller model"
@@ -435,7 +445,8 @@ class _PlacementSearch:
             for instance in instances.load().values()
             if instance.accelerators is None and (fit := self._compute_fit(instance)) and fit.fits
         ]
-        smaller = "use a smaller or more strongly quantized model, a shorter context, or fewer tuning.sequences"
+        smaller = "smaller" if self._select_platform(None).weights else "smaller or more strongly quantized"
+        smaller = f"use a {smaller} model, a shorter context, or fewer tuning.sequences"
         return f"use a pool of {min(fits)[2]} or larger, {smaller.removeprefix('use ')}" if fits else smaller
 
     def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
@@ -467,7 +478,7 @@ class _PlacementSearch:
         """Return the replica's share of each node, by accelerators: what all of the types can give."""
         per_node = self.role.accelerators // nodes
         shares = [(instance, per_node / count_units(instance)) for instance in types]
-        memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
+        memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * memory.NODE_SHARE)
         device = types[0].accelerators
         devices = -(-per_node // device.ranks) if device else 0
         queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
@@ -478,7 +489,7 @@ class _PlacementSearch:
             accelerators=devices,
             efa=min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0,
             node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
-            cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
+            cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * memory.NODE_SHARE)),
             memory_bytes=memory_bytes,
             shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * self.settings.tuning.ram_bytes),
         )

@@ -458,7 +458,10 @@ def _list_copied_weights(context: Context, role_placement: Placement, served_mod
 
 def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
     """Return KV cache of one rank, in bytes, where it uses the machine's own memory."""
-    settings = context.blueprint
+    settings, fit = context.blueprint, role_placement.fit
+    if fit and not role_placement.instance.accelerators and not context.conventions.is_local:
+        # Of a model whose arithmetic is not known, the other half is for what is not computed.
+        return fit.cache_bytes if fit.computed else fit.cache_bytes // 2
     return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(
         role_placement.model,
         context=served_model.context,

