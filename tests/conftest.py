@@ -19,7 +19,7 @@ from llm_serving.aws import session
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_env, supervisor
+from llm_serving.targets.local import deploy, engine_setups, supervisor
 from tests import engines_own, go_programs
 from tests.control_plane import programs
 
@@ -168,8 +168,9 @@ def start_blueprint(
 
     @contextlib.contextmanager
     def start(blueprint: Path, root: Path) -> Iterator[DeploymentPlan]:
-        engine_env.find_executables()
         plan = planning.plan(blueprint, ROOT / "fleet.yaml", root=root, target="local")
+        setup = engine_setups.find(plan.deployment.engine, plan.deployment.framework)
+        assert setup.is_ready(), f"{setup.executables} is not set up"
         deploy.check_machine(plan)
         deploy.prepare_start(plan)
         with pytest.MonkeyPatch.context() as patch, supervisor.start_attached(plan.directory) as supervised:

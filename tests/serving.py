@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import re
 import threading
@@ -10,9 +11,14 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
+import psutil
+
 from llm_serving.services.service import Service
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.local import supervisor
 
 PROMPT = "The router sends a request to"
 
@@ -63,6 +69,22 @@ def _has_labels(label_text: str, labels: Mapping[str, str]) -> bool:
     return all(f'{name}="{value}"' in label_text for name, value in labels.items())
 
 
+def list_processes(plan: DeploymentPlan) -> list[psutil.Process]:
+    """Return all processes of a deployment that runs here, those beside its services left out."""
+    supervised = supervisor.find_running(plan.directory)
+    assert supervised
+    pids = {state.name: state.pid for state in supervised.list_states()}
+    parents = [psutil.Process(pids[service.name]) for service in plan.deployment.services]
+    return [process for parent in parents for process in parent.children(recursive=True)]
+
+
+def list_listening(plan: DeploymentPlan) -> list[IPv4Address | IPv6Address]:
+    """Return the address of each socket that these processes listen on."""
+    connections = [one for process in list_processes(plan) for one in process.net_connections("inet")]
+    addresses = [ipaddress.ip_address(one.laddr.ip) for one in connections if one.status == psutil.CONN_LISTEN]
+    return [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+
+
 @dataclass
 class Load:
     """Streamed requests of several parallel users through the router."""
@@ -106,3 +128,10 @@ class Load:
             except (OSError, ValueError, http.client.HTTPException) as error:
                 self.failed.append(repr(error))
             self.longest_s = max(self.longest_s, time.monotonic() - start)
+
+    def wait_answers(self, count: int, limit_s: float = 300) -> None:
+        """Wait until `count` further requests were answered completely."""
+        expected, deadline = len(self.start_times) + count, time.monotonic() + limit_s
+        while len(self.start_times) < expected and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(self.start_times) >= expected, self.failed

@@ -599,7 +599,7 @@ class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""
 
     rendered_only: str = ""
-    """What of it is checked although nothing of it has run; empty where tests run it."""
+    """What of it is checked although nothing of it has run but on this machine; empty where tests run it as on AWS."""
 
     version: str = ""
     """Of the framework; empty where it is the target's own means."""
@@ -628,6 +628,9 @@ class Framework(_NamedChoice):
 
     signals: tuple[EngineMetric, ...] = ("queue", "kv-usage")
     """What it can scale replicas by."""
+
+    metrics_delay_s: float = 0
+    """Seconds after which its pages of metrics have what an engine counted."""
 
     unsupported_options: Mapping[str, str] = {}
     """Why an option of the engine does not work under it, by the option's name."""

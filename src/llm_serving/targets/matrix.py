@@ -60,9 +60,11 @@ class Cell:
 
     @property
     def is_rendered_only(self) -> bool:
-        """Whether nothing of the engine, or of the framework, has run anywhere."""
-        rows = (engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework))
-        return self.deployment is not None and any(row.rendered_only for row in rows if row)
+        """Whether nothing of the engine, or of the framework, has run, on this machine or as on AWS."""
+        is_local = registry.load_target(self.target).conventions.is_local
+        engine, framework = engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework)
+        notes = (engine and engine.rendered_only, framework and not is_local and framework.rendered_only)
+        return self.deployment is not None and any(notes)
 
     def build_payload(self) -> dict[str, str | None]:
         """Return the cell as `matrix --json` prints it."""

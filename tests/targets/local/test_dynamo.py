@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings import yaml_edit
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import engine_setups, supervisor
+from llm_serving.targets.local import engine_setups
 from llm_serving.validation.base import ValidationOptions
 from tests import serving
 
@@ -47,19 +45,10 @@ def plan(
         yield started
 
 
-def _list_processes(plan: DeploymentPlan) -> list[psutil.Process]:
-    supervised = supervisor.find_running(plan.directory)
-    assert supervised
-    pids = {state.name: state.pid for state in supervised.list_states()}
-    parents = [psutil.Process(pids[service.name]) for service in plan.deployment.services]
-    return [process for parent in parents for process in parent.children(recursive=True)]
-
-
 def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
-    processes = _list_processes(plan)
-    sockets = [one for process in processes for one in process.net_connections("inet") if one.status == "LISTEN"]
+    sockets = serving.list_listening(plan)
     assert len(sockets) > len(plan.deployment.services)
-    assert [one.laddr for one in sockets if not ipaddress.ip_address(one.laddr.ip).is_loopback] == []
+    assert [address for address in sockets if not address.is_loopback] == []
 
 
 def test_the_report_counts_every_request_at_the_replica_that_answered(plan: DeploymentPlan, tmp_path: Path) -> None:
@@ -84,18 +73,11 @@ def test_a_prompt_goes_where_its_beginning_was_seen(plan: DeploymentPlan) -> Non
 
 
 def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> None:
-    [victim] = [each for each in _list_processes(plan) if "dynamo.vllm" in each.cmdline()][:1]
+    [victim] = [each for each in serving.list_processes(plan) if "dynamo.vllm" in each.cmdline()][:1]
     with serving.Load(plan.deployment.url, deadline_s=300, users=2) as load:
-        _wait_answers(load, 4)
+        load.wait_answers(4)
         victim.kill()
         killed = time.monotonic()
-        _wait_answers(load, len(load.start_times) + 8)
+        load.wait_answers(8)
     assert load.failed == []
     assert sum(start > killed for start in load.start_times) > 0
-
-
-def _wait_answers(load: serving.Load, count: int) -> None:
-    deadline = time.monotonic() + 300
-    while len(load.start_times) < count and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(load.start_times) >= count, load.failed

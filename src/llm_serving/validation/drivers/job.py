@@ -102,6 +102,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
         overlap.add(prompt)
     result.shared_prompts, result.shared_prompt_count = overlap.share, overlap.prompts
     result.versions = {driver.name: on_demand.read_version(driver.package, executables)}
+    time.sleep(plan.metrics_delay_s)
     result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     log = work / f"{driver.name}.log"
@@ -118,7 +119,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
             raise Unavailable(f"{driver.title} wrote no results. Fix: {fix}.")
         samples = _complete(job, driver.read(job))
         step.note = f"{len(samples)} requests"
-    time.sleep(SETTLE_S)
+    time.sleep(SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in samples]
     result.duration_s = max(ends, default=0.0)

@@ -75,12 +75,13 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
     overlap = _prepare(load, setup)
+    gevent.sleep(plan.metrics_delay_s)
     result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
     _freeze_memory()
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     _play(load, meeting.set_start(), overlap, result)
     meeting.wait_for_results()
-    gevent.sleep(SETTLE_S)
+    gevent.sleep(SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
 
 

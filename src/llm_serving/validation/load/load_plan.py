@@ -58,6 +58,9 @@ class LoadPlan(BaseModel):
     metrics_urls: dict[str, str] = {}
     """URL of the engine's metrics by replica, read before the first counted request and after the last."""
 
+    metrics_delay_s: float = 0
+    """Seconds after which these pages have what happened."""
+
     processes: int = 1
     """Processes that send the load, each its own share of the requests."""
 

@@ -1,7 +1,8 @@
-"""Ray Serve LLM on EKS: its application from the engine's command line, and what it does not run."""
+"""Ray Serve LLM: its application from the engine's command line, its nodes on this machine, and what it does not run."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,51 @@ def test_the_version_under_ray_has_every_argument_that_is_rendered(tmp_path: Pat
     assert "headless" not in known, "the engine's own row is of a later version"
 
 
+LOCAL = """\
+pattern: aggregated
+framework: ray
+model: tiny
+context: 2k
+roles: {worker: {pool: gpus, accelerators: 1, replicas: 2}}
+traffic: {users: 2}
+slo: {}
+"""
+
+
+def test_on_this_machine_each_replica_has_a_node_and_the_head_starts_the_application(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, LOCAL, "local")
+    *workers, head = deployment.services
+    assert [worker.name for worker in workers] == ["worker-0", "worker-1"]
+    address = f"127.0.0.1:{deployment.environment.ports['router-admin']}"
+    for worker in workers:
+        program = worker.command[worker.command.index("--") + 1 :]
+        assert "fetch_weights" in " ".join(worker.command), "no reader of S3 is in its environment"
+        assert program[0] == "python3" and program[1].endswith("/ray_node.py")
+        assert program[2:4] == ("worker", address)
+        assert {'--resources={"worker": 1}', f"--metrics-export-port={worker.port}"} <= set(program)
+        assert deployment.metrics_urls[worker.name] == f"http://{worker.host}:{worker.port}/metrics"
+    assert head.command[2:5] == ("head", address, "2")
+    serve = json.loads(head.command[5])
+    assert serve["proxy_location"] == "HeadOnly", "a port of this machine is one process's"
+    assert serve["http_options"] == {"host": "127.0.0.1", "port": head.port, "request_timeout_s": 1800}
+    [application] = serve["applications"]
+    assert application["args"]["ingress_deployment_config"]["ray_actor_options"] == {"resources": {"router": 1}}
+    [llm_config] = application["args"]["llm_configs"]
+    assert llm_config["model_loading_config"] == {"model_id": "tiny", "model_source": "/fetched/weights"}
+    assert llm_config["deployment_config"]["num_replicas"] == 2
+    assert llm_config["placement_group_config"]["bundle_per_worker"] == {"CPU": 1, "worker": 1}
+    assert llm_config["engine_kwargs"]["kv_cache_memory_bytes"] > 0
+
+
+def test_its_processes_on_this_machine_share_an_address_and_a_secret(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, LOCAL, "local")
+    for service in deployment.services:
+        assert (service.host, service.env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]) == ("127.0.0.1", "0")
+        assert service.env["RAY_AUTH_MODE"] == "token"
+        assert service.env["RAY_AUTH_TOKEN_PATH"] == "/ray-token"
+        assert (Path(service.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
+
+
 RELAXED = "{pool: gpus, accelerators: 2}"
 REFUSED = {
     "an engine that it does not run": (
@@ -132,8 +178,8 @@ REFUSED = {
     "a target": (
         format_blueprint("{pool: on-ecs, accelerators: 2}"),
         "ecs",
-        'blueprint.yaml:3:12: framework: "ray": the framework does not run on the target ecs. Fix: use --target eks, or '
-        "another framework.",
+        'blueprint.yaml:3:12: framework: "ray": the framework does not run on the target ecs. Fix: use --target local or '
+        "eks, or another framework.",
     ),
     "a policy": (
         format_blueprint(roles=f"  worker: {RELAXED}\n  router: {{policy: kv-aware}}"),
@@ -173,6 +219,18 @@ REFUSED = {
         'blueprint.yaml:8:35: engine_arguments.engram_config: "{}": ray 2.60.0 runs vllm 0.29.0, which has no such '
         "option. Fix: remove engram_config, or use another framework.",
     ),
+    "several ranks on this machine": (
+        LOCAL.replace("accelerators: 1", "accelerators: 2"),
+        "local",
+        "blueprint.yaml:6:44: roles.worker.accelerators: 2: a replica of several ranks under Ray was not compared on this "
+        "machine. Fix: set accelerators: 1, or use framework: plain.",
+    ),
+    "a prompt before the first request": (
+        LOCAL.replace("model: tiny", "model: tiny\nwarm_prompt: system.txt"),
+        "local",
+        'blueprint.yaml:5:14: warm_prompt: "system.txt": Ray\'s replicas take no requests but those of its endpoint. Fix: '
+        "remove it, or use framework: plain.",
+    ),
     "Trainium": (
         format_blueprint("{pool: trainium, accelerators: 64}"),
         "eks",
@@ -185,6 +243,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_it_does_not_run_is_refused_at_its_line(tmp_path: Path, case: str) -> None:
     text, target, message = REFUSED[case]
+    (tmp_path / "system.txt").write_text("Answer in one word.")
     with pytest.raises(InputError) as error:
         resolve(tmp_path, text, target)
     assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]

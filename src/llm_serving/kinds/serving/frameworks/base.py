@@ -53,6 +53,12 @@ def _load_module(context: Context) -> FrameworkModule | None:
     return cast(FrameworkModule, importlib.import_module(f"{__package__}.{name}")) if name else None
 
 
+def split_command(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what comes before an engine's own command, such as a copy of its weights, and that command."""
+    start = len(service.command) - service.command[::-1].index("--") if "--" in service.command else 0
+    return service.command[:start], service.command[start:]
+
+
 def check_engine(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield options of the engine and parsers of answers that a framework with its own version of it does not have."""
     name, engine = context.blueprint.framework, context.blueprint.engine
@@ -66,6 +72,14 @@ def check_engine(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
                 reason = f"{name} {framework.version} runs {engine} {pair.version}, which has no such option"
                 yield Conflict((*path, option), reason, f"remove {option}, or use another framework", str(value))
         yield from _check_parsers(context, key_path, role, role_placement, pair)
+
+
+def check_warm_prompts(context: Context, placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
+    """Yield prompts for each replica before its first request, where a framework lets nobody ask a replica."""
+    for key_path, role, _ in placed_roles:
+        if prompt := context.blueprint.select_model_settings(role).warm_prompt:
+            path = context.blueprint.find_model_key_path(key_path, role, "warm_prompt")
+            yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
 
 
 def _check_parsers(

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options
 from llm_serving.kinds.serving import processes
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.services.service import Probe, Service
@@ -44,11 +44,7 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
     if "request_timeout" in router.model_fields_set:
         reason, fix = "Dynamo's frontend has no limit on a request's time", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "request_timeout"), reason, fix, f"{router.request_timeout:g}s")
-    for key_path, role, _ in placed_roles:
-        if prompt := context.blueprint.select_model_settings(role).warm_prompt:
-            path = context.blueprint.find_model_key_path(key_path, role, "warm_prompt")
-            reason = "Dynamo's workers take no requests but those of its frontend"
-            yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
+    yield from check_warm_prompts(context, placed_roles, "Dynamo's workers take no requests but those of its frontend")
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
@@ -65,7 +61,7 @@ def _adapt_frontend(context: Context, frontend: Service) -> Service:
 
 
 def _adapt_worker(context: Context, worker: Service) -> Service:
-    prefix, words = _split_command(worker)
+    prefix, words = split_command(worker)
     recorded = engine_options.get_options(context.blueprint.engine)
     options: Mapping[str, JsonValue] = engine_options.parse_command(context.blueprint.engine, words)
     command = [processes.resolve_executable(context.environment, "python3"), "-m", "dynamo.vllm", "--model", words[2]]
@@ -87,12 +83,6 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
     if worker.probe:
         update["probe"] = Probe(path=WORKER_HEALTH, body={}, health="/live", deadline_s=worker.probe.deadline_s)
     return worker.model_copy(update=update)
-
-
-def _split_command(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what comes before an engine's own command, such as a copy of its weights, and that command."""
-    start = len(service.command) - service.command[::-1].index("--") if "--" in service.command else 0
-    return service.command[:start], service.command[start:]
 
 
 def _build_environment(context: Context) -> dict[str, str]:

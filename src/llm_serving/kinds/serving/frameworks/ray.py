@@ -1,22 +1,26 @@
 """Ray Serve LLM: an application of `ray.serve.llm:build_openai_app` in place of engines' and router's processes.
 
 Ray starts a replica of the application's deployment where its nodes have room, and passes the engine's options to the
-engine's own classes. Each role has nodes of its own, told apart by a resource of Ray's that is called as the role.
+engine's own classes. Each role has nodes of its own, told apart by a resource of Ray's that is called as the role. On
+EKS KubeRay starts the nodes; on this machine ray_node.py does, a node for each replica.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine
+from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
-from llm_serving.services.service import Service
+from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, resolve_scale
+from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.settings.document import Conflict
 
 SERVER_OPTIONS = frozenset(
@@ -30,63 +34,177 @@ PORTS = {"gcs-server": 6379, "dashboard": 8265}
 TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
 """Longest request in Ray's endpoint, seconds; left alone 600. Source: Ray 2.60.0, llm/_internal/serve/constants.py."""
 
+REPORT_VARIABLE = "RAY_metrics_report_interval_ms"
+"""How often a process reports to its node's page of metrics; left alone every 10 s. Source: Ray 2.60.0, called."""
+
+STARTUP_FOLDER = Path(__file__).with_name("ray_start")
+"""What Python of Ray's processes on this machine finds first; apart from modules here that are called as Ray's."""
+
+NODE_CPUS = 2
+"""Of each node on this machine, in Ray's own count: an actor of Serve takes one, and the bundle of an engine one."""
+
+HEAD_ARGUMENTS = ("--include-dashboard=false", "--no-monitor")
+"""Servers that a head on this machine goes without."""
+
+NODE_BYTES = 1_000_000_000
+"""Memory of a node on this machine beside what the engine takes alone: 0.3 GB of Ray's own processes, and 0.7 GB of
+Serve's replica, whose engine has its processes beside it. Measured with 2.60.0 and `tiny`, 2026-11-26."""
+
+OBJECT_STORE_BYTES = 80_000_000
+"""Of each node on this machine, where no large messages go through it. Ray takes no less than 78,643,200."""
+
 
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Yield options of the engine that the version under Ray does not have."""
+    """Yield options of the engine that the version under Ray does not have, and what its nodes here do not take."""
     yield from check_engine(context, placed_roles)
+    if not context.conventions.is_local:
+        return
+    yield from check_warm_prompts(context, placed_roles, "Ray's replicas take no requests but those of its endpoint")
+    for key_path, role, _ in placed_roles:
+        if role.tensor > 1:
+            reason = "a replica of several ranks under Ray was not compared on this machine"
+            fix = "set accelerators: 1, or use framework: plain"
+            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
     """Return Ray's nodes, the head last, and the application that runs on them."""
     *workers, entry = services
-    port, timeout_s = entry.port, math.ceil(context.blueprint.roles.router.request_timeout)
-    metrics = {"metrics": entry.ports["metrics"]}
-    env = {TIMEOUT_VARIABLE: str(timeout_s)}
-    head = entry.model_copy(update={"ports": {**entry.ports, **PORTS}, "env": {**entry.env, **env}})
-    nodes = [
-        worker.model_copy(
-            update={"command": (), "port": port, "ports": metrics, "env": {**worker.env, **env}},
-        )
-        for worker in workers
-    ]
+    timeout_s = math.ceil(context.blueprint.roles.router.request_timeout)
+    first_workers = {worker.role: worker for worker in reversed(workers)}
     llm_configs: list[JsonValue] = [
-        _build_llm_config(context, placed_role, worker)
-        for placed_role, worker in zip(placed_roles, workers, strict=True)
+        _build_llm_config(context, placed_role, first_workers[placed_role[0][-1]]) for placed_role in placed_roles
     ]
-    replicas = context.blueprint.roles.router.replicas
     application: dict[str, JsonValue] = {
         "name": "llm",
         "route_prefix": "/",
         "import_path": "ray.serve.llm:build_openai_app",
-        "args": {
-            "llm_configs": llm_configs,
-            "ingress_deployment_config": {"autoscaling_config": {"min_replicas": replicas, "max_replicas": replicas}},
-        },
+        "args": {"llm_configs": llm_configs, "ingress_deployment_config": _build_ingress(context, entry)},
     }
-    http_options: dict[str, JsonValue] = {"host": "0.0.0.0", "port": port, "request_timeout_s": timeout_s}
+    http_options: dict[str, JsonValue] = {
+        "host": context.conventions.bind_host,
+        "port": entry.port,
+        "request_timeout_s": timeout_s,
+    }
+    serve: dict[str, JsonValue] = {"http_options": http_options, "applications": [application]}
+    env = {TIMEOUT_VARIABLE: str(timeout_s), REPORT_VARIABLE: "1000"}
     version = engines.load_frameworks()[context.blueprint.framework].version
-    return Adapted(
-        [*nodes, head],
-        {"version": version, "serve": {"http_options": http_options, "applications": [application]}},
+    config: dict[str, JsonValue] = {"version": version, "serve": serve}
+    if context.conventions.is_local:
+        return Adapted(_build_local_nodes(context, workers, entry, serve, env), config)
+    head = entry.model_copy(update={"ports": {**entry.ports, **PORTS}, "env": {**entry.env, **env}})
+    metrics = {"metrics": entry.ports["metrics"]}
+    nodes = [
+        worker.model_copy(
+            update={"command": (), "port": entry.port, "ports": metrics, "env": {**worker.env, **env}},
+        )
+        for worker in workers
+    ]
+    return Adapted([*nodes, head], config)
+
+
+def _build_ingress(context: Context, entry: Service) -> dict[str, JsonValue]:
+    """Return how many replicas of the endpoint run, on this machine those of its head."""
+    replicas = context.blueprint.roles.router.replicas if not context.conventions.is_local else 1
+    scaling: dict[str, JsonValue] = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": replicas}}
+    return scaling | ({"ray_actor_options": {"resources": {entry.role: 1}}} if context.conventions.is_local else {})
+
+
+def _build_local_nodes(
+    context: Context,
+    workers: Sequence[Service],
+    entry: Service,
+    serve: Mapping[str, JsonValue],
+    variables: Mapping[str, str],
+) -> list[Service]:
+    """Return a process for each node; its port is its page of metrics.
+
+    All of Ray's servers listen on 127.0.0.1, the one address that Ray takes for loopback, and ask for a secret.
+    """
+    environment = context.environment
+    address = f"{LOOPBACK}:{environment.ports['router-admin']}"
+    program = (processes.resolve_executable(environment, "python3"), str(STARTUP_FOLDER / "ray_node.py"))
+    env = {
+        **variables,
+        "PYTHONPATH": str(STARTUP_FOLDER),
+        # So Ray takes the loopback address for one that nodes can have.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_START_HOOK": "sitecustomize.adjust_node",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{environment.data_folder}/ray-token",
+        # Logs of the processes that a node starts are in its own.
+        "RAY_LOG_TO_STDERR": "1",
+        "RAY_BACKEND_LOG_LEVEL": "warning",
+        # As engines under another framework; left alone 15.
+        "RAY_worker_niceness": "0",
+        # On a busy machine.
+        "RAY_raylet_start_wait_time_s": "240",
+    }
+    nodes = []
+    for worker in workers:
+        prefix, _ = split_command(worker)
+        arguments = _list_node_arguments(context, worker, worker.port)
+        update: dict[str, object] = {
+            "host": LOOPBACK,
+            "resources": _add_memory(worker.resources, NODE_BYTES),
+            "command": (*prefix, *program, "worker", address, *arguments),
+            "env": {**worker.env, **env, **_place_sockets(context, worker)},
+        }
+        if worker.probe:
+            update["probe"] = Probe(path=context.engine.metrics_path, body={}, deadline_s=worker.probe.deadline_s)
+        nodes.append(worker.model_copy(update=update))
+    arguments = _list_node_arguments(context, entry, environment.ports["router-metrics"])
+    config = json.dumps({"proxy_location": "HeadOnly", **serve})
+    command = (*program, "head", address, str(len(workers)), config, *HEAD_ARGUMENTS, *arguments)
+    env = {**workers[0].env, **entry.env, **env, **_place_sockets(context, entry)}
+    return [*nodes, entry.model_copy(update={"command": command, "env": env})]
+
+
+def _add_memory(resources: Resources, memory_bytes: int) -> Resources:
+    return resources.model_copy(update={"memory_bytes": resources.memory_bytes + memory_bytes})
+
+
+def _place_sockets(context: Context, node: Service) -> dict[str, str]:
+    """Return where a node on this machine has its Unix sockets, whose paths in Ray's own folder are too long."""
+    return {"BLUEPRINT_RAY_SOCKETS": f"{context.environment.socket_folder}/{node.name}"}
+
+
+def _list_node_arguments(context: Context, node: Service, metrics_port: int) -> tuple[str, ...]:
+    """Return the arguments of `ray start` for a node on this machine."""
+    environment = context.environment
+    return (
+        f"--temp-dir={environment.data_folder}/ray",
+        f"--metrics-export-port={metrics_port}",
+        f"--num-cpus={NODE_CPUS}",
+        f"--resources={json.dumps({node.role: 1})}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        # Nodes share an address: each process takes a port that is free.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--include-log-monitor=false",
     )
 
 
 def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service) -> dict[str, JsonValue]:
     """Return one model as `LLMConfig` of Ray takes it: from the engine's command line."""
     key_path, role, role_placement = placed_role
-    options = engine_options.parse_command(context.blueprint.engine, worker.command)
-    device = role_placement.instance.accelerators
-    bundle: dict[str, JsonValue] = {"GPU" if device else "CPU": 1, key_path[-1]: 0.001}
+    _, command = split_command(worker)
+    options = engine_options.parse_command(context.blueprint.engine, command)
+    device = role_placement.instance.accelerators if not context.conventions.is_local else None
+    # Of a node here the one replica takes all.
+    share = 1 if context.conventions.is_local else 0.001
+    bundle: dict[str, JsonValue] = {"GPU" if device else "CPU": 1, key_path[-1]: share}
     return {
         "model_loading_config": {
             "model_id": options["served_model_name"][0],  # type: ignore[index]
-            "model_source": worker.command[2],
+            "model_source": command[2],
         },
         "engine_kwargs": {name: value for name, value in options.items() if name not in SERVER_OPTIONS},
         # A replica does not leave its node.
         "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
         "deployment_config": {
-            **_build_replicas(key_path[-1], role, _count_running(context, role_placement)),
+            **_build_replicas(context, key_path[-1], role, _count_running(context, role_placement)),
             "graceful_shutdown_timeout_s": math.ceil(context.blueprint.disruption.drain),
             "request_router_config": {"request_router_class": context.router.policies[context.policy]},
         },
@@ -101,11 +219,13 @@ def _count_running(context: Context, role_placement: Placement) -> int:
     return max(1, min(sequences, fit.cache_tokens // context.blueprint.max_sequence_tokens))
 
 
-def _build_replicas(name: str, role: EngineRole, running: int) -> dict[str, JsonValue]:
+def _build_replicas(context: Context, name: str, role: EngineRole, running: int) -> dict[str, JsonValue]:
     """Return how many replicas run.
 
     Ray counts requests under way. As many wait as the blueprint says when these and those that run are under way.
     """
+    if context.conventions.is_local:
+        return {"num_replicas": compute_fixed_replicas(role).min}
     scale = resolve_scale(name, role)
     if scale is None or scale.queue is None:
         return {"num_replicas": role.replicas.max}

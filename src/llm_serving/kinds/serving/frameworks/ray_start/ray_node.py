@@ -1,0 +1,104 @@
+"""Runs a node of Ray on this machine, where no operator does: the head with its application, or a worker.
+
+    python ray_node.py head ADDRESS NODES SERVE ARGUMENTS...
+    python ray_node.py worker ADDRESS ARGUMENTS...
+
+ADDRESS is HOST:PORT of the head, NODES the workers that it waits for, SERVE what `serveConfigV2` of a RayService holds
+as JSON, ARGUMENTS those of `ray start`. Ray's own environment runs this, so it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
+
+FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--runtime-env-agent-port")
+"""Of a node's agents, for itself."""
+
+POLL_S = 0.2
+
+
+def main(role: str, address: str, arguments: list[str]) -> int:
+    """Run the node until it ends; return its exit code."""
+    host, _, port = address.rpartition(":")
+    create_token(Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
+    own = [f"--node-ip-address={host}", *(f"{option}={free}" for option, free in choose_ports(host).items())]
+    if role == "worker":
+        wait_listening(host, int(port))
+        os.execv(START[0], [*START, f"--address={address}", *own, *arguments])
+    nodes, serve, *arguments = arguments
+    with subprocess.Popen([*START, "--head", f"--port={port}", *own, *arguments]) as head:
+        wait_listening(host, int(port), head)
+        # In a process of its own, which gives its memory back.
+        if subprocess.run([sys.executable, __file__, "deploy", address, nodes, serve], check=False).returncode:
+            head.terminate()
+            head.wait()
+            return 1
+        return head.wait()
+
+
+def create_token(file: Path) -> None:
+    """Create the secret by which Ray's processes know each other, for this user alone, unless it is there."""
+    own = file.with_name(f"{file.name}.{os.getpid()}")
+    own.touch(mode=0o600)
+    own.write_text(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):
+        file.hardlink_to(own)
+    own.unlink()
+
+
+def choose_ports(host: str) -> dict[str, int]:
+    """Return free ports for a node's agents, whose addresses its raylet must know before they listen."""
+    sockets = [socket.socket() for _ in FREE_PORTS]
+    for one in sockets:
+        one.bind((host, 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return dict(zip(FREE_PORTS, ports, strict=True))
+
+
+def wait_listening(host: str, port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait until the head listens, however long that takes: who started this has a limit.
+
+    Raises:
+        SystemExit: `process`, which should listen, has ended.
+    """
+    while True:
+        with socket.socket() as connection:
+            if connection.connect_ex((host, port)) == 0:
+                return
+        if process and process.poll() is not None:
+            sys.exit(process.returncode or 1)
+        time.sleep(POLL_S)
+
+
+def deploy(address: str, nodes: int, config: Any) -> None:
+    """Start the applications once all workers are there, which have copied their weights; wait until they answer."""
+    ray, serve = importlib.import_module("ray"), importlib.import_module("ray.serve")
+    ray.init(address=address, _node_ip_address=address.rpartition(":")[0], log_to_driver=False)
+    while sum(node["Alive"] for node in ray.nodes()) <= nodes:
+        time.sleep(POLL_S)
+    serve.start(proxy_location=config["proxy_location"], http_options=config["http_options"])
+    for application in config["applications"]:
+        module, _, name = application["import_path"].partition(":")
+        build = getattr(importlib.import_module(module), name)
+        serve.run(build(application["args"]), name=application["name"], route_prefix=application["route_prefix"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "deploy":
+        deploy(sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
