@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.eks_cluster as eks_cluster
     import cdktf_cdktf_provider_aws.eks_node_group as eks_node_group
     import cdktf_cdktf_provider_aws.eks_pod_identity_association as eks_pod_identity_association
+    import cdktf_cdktf_provider_aws.elasticache_parameter_group as elasticache_parameter_group
     import cdktf_cdktf_provider_aws.elasticache_replication_group as elasticache_replication_group
     import cdktf_cdktf_provider_aws.elasticache_subnet_group as elasticache_subnet_group
     import cdktf_cdktf_provider_aws.flow_log as flow_log

@@ -183,6 +183,7 @@ def _add_cache(
         security_group=groups.cache.id,
         key=context.key,
         snapshot_days=1,
+        reserve_percent=context.gateway.cache_reserve_percent,
     )
 
 

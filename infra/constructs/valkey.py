@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 
-VERSION = "8.0"
+VERSION, FAMILY = "8.2", "valkey8"
+"""From this version on nodes search vectors. Source: ElastiCache user guide, "Search features and limits", 2026-11."""
 
 
 def add_cache(
@@ -22,10 +23,26 @@ def add_cache(
     security_group: str,
     key: aws.kms_key.KmsKey,
     snapshot_days: int | None = None,
+    reserve_percent: int | None = None,
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add a cache whose second node, in another zone, takes over; it is reached over TLS alone."""
+    """Add a cache whose second node, in another zone, takes over; it is reached over TLS alone.
+
+    Args:
+        reserve_percent: share of the memory that is set aside; ElastiCache's own where left out.
+    """
     group = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
         stack, "cache-subnets", name=name, subnet_ids=list(subnets)
+    )
+    p = aws.elasticache_parameter_group
+    parameters = reserve_percent and p.ElasticacheParameterGroup(
+        stack,
+        "cache-parameters",
+        name=name,
+        family=FAMILY,
+        description=description,
+        parameter=[
+            p.ElasticacheParameterGroupParameter(name="reserved-memory-percent", value=str(reserve_percent)),
+        ],
     )
     return aws.elasticache_replication_group.ElasticacheReplicationGroup(
         stack,
@@ -35,6 +52,7 @@ def add_cache(
         engine="valkey",
         engine_version=VERSION,
         node_type=node_type,
+        parameter_group_name=parameters.name if parameters else None,
         num_cache_clusters=nodes,
         automatic_failover_enabled=True,
         multi_az_enabled=True,

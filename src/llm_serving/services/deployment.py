@@ -98,6 +98,9 @@ class FoundDeployment(ResolvedData):
     models: tuple[str, ...] = ()
     """What clients can put in `model`."""
 
+    task: str = ""
+    """What its models are for, of `tasks`."""
+
     engine: str = ""
     usd_h: float | None = None
     """Cost per hour; None without prices, and where its replicas follow the load."""

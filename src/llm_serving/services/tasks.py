@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from llm_serving.settings.choices import Task
 
 GENERATE: Task = "generate"
+EMBED: Task = "embed"
 
 RANKED: tuple[Task, ...] = ("rerank", "classify")
 """Tasks whose answers a head of the model computes."""

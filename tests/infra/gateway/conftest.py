@@ -49,9 +49,12 @@ routes:
 load_balancer: {{certificate: {CERTIFICATE}}}
 """
 
+_PRICE = "    price:"
+_CACHE = '    cache: {semantic: {embedding: {url: "https://llm.example.com:8443/v1", model: tiny}}}\n'
+
 SHAPES = {
     "edge": _GATEWAY,
-    "pods": f"{_GATEWAY}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n"
+    "pods": f"{_GATEWAY.replace(_PRICE, _CACHE + _PRICE)}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n"
     "audit: {export: s3://acme-audit/gateways/pods}\n"
     'guardrails: {bedrock: {id: gr4a1b2c3d4e, version: "1"}}\n',
 }

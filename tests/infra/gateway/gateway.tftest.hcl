@@ -60,6 +60,17 @@ run "pods" {
   }
 
   assert {
+    condition = (
+      aws_elasticache_replication_group.cache.engine_version == "8.2" &&
+      aws_elasticache_replication_group.cache.parameter_group_name == aws_elasticache_parameter_group.cache-parameters.name &&
+      aws_elasticache_parameter_group.cache-parameters.family == "valkey8" &&
+      one(aws_elasticache_parameter_group.cache-parameters.parameter[*].name) == "reserved-memory-percent" &&
+      one(aws_elasticache_parameter_group.cache-parameters.parameter[*].value) == "30"
+    )
+    error_message = "small nodes that search set memory aside, and their version searches"
+  }
+
+  assert {
     condition     = aws_eks_pod_identity_association.gateway-identity.namespace == "serving" && aws_eks_pod_identity_association.gateway-identity.role_arn == aws_iam_role.pods-gate-role.arn
     error_message = "pods of the gateway have its role"
   }

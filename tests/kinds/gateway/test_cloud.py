@@ -154,6 +154,55 @@ def test_a_model_of_bedrock_answers_by_the_role_s_signature_and_no_key(tmp_path:
     assert deployment.stack.bedrock_models == ("us.amazon.nova-lite-v1:0",)
 
 
+@pytest.mark.parametrize(
+    ("node", "percent"), [("cache.t4g.micro", 50), ("cache.t4g.small", 30), ("cache.t4g.medium", None), ("cache.r7g.large", None)]
+)  # fmt: skip
+def test_meanings_are_compared_by_a_model_of_bedrock_and_small_nodes_set_memory_aside(
+    tmp_path: Path, node: str, percent: int | None
+) -> None:
+    text = f"{MINIMAL.replace('{mock: Hello.}', '{mock: Hello.}, cache: {semantic: {embedding: {bedrock: amazon.titan-embed-text-v2:0}}}')}"
+    deployment = resolve(tmp_path, f"{text}aws: {{cache_type: {node}}}\n", "ecs")
+    [_, model] = read_config(deployment.entries[0])["model_list"]
+    assert model["litellm_params"] == {
+        "model": "bedrock/amazon.titan-embed-text-v2:0", "aws_region_name": "us-west-2", "num_retries": 0,
+        "input_cost_per_token": 0.0, "output_cost_per_token": 0.0,
+    }  # fmt: skip
+    semantic = json.loads(deployment.entries[0].env[gateway_program.SEMANTIC_VARIABLE])
+    assert semantic["chat"]["embedding"] == model["model_name"]
+    assert deployment.stack
+    assert deployment.stack.bedrock_models == ("amazon.titan-embed-text-v2:0",)
+    assert deployment.stack.cache_reserve_percent == percent
+    plain = resolve(tmp_path, f"{MINIMAL}aws: {{cache_type: {node}}}\n", "ecs", name="plain")
+    assert plain.stack and plain.stack.cache_reserve_percent is None
+
+
+def test_nodes_with_disks_search_nothing(tmp_path: Path) -> None:
+    semantic = "cache: {semantic: {embedding: {bedrock: amazon.titan-embed-text-v2:0}}}"
+    text = f"{MINIMAL}aws: {{cache_type: cache.r6gd.xlarge}}\n"
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path, text.replace("{mock: Hello.}", f"{{mock: Hello.}}, {semantic}"), "eks")
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:5:19: aws.cache_type: "cache.r6gd.xlarge": its nodes keep a part of the data on '
+        "disks, where nothing is searched, and answers are found by meaning. Fix: choose one such as cache.r7g.large."
+    )
+
+
+def test_the_deployment_that_makes_vectors_is_reached_metered_and_gets_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door(keys="secret:llm/keys", usage_address="big-router.serving.svc:9092")
+    vectors = BIG.model_copy(update={"task": "embed", "door": door})
+    monkeypatch.setattr(deployments, "find", lambda *_: vectors)
+    semantic = "cache: {semantic: {embedding: {deployment: big}}}"
+    text = MINIMAL.replace("{mock: Hello.}", f"{{mock: Hello.}}, {semantic}")
+    with pytest.raises(InputError, match=r'routes\.chat\.cache: "big": it asks for a key of a team'):
+        resolve(tmp_path, text, "eks", name="open")
+    meter, gateway = resolve(tmp_path, f"{text}aws: {{api_key: {{secret: llm/gateway}}}}\n", "eks").services
+    assert gateway.calls["big"].port == 8080
+    assert {"engines-big", "use-big"} <= meter.calls.keys()
+    assert read_config(gateway)["model_list"][1]["litellm_params"]["api_key"] == "os.environ/BLUEPRINT_API_KEY"
+
+
 def test_requests_pass_bedrock_s_guardrail_and_the_audit_goes_to_the_bucket(tmp_path: Path) -> None:
     text = f"""{MINIMAL}guardrails: {{bedrock: {{id: gr4a1b2c3d4e, version: "1"}}}}
 audit: {{export: s3://acme-audit/gateway}}

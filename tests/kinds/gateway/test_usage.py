@@ -47,7 +47,7 @@ def test_busy_hours_are_shared_by_tokens_and_the_sum_is_the_fleet_s_price() -> N
     assert sum(row["usd"] for row in rows) == pytest.approx(5.0)
     assert list(rows[0]) == [
         "team", "model", "requests", "input_tokens", "output_tokens", "usd", "usd_per_million_tokens",
-        "cached_requests", "saved_tokens", "masked", "blocked",
+        "cached_requests", "similar_requests", "saved_tokens", "masked", "blocked", "hit_rate",
     ]  # fmt: skip
 
 
@@ -140,13 +140,18 @@ def test_requests_that_the_gateway_answers_itself_cost_nothing_and_are_counted()
     own = {"team": "ads", "user": "anna", "list_usd": 0.0, "input_tokens": 0, "output_tokens": 0}
     requests = [
         count("ads", "chat/big", 100, 100),
-        {**own, "model": "chat", "backend": usage.CACHE, "requests": 3, "cached_requests": 3, "saved_tokens": 36, "masked": 1},
+        {**own, "model": "chat", "backend": usage.CACHE, "requests": 3, "cached_requests": 3, "similar_requests": 2, "saved_tokens": 36, "masked": 1},
         {**own, "model": usage.REFUSED, "backend": usage.REFUSED, "requests": 0, "blocked": 2},
     ]  # fmt: skip
     records = Records(requests, read_meter(0, 200))
     [refused, answered, _, _] = usage.build_rows(records, ("team", "model"))
-    names = ("requests", "usd", "usd_per_million_tokens", "cached_requests", "saved_tokens", "masked", "blocked")
-    assert [answered[name] for name in names] == [4, 1.0, 5000.0, 3, 36, 1, 0]
+    names = ("requests", "usd", "usd_per_million_tokens", *usage.POLICY_NUMBERS, usage.HIT_RATE)
+    assert [answered[name] for name in names] == [4, 1.0, 5000.0, 3, 2, 36, 1, 0, 0.75]
+    assert refused[usage.HIT_RATE] is None
+    page = usage_page.render("edge", "last 7d", records)
+    assert "<span>ads</span><span>75% of 4, 36 tokens saved, 2 by similar questions</span>" in page
+    uncached = usage_page.render("edge", "last 7d", Records(requests[:1], read_meter(0, 200)))
+    assert "Requests that the cache answered" in page and "Requests that the cache answered" not in uncached
     assert (refused["model"], refused["requests"], refused["blocked"], refused["usd"]) == ("(refused)", 0, 2, 0.0)
     assert usage.compute_bill(records) == (1.0, 0.0)
     assert [row["user"] for row in usage.build_rows(records, ("user",))] == ["", "anna", DIRECT, IDLE]

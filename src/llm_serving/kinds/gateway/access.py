@@ -65,7 +65,7 @@ class LocalAccess(Access):
         yield AdminClient(self.deployment.admin_url, self._login.password)
 
     def read_records(self, period: Period) -> Records:
-        meter.record(self._login, meter.list_metered(self.deployment.routes))
+        meter.record(self._login, meter.list_metered(self.deployment.backends))
         return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:

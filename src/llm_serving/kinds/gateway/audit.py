@@ -12,7 +12,7 @@ from typing import Any
 from llm_serving.kinds.gateway import database, meter
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import parse_name
-from llm_serving.kinds.gateway.usage import Period
+from llm_serving.kinds.gateway.usage import CACHE, Period
 
 TABLE = "blueprint_audit"
 WARNED_SHARE = 0.8
@@ -62,7 +62,8 @@ _REQUESTS = """\
 SELECT to_char("endTime", 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, coalesce(team_id, '') AS team, "user", api_key AS key,
   coalesce(model_group, '') AS model, coalesce(model_id, '') AS backend, prompt_tokens AS input_tokens,
   completion_tokens AS output_tokens, spend AS list_usd, status,
-  coalesce(metadata::jsonb -> 'error_information' ->> 'error_code', '') AS code
+  coalesce(metadata::jsonb -> 'error_information' ->> 'error_code', '') AS code, cache_hit,
+  metadata::jsonb -> 'spend_logs_metadata' -> 'similarity' AS similarity
 FROM "LiteLLM_SpendLogs"
 WHERE "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}"""
 
@@ -112,8 +113,12 @@ def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             for name in ("at", "team", "user", "key", "model", "input_tokens", "output_tokens", "list_usd")
         }
         failed = "broken" if row["output_tokens"] else "refused"  # a stream can die half-way
-        verdict = "answered" if row["status"] == "success" else f"{failed} {row['code']}".rstrip()
-        yield {**entry, "event": "request", "deployment": parse_name(row["backend"]), "verdict": verdict}
+        is_cached = row["cache_hit"] == "True"
+        answered = "cached" if is_cached else "answered"
+        verdict = answered if row["status"] == "success" else f"{failed} {row['code']}".rstrip()
+        deployment = CACHE if is_cached else parse_name(row["backend"])
+        similarity = {"similarity": row["similarity"]} if is_cached and row["similarity"] is not None else {}
+        yield {**entry, "event": "request", "deployment": deployment, "verdict": verdict, **similarity}
 
 
 def warn(login: Login) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -65,7 +65,8 @@ TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_00
 
 PromptCharacters = Annotated[int, Count("a number of characters", "40k", 1, 100_000_000)]
 
-_SOURCES = ("deployment", "url", "bedrock", "mock")
+_FORMS = {"deployment": "NAME", "url": "https://HOST", "bedrock": "MODEL", "mock": "TEXT"}
+"""What is written after each word that says who answers."""
 
 PersonalData = Literal["credit-card", "email", "iban", "ip", "phone", "us-ssn"]
 
@@ -115,10 +116,11 @@ class Team(Settings):
     refused with 400. Nothing where left out."""
 
 
-class Backend(Settings):
-    """What answers: exactly one of `deployment`, `url`, `bedrock` and `mock`."""
+class Source(Settings):
+    """What answers requests of the OpenAI API."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in _SOURCES]})
+    SOURCES: ClassVar[tuple[str, ...]]
+    """Fields of which exactly one is written."""
 
     deployment: Name | None = None
     """Name of a running serving deployment."""
@@ -127,14 +129,40 @@ class Backend(Settings):
     """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
 
     bedrock: BedrockModel | None = None
+    """Model of Amazon Bedrock in the fleet's account and region, or inference profile: its id."""
+
+    model: ModelName | None = None
+    """`model` of the requests to it; default is the first of a `deployment`."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_one(), self._check_model())
+
+    def _check_one(self) -> Iterator[Conflict]:
+        written = [name for name in self.SOURCES if getattr(self, name) is not None]
+        if len(written) != 1:
+            *others, last = self.SOURCES
+            reason = f"it must have exactly one of {', '.join(others)} and {last}"
+            *other_forms, last_form = (f"{name}: {_FORMS[name]}" for name in self.SOURCES)
+            fix = f"set {', '.join(other_forms)} or {last_form}"
+            yield Conflict((written[1],) if written else (), reason, fix)
+
+    def _check_model(self) -> Iterator[Conflict]:
+        if self.url and not self.model:
+            yield Conflict(("url",), "requests to it must name a model", "set model: NAME")
+
+
+class Backend(Source):
+    """What answers: exactly one of `deployment`, `url`, `bedrock` and `mock`."""
+
+    SOURCES: ClassVar = ("deployment", "url", "bedrock", "mock")
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in SOURCES]})
+
+    bedrock: BedrockModel | None = None
     """Model of Amazon Bedrock in the fleet's account and region, or inference profile: its id. On this machine a mock
     answers in its place."""
 
     mock: MockText | None = None
     """The same answer to every request, to try a gateway without a model."""
-
-    model: ModelName | None = None
-    """`model` of the requests to it; default is the first of a `deployment`."""
 
     prompt_characters: PromptCharacters | None = None
     """Maximum characters of the prompts that it gets; longer ones go to those of the route without a limit, or with a
@@ -144,19 +172,12 @@ class Backend(Settings):
     """Share of the requests, relative to the route's others. Without weights the first answers, and the next ones in
     order only where it fails."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_model())
 
-    def _check_one(self) -> Iterator[Conflict]:
-        written = [name for name in _SOURCES if getattr(self, name) is not None]
-        if len(written) != 1:
-            reason = "it must have exactly one of deployment, url, bedrock and mock"
-            fix = "set deployment: NAME, url: https://HOST, bedrock: MODEL or mock: TEXT"
-            yield Conflict((written[1],) if written else (), reason, fix)
+class Embedding(Source):
+    """What turns questions into vectors: exactly one of `deployment`, with `task: embed`, `url` and `bedrock`."""
 
-    def _check_model(self) -> Iterator[Conflict]:
-        if self.url and not self.model:
-            yield Conflict(("url",), "requests to it must name a model", "set model: NAME")
+    SOURCES: ClassVar = ("deployment", "url", "bedrock")
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in SOURCES]})
 
 
 class Price(Settings):
@@ -169,23 +190,28 @@ class Price(Settings):
     """Of answers."""
 
 
+class Semantic(Settings):
+    """Which other questions get a kept answer: those that mean the same, by the cosine similarity of their vectors."""
+
+    embedding: Embedding
+    """What turns questions into vectors."""
+
+    similarity: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Least similarity of two questions that get the same answer."""
+
+    timeout: Annotated[Duration, Field(ge=0.1, le=60)] = parse_default("5s")
+    """Longest time that a request waits for its vector and the search; then a deployment answers."""
+
+
 class Cache(Settings):
     """Answers that are kept: a request that the team sent before gets the same answer, and no deployment gets it."""
 
     keep: Annotated[Duration, Field(ge=1, le=30 * 86400)] = parse_default("1h")
     """How long an answer is kept."""
 
-    match: Literal["exact", "semantic"] = "exact"
-    """Which requests are the same: with `exact`, those of the same body. `semantic` is refused: it needs the search
-    module of Valkey, or OpenSearch, and a gateway has neither."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_match(),)
-
-    def _check_match(self) -> Iterator[Conflict]:
-        if self.match == "semantic":
-            reason = "it needs the search module of Valkey, or OpenSearch, and a gateway has neither"
-            yield Conflict(("match",), reason, "set match: exact", self.match)
+    semantic: Semantic | None = None
+    """Which other questions get a kept answer: chats that differ in the wording of the last message alone. Where left
+    out, requests of the same body get it. It needs a search module in `shared_counts`; on AWS the stack has one."""
 
 
 class Route(Settings):

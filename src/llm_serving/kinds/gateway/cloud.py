@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from llm_serving import paths
@@ -30,6 +31,13 @@ ADMIN_PORT = 4000
 
 MAX_NAME = 40
 """Maximum characters of the cache's name. Source: ElastiCache API reference, CreateReplicationGroup, 2026-11."""
+
+DATA_TIERING = re.compile(r"cache\.r\d+gd\..+")
+"""Node types with disks. Source: ElastiCache user guide, "Search features and limits" and "Data tiering", 2026-11."""
+
+_BURSTING, _RESERVES = ("t2", "t3", "t4g"), {"micro": 50, "small": 30}
+"""Percent of the memory of such nodes that must be set aside where they search, by their size. Source: ElastiCache user
+guide, "Search features and limits", 2026-11."""
 
 MAX_SETTINGS = 48 * 1024
 """Maximum bytes of teams and routes together. A task definition has 64 KiB. Source: ECS developer guide, "Amazon ECS
@@ -57,10 +65,18 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if settings.shared_counts:
         reason = f"on {title} the stack has a cache of its own"
         yield Conflict(("shared_counts",), reason, "remove shared_counts", settings.shared_counts)
-    for place in litellm_settings.list_places(settings):
-        if urlsplit(place.backend.url or "").hostname in (LOOPBACK, "localhost"):
+    embeddings = litellm_settings.list_embeddings(settings)
+    urls = [(place.route, place.backend.url) for place in litellm_settings.list_places(settings)]
+    urls += [(route, place.backend.url) for route, place in embeddings.items()]
+    for route, url in urls:
+        if urlsplit(url or "").hostname in (LOOPBACK, "localhost"):
             reason = f"containers on {title} do not reach this machine"
-            yield Conflict(("routes", place.route), reason, "use an address in the fleet's network", place.backend.url)
+            yield Conflict(("routes", route), reason, "use an address in the fleet's network", url)
+    if embeddings and DATA_TIERING.fullmatch(settings.aws.cache_type):
+        reason = (
+            "its nodes keep a part of the data on disks, where nothing is searched, and answers are found by meaning"
+        )
+        yield Conflict(("aws", "cache_type"), reason, "choose one such as cache.r7g.large", settings.aws.cache_type)
     if len(fleet.zones) < MIN_ZONES:
         reason = f"the database takes {MIN_ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "database_type"), reason, "add zones to the fleet", settings.aws.database_type)
@@ -79,11 +95,14 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
 
 def check_keys(settings: Blueprint, deployment: GatewayDeployment) -> Iterator[Conflict]:
     """Yield deployments that ask for a key, where the gateway has none."""
-    for route, backends in deployment.routes.items() if settings.aws.api_key is None else ():
-        for backend in backends:
-            if backend.usage_url:
-                fix = "set aws: {api_key: {secret: NAME}}"
-                yield Conflict(("routes", route, "deployments"), "it asks for a key of a team", fix, backend.name)
+    asking = {backend.id: backend.name for backend in deployment.backends if backend.usage_url}
+    places = {("routes", place.route, "deployments"): place.id for place in litellm_settings.list_places(settings)}
+    for route, place in litellm_settings.list_embeddings(settings).items():
+        places["routes", route, "cache"] = place.id
+    for key_path, backend_id in places.items() if settings.aws.api_key is None else ():
+        if backend_id in asking:
+            fix = "set aws: {api_key: {secret: NAME}}"
+            yield Conflict(key_path, "it asks for a key of a team", fix, asking[backend_id])
 
 
 def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
@@ -105,6 +124,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         database_gib=math.ceil(settings.aws.database_storage / 2**30),
         backup_days=settings.aws.backup_days,
         cache_type=settings.aws.cache_type,
+        cache_reserve_percent=_find_reserve(settings),
         bedrock_guardrail=settings.guardrails.bedrock.id if settings.guardrails.bedrock else "",
         bedrock_models=litellm_settings.list_bedrock_models(settings),
         audit_export=settings.audit.export,
@@ -119,8 +139,14 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
     )
 
 
+def _find_reserve(settings: Blueprint) -> int | None:
+    """Find the share of memory that small nodes set aside where they search; None for ElastiCache's own, 25."""
+    family, _, size = settings.aws.cache_type.removeprefix("cache.").partition(".")
+    return _RESERVES.get(size) if family in _BURSTING and litellm_settings.list_embeddings(settings) else None
+
+
 def build_services(
-    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: Iterable[Place]
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: Iterable[Place[Any]]
 ) -> tuple[Service, Service]:
     """Build the containers: the meter and the gateway."""
     gateway = _build_gateway(settings, fleet, deployment, env, list(places))
@@ -128,7 +154,7 @@ def build_services(
 
 
 def _build_gateway(
-    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: list[Place]
+    settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: list[Place[Any]]
 ) -> Service:
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
@@ -166,7 +192,7 @@ def _build_gateway(
 
 
 def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit) -> Service:
-    metered = meter.list_metered(deployment.routes)
+    metered = meter.list_metered(deployment.backends)
     engines = {
         f"engines-{backend.name}": _build_metrics_call("Metrics", backend.name, WORKER_PORT, "engine")
         for backend in metered
@@ -210,7 +236,7 @@ def build_command(*words: str) -> tuple[str, ...]:
     return ("python3", "-m", cloud_program.__name__, *words)
 
 
-def _list_calls(places: list[Place]) -> dict[str, Call]:
+def _list_calls(places: list[Place[Any]]) -> dict[str, Call]:
     """List the connections to what answers, each once."""
     calls: dict[str, Call] = {}
     for place in places:

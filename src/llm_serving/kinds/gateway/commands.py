@@ -194,19 +194,22 @@ def _render_audit(entries: Sequence[dict[str, Any]]) -> Table:
     table = _create_table(["at", "event", "team", "key", "detail"], [])
     for entry in entries:
         tokens = f"{entry['input_tokens']:,} + {entry['output_tokens']:,} tokens" if "verdict" in entry else ""
-        parts = (entry["model"], entry["verdict"], tokens, entry.get("user")) if tokens else (entry["detail"],)
+        near = f"similarity {entry['similarity']:g}" if "similarity" in entry else ""
+        parts = (entry["model"], entry["verdict"], near, tokens, entry.get("user")) if tokens else (entry["detail"],)
         place = (entry["at"][:_SHOWN_TIME].replace("T", " "), entry["event"], entry["team"], entry["key"][:_SHOWN_ID])
         table.add_row(*place, ", ".join(filter(None, parts)))
     return table
 
 
 def _render_usage(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
-    policies = [name for name in usage.POLICY_NUMBERS if any(row[name] for row in rows)]
+    policies = [name for name in (*usage.POLICY_NUMBERS, usage.HIT_RATE) if any(row[name] for row in rows)]
     titles = [name.replace("_", " ") for name in policies]
     table = _create_table(columns, ["requests", "tokens in", "tokens out", "USD", "USD/M tokens", *titles])
+    formats = {usage.HIT_RATE: "{:.0%}"}
     for row in rows:
         counts = (f"{row[name]:,}" for name in ("requests", "input_tokens", "output_tokens"))
         rate = row["usd_per_million_tokens"]
         costs = (f"{row['usd']:,.4f}", "" if rate is None else f"{rate:,.3f}")
-        table.add_row(*(row[column] for column in columns), *counts, *costs, *(f"{row[name]:,}" for name in policies))
+        policy = (formats.get(name, "{:,}").format(row[name] or 0) for name in policies)
+        table.add_row(*(row[column] for column in columns), *counts, *costs, *policy)
     return table

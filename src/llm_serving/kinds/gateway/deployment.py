@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from llm_serving.kinds.gateway.blueprint import GatewaySlo, Sample, Team
 from llm_serving.kinds.gateway.stack import GatewayStack
 from llm_serving.services.deployment import Deployment
@@ -63,5 +65,13 @@ class GatewayDeployment(Deployment):
     chart: str = "batch"
     teams: dict[str, Team]
     routes: dict[str, tuple[Backend, ...]]
+    embeddings: tuple[Backend, ...] = ()
+    """What turns questions into vectors, for answers to those that mean the same."""
+
     sample: Sample
     slo: GatewaySlo
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """All that the gateway calls."""
+        return (*itertools.chain.from_iterable(self.routes.values()), *self.embeddings)

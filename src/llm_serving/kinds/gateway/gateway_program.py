@@ -21,10 +21,15 @@ from llm_serving.validation.load import api_key
 CONFIG_VARIABLE, TEAMS_VARIABLE = "GATEWAY_CONFIG", "GATEWAY_TEAMS"
 """LiteLLM's config.yaml, and the blueprint's teams, both in JSON."""
 
-PERSONAL_DATA_VARIABLE, CACHED_VARIABLE = "GATEWAY_PERSONAL_DATA", "GATEWAY_CACHED"
-"""What requests are searched for, and for how many seconds routes keep answers, in JSON."""
+PERSONAL_DATA_VARIABLE, CACHED_VARIABLE, SEMANTIC_VARIABLE = (
+    "GATEWAY_PERSONAL_DATA",
+    "GATEWAY_CACHED",
+    "GATEWAY_SEMANTIC",
+)
+"""What requests are searched for, for how many seconds routes keep answers, and which of them compare the meaning of
+questions, in JSON."""
 
-_HOOKS = ("request_guard.py", "personal_data.py")
+_HOOKS = ("request_guard.py", "personal_data.py", "semantic_cache.py")
 
 ADMIN, SALT = "admin", "salt"
 """Purposes of keys that come from the database's password."""
@@ -32,8 +37,14 @@ ADMIN, SALT = "admin", "salt"
 _APPLIED_TABLE = "blueprint_migrations"
 
 
-def build_settings(settings: Blueprint, config: Mapping[str, Any]) -> dict[str, str]:
-    """Build the variables with LiteLLM's settings."""
+def build_settings(
+    settings: Blueprint, config: Mapping[str, Any], semantic: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Build the variables with LiteLLM's settings.
+
+    Args:
+        semantic: what `litellm_settings.build_semantic` builds; nothing where no route compares meanings.
+    """
     return {
         CONFIG_VARIABLE: litellm_settings.dump(config),
         TEAMS_VARIABLE: litellm_settings.dump(settings.teams),
@@ -41,6 +52,7 @@ def build_settings(settings: Blueprint, config: Mapping[str, Any]) -> dict[str, 
         CACHED_VARIABLE: litellm_settings.dump(
             {name: route.cache.keep for name, route in settings.routes.items() if route.cache}
         ),
+        SEMANTIC_VARIABLE: litellm_settings.dump(semantic or {}),
     }
 
 

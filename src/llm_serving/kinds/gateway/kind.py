@@ -14,6 +14,7 @@ from llm_serving.kinds.gateway import blueprint as blueprints
 from llm_serving.kinds.gateway import managed, price, resolve
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.kinds.gateway.litellm_settings import name_backend
 from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.kinds.gateway.stack import CACHE_NODES, GatewayStack
 from llm_serving.services import rendered
@@ -63,7 +64,9 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
         for name, backends in deployment.routes.items():
             route = blueprint.value.routes[name]
             fallback = f", then {' and '.join(route.fallback)}" if route.fallback else ""
-            yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}"
+            semantic = route.cache.semantic if route.cache else None
+            kept = f"; same meaning, same answer, by {name_backend(semantic.embedding)}" if semantic else ""
+            yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}{kept}"
         if stack := deployment.stack:
             yield "database", f"{stack.database_type} of RDS in two zones, {stack.database_gib} GiB"
             yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Route, Team
+from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Embedding, Price, Source, Team
 from llm_serving.kinds.gateway.database import quote
 from llm_serving.validation.load import api_key
 
@@ -21,8 +22,11 @@ BEDROCK = "bedrock"
 WRITE_INTERVAL_S = 2
 """How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
 
-GUARD, PERSONAL_DATA_GUARD = "request_guard.GUARD", "personal_data.GUARD"
-"""The hooks of request_guard.py and personal_data.py, which lie beside config.yaml."""
+GUARD, PERSONAL_DATA_GUARD, SEMANTIC_CACHE = "request_guard.GUARD", "personal_data.GUARD", "semantic_cache.CACHE"
+"""The hooks of request_guard.py, personal_data.py and semantic_cache.py, which lie beside config.yaml."""
+
+EMBEDDING = "(embedding)"
+"""In place of a route's name: what turns questions into vectors, which no team can call."""
 
 _CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
 """LiteLLM's names of the calls whose answers are cached: chats, completions, embeddings."""
@@ -56,7 +60,10 @@ def build_config(
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
-        "model_list": list(_list_models(settings, urls, models, keyed, prioritized, bedrock_region)),
+        "model_list": [
+            *_list_models(settings, urls, models, keyed, prioritized, bedrock_region),
+            *_list_embedding_models(settings, urls, models, keyed, bedrock_region),
+        ],
         "router_settings": {
             "routing_strategy": "simple-shuffle",  # by weight
             "enable_pre_call_checks": True,  # or `order` is not read
@@ -67,7 +74,13 @@ def build_config(
         },
         "litellm_settings": {
             "telemetry": False,
-            "callbacks": [GUARD, *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else [])],
+            # Or requests that differ in a parameter of engines alone, such as min_p, get the same answer.
+            "enable_caching_on_provider_specific_optional_params": True,
+            "callbacks": [
+                GUARD,
+                *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else []),
+                *([SEMANTIC_CACHE] if list_embeddings(settings) else []),
+            ],
             **({"cache": True, "cache_params": _build_cache(settings, redis)} if redis else {}),
         },
         **_build_guardrails(settings, bedrock_region),
@@ -81,7 +94,10 @@ def build_config(
     }
 
 
-class Place(NamedTuple):
+B = TypeVar("B", bound=Source)
+
+
+class Place(NamedTuple, Generic[B]):
     """A backend in its route."""
 
     id: str
@@ -90,26 +106,43 @@ class Place(NamedTuple):
 
     route: str
     number: int
-    backend: Backend
+    backend: B
 
 
-def list_places(settings: Blueprint) -> Iterator[Place]:
-    """List all backends."""
+def list_places(settings: Blueprint) -> Iterator[Place[Backend]]:
+    """List all backends of routes."""
     for route_name, route in settings.routes.items():
-        names = [name_backend(backend) for backend in route.deployments]
-        for number, (name, backend) in enumerate(zip(names, route.deployments, strict=True)):
-            earlier = names[:number].count(name)
-            yield Place(f"{route_name}/{name}{f'#{earlier + 1}' if earlier else ''}", route_name, number, backend)
+        yield from _number_places(route_name, route.deployments)
 
 
-def name_backend(backend: Backend) -> str:
+def list_embeddings(settings: Blueprint) -> dict[str, Place[Embedding]]:
+    """Return what turns questions into vectors by the route that asks it; several routes can ask the same one."""
+    semantics = {name: route.cache.semantic for name, route in settings.routes.items() if route.cache}
+    sources = {name: semantic.embedding for name, semantic in semantics.items() if semantic}
+    places = {place.backend: place for place in _number_places(EMBEDDING, list(dict.fromkeys(sources.values())))}
+    return {name: places[source] for name, source in sources.items()}
+
+
+def list_sources(settings: Blueprint) -> list[Place[Any]]:
+    """List all backends, and what turns questions into vectors, each once."""
+    return [*list_places(settings), *{place.id: place for place in list_embeddings(settings).values()}.values()]
+
+
+def _number_places(route: str, sources: Sequence[B]) -> Iterator[Place[B]]:
+    names = [name_backend(source) for source in sources]
+    for number, (name, source) in enumerate(zip(names, sources, strict=True)):
+        earlier = names[:number].count(name)
+        yield Place(f"{route}/{name}{f'#{earlier + 1}' if earlier else ''}", route, number, source)
+
+
+def name_backend(backend: Source) -> str:
     """Return the deployment's name, the host of a URL, Bedrock's id of the model, or `mock`."""
     return backend.deployment or backend.bedrock or (urlsplit(backend.url).netloc if backend.url else MOCK)
 
 
 def list_bedrock_models(settings: Blueprint) -> tuple[str, ...]:
-    """List the models and inference profiles of Bedrock that answer, each once."""
-    return tuple(sorted({place.backend.bedrock for place in list_places(settings) if place.backend.bedrock}))
+    """List the models and inference profiles of Bedrock that are asked, each once."""
+    return tuple(sorted({place.backend.bedrock for place in list_sources(settings) if place.backend.bedrock}))
 
 
 def parse_name(backend_id: str) -> str:
@@ -156,7 +189,7 @@ def _list_models(
                 "timeout": route.timeout,
                 **_build_source(backend, urls[backend_id], models[backend_id], region, is_keyed=backend_id in keyed),
                 **place,
-                **_build_price(route),
+                **_build_price(route.price),
             },
             "model_info": {
                 "id": backend_id,
@@ -167,12 +200,53 @@ def _list_models(
         }
 
 
-def _build_source(backend: Backend, url: str, model: str, region: str, *, is_keyed: bool) -> dict[str, Any]:
-    """Build what says who answers."""
+def _list_embedding_models(
+    settings: Blueprint, urls: Mapping[str, str], models: Mapping[str, str], keyed: Set[str], region: str
+) -> Iterator[dict[str, Any]]:
+    """List what turns questions into vectors: models that are in no team's list."""
+    for place in {place.id: place for place in list_embeddings(settings).values()}.values():
+        if place.backend.bedrock and not region:
+            continue  # a mock's vectors would be those of any question
+        source = _build_source(
+            place.backend, urls[place.id], models[place.id], region, is_keyed=place.id in keyed, converses=False
+        )
+        yield {
+            "model_name": place.id,
+            "litellm_params": {"num_retries": 0, **source, **_build_price(None)},
+            "model_info": {"id": place.id, "allowed_fails": _ALLOWED_FAILS, "mode": "embedding"},
+        }
+
+
+def build_semantic(settings: Blueprint, models: Mapping[str, str], bedrock_region: str) -> dict[str, dict[str, Any]]:
+    """Build what semantic_cache.py reads: by route its embedding, the index of such vectors, and limits.
+
+    Vectors of different models cannot be compared: each model has an index of its own.
+    """
+    semantic = {}
+    for name, place in list_embeddings(settings).items():
+        cache = settings.routes[name].cache
+        if (place.backend.bedrock and not bedrock_region) or not cache or not cache.semantic:
+            continue
+        index = hashlib.sha256(f"{place.id} {models[place.id]}".encode()).hexdigest()[:12]
+        limits = {"similarity": cache.semantic.similarity, "timeout": cache.semantic.timeout}
+        semantic[name] = {"embedding": place.id, "index": index, **limits}
+    return semantic
+
+
+def _build_source(
+    backend: Source, url: str, model: str, region: str, *, is_keyed: bool, converses: bool = True
+) -> dict[str, Any]:
+    """Build what says who answers.
+
+    Args:
+        converses: Bedrock's model answers chats, by its Converse API.
+    """
     if backend.bedrock and region:  # with a key LiteLLM would send it in place of the role's signature
-        return {"model": f"bedrock/converse/{backend.bedrock}", "aws_region_name": region}
+        return {"model": f"bedrock/{'converse/' * converses}{backend.bedrock}", "aws_region_name": region}
     key = f"os.environ/{api_key.VARIABLE}" if is_keyed else "none"
-    text = backend.mock or (f"A mock of {backend.bedrock}." if backend.bedrock else "")
+    text = (isinstance(backend, Backend) and backend.mock) or (
+        f"A mock of {backend.bedrock}." if backend.bedrock else ""
+    )
     return {
         "model": f"openai/{model}",
         "api_key": key,
@@ -180,9 +254,9 @@ def _build_source(backend: Backend, url: str, model: str, region: str, *, is_key
     }
 
 
-def _build_price(route: Route) -> dict[str, float]:
+def _build_price(price: Price | None) -> dict[str, float]:
     """Build the list price; 0 where there is none, or LiteLLM looks the model's name up in its own list."""
-    input_usd, output_usd = (route.price.input, route.price.output) if route.price else (0.0, 0.0)
+    input_usd, output_usd = (price.input, price.output) if price else (0.0, 0.0)
     prices = {"input_cost_per_token": input_usd, "output_cost_per_token": output_usd}
     return {name: round(usd / MILLION, 15) for name, usd in prices.items()}
 

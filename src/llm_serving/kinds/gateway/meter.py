@@ -7,7 +7,6 @@ deployment's own routers, with keys, is in a second table, a row where a counter
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import socket
 import urllib.request
@@ -38,10 +37,9 @@ _TIMEOUT_S = 10.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def list_metered(routes: Mapping[str, Iterable[Backend]]) -> list[Backend]:
+def list_metered(backends: Iterable[Backend]) -> list[Backend]:
     """List the deployments whose price and counters are known, or that ask for keys themselves, each once."""
-    rows = itertools.chain.from_iterable(routes.values())
-    return list({backend.name: backend for backend in rows if backend.is_metered or backend.usage_url}.values())
+    return list({backend.name: backend for backend in backends if backend.is_metered or backend.usage_url}.values())
 
 
 def record(login: Login, backends: Iterable[Backend]) -> None:

@@ -6,22 +6,23 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.gateway import blueprint as settings_of
-from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price
-from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
+from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price, search
+from llm_serving.kinds.gateway.blueprint import Audit, Blueprint, Source
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
-from llm_serving.kinds.gateway.litellm_settings import MOCK, Place
+from llm_serving.kinds.gateway.litellm_settings import EMBEDDING, MOCK, Place
 from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.deployments import ENTRY_PORT
 from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
-from llm_serving.settings.document import Conflict, Document, raise_mistakes
-from llm_serving.settings.errors import ErrorCollector
+from llm_serving.services.tasks import EMBED
+from llm_serving.settings.document import Document, raise_mistakes
+from llm_serving.settings.errors import ErrorCollector, InputError
 
 _START_S = 600.0
 """LiteLLM takes 34 CPU-seconds to start the first time (1.106.0 on two shared cores, 2026-11-26: 99 to 172 s)."""
@@ -42,11 +43,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; has every reason with its line of the file.
     """
     settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
-    checks = _check_cache(settings) if is_local else cloud.check(settings, fleet.value, environment, name)
+    checks = search.check(settings) if is_local else cloud.check(settings, fleet.value, environment, name)
     raise_mistakes(blueprint.locate(checks))
     found = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
-    places = list(litellm_settings.list_places(settings))
+    places = litellm_settings.list_sources(settings)
     backends = [_build_backend(place, found) for place in places]
     deployment = GatewayDeployment(
         name=name,
@@ -60,6 +61,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         stack=None if is_local else cloud.resolve(settings, fleet.value, environment, name),
         teams=dict(settings.teams),
         routes={route: tuple(backend for backend in backends if backend.route == route) for route in settings.routes},
+        embeddings=tuple(backend for backend in backends if backend.route == EMBEDDING),
         sample=settings.sample,
         slo=settings.slo,
         notes=tuple(_list_notes(settings, backends, environment)),
@@ -76,7 +78,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
     region = "" if is_local else fleet.value.region
     config = litellm_settings.build_config(settings, urls, models, keyed, redis, prioritized, region)
-    env = gateway_program.build_settings(settings, config)
+    semantic = litellm_settings.build_semantic(settings, models, region)
+    env = gateway_program.build_settings(settings, config, semantic)
     if is_local:
         services = (_build_meter(deployment, settings.audit), _build_gateway(deployment, env))
     else:
@@ -95,13 +98,6 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     return deployment
 
 
-def _check_cache(settings: Blueprint) -> Iterator[Conflict]:
-    for name, route in settings.routes.items():
-        if route.cache and not settings.shared_counts:
-            reason, key_path = "nothing holds the answers", ("routes", name, "cache")
-            yield Conflict(key_path, reason, "set shared_counts: redis://HOST:6379", route.cache.match)
-
-
 def _format_url(environment: Environment, name: str) -> str:
     if not environment.conventions.is_local:
         return f"http://{format_peer_name(name, GATEWAY, environment.namespace)}:{ENTRY_PORT}"
@@ -114,7 +110,7 @@ def _find_deployments(
     """Find the serving deployments that routes name.
 
     Raises:
-        InputError: some do not run here; names each at its line.
+        InputError: some do not run here, or do not turn texts into vectors where they must; names each at its line.
     """
     found: dict[str, FoundDeployment] = {}
     collect = ErrorCollector()
@@ -126,11 +122,36 @@ def _find_deployments(
             find = functools.partial(deployments.require_serving, blueprint, name, fleet, environment, key_path)
             if here := collect(find):
                 found[name] = here
+    for route, place in litellm_settings.list_embeddings(blueprint.value).items():
+        if name := place.backend.deployment:
+            find = functools.partial(_require_embedding, blueprint, name, fleet, environment, route)
+            if here := collect(find):
+                found[name] = here
     collect.raise_if_any()
     return found
 
 
-def _build_backend(place: Place, found: dict[str, FoundDeployment]) -> Backend:
+def _require_embedding(
+    blueprint: Document[Blueprint],
+    name: str,
+    fleet: Document[Fleet],
+    environment: Environment,
+    route: str,
+) -> FoundDeployment:
+    """Find a serving deployment that turns texts into vectors.
+
+    Raises:
+        InputError: it does not run here, or has another task.
+    """
+    key_path = ("routes", route, "cache", "semantic", "embedding", "deployment")
+    found = deployments.require_serving(blueprint, name, fleet, environment, key_path)
+    if found.task not in ("", EMBED):
+        reason = f"it answers with task {found.task}, and questions need vectors"
+        raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
+    return found
+
+
+def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Backend:
     name = litellm_settings.name_backend(place.backend)
     if place.backend.deployment is None:
         return Backend(id=place.id, route=place.route, name=name)
@@ -147,12 +168,12 @@ def _build_backend(place: Place, found: dict[str, FoundDeployment]) -> Backend:
     )
 
 
-def _find_url(backend: settings_of.Backend, found: dict[str, FoundDeployment]) -> str:
+def _find_url(backend: Source, found: dict[str, FoundDeployment]) -> str:
     url = backend.url or (found[backend.deployment].url if backend.deployment else "")
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment]) -> str:
+def _find_model(backend: Source, found: dict[str, FoundDeployment]) -> str:
     models = found[backend.deployment].models if backend.deployment else (MOCK,)
     return backend.model or next(iter(models), "")
 
@@ -160,19 +181,21 @@ def _find_model(backend: settings_of.Backend, found: dict[str, FoundDeployment])
 def _list_notes(settings: Blueprint, backends: list[Backend], environment: Environment) -> Iterator[str]:
     if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
-    unpriced = sorted({backend.name for backend in backends if not backend.is_metered and backend.name != MOCK})
+    routed = [backend for backend in backends if backend.route != EMBEDDING]
+    unpriced = sorted({backend.name for backend in routed if not backend.is_metered and backend.name != MOCK})
     if unpriced:
         yield f"What requests to {', '.join(unpriced)} cost is by the route's list price: no price an hour is known."
     if environment.conventions.is_local:
         yield "Postgres takes the place of RDS."
-        for model in litellm_settings.list_bedrock_models(settings):
+        yield from search.describe(settings)
+        for model in sorted({backend.name for backend in routed} & {*litellm_settings.list_bedrock_models(settings)}):
             yield f"A mock takes the place of {model} of Bedrock."
         if settings.guardrails.bedrock:
             yield "Requests pass no guardrail of Bedrock, which this machine does not have."
 
 
 def _build_meter(deployment: GatewayDeployment, records: Audit) -> Service:
-    backends = meter.list_metered(deployment.routes)
+    backends = meter.list_metered(deployment.backends)
     arguments = (str(deployment.database_port), deployment.environment.data_folder)
     # In the bucket of the embedded AWS, which has no other.
     bucket, _, prefix = (records.export or "").removeprefix("s3://").partition("/")

@@ -52,6 +52,9 @@ class GatewayStack(Settings):
     database_gib: Annotated[int, Field(ge=20, le=65_536)]
     backup_days: Annotated[int, Field(ge=1, le=35)]
     cache_type: str
+    cache_reserve_percent: Annotated[int, Field(ge=25, le=100)] | None = None
+    """Share of the cache's memory that is set aside; None for ElastiCache's own."""
+
     bedrock_guardrail: str = ""
     """Id of the guardrail that the gateway asks."""
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from llm_serving.kinds.gateway import database, meter
 from llm_serving.kinds.gateway.database import Login
-from llm_serving.kinds.gateway.litellm_settings import MILLION, parse_name
+from llm_serving.kinds.gateway.litellm_settings import EMBEDDING, MILLION, parse_name
 
 DIRECT, IDLE = "(direct)", "(idle)"
 """In place of a team's name: tokens that no team's request explains, and time without tokens."""
@@ -35,8 +35,12 @@ _COUNTS = ("requests", "input_tokens", "output_tokens")
 NUMBERS = (*_COUNTS, "usd", "usd_per_million_tokens")
 """What each row has."""
 
-POLICY_NUMBERS = ("cached_requests", "saved_tokens", "masked", "blocked")
-"""What each row has of the gateway's own answers: from its cache, with the tokens of these, and guardrails."""
+POLICY_NUMBERS = ("cached_requests", "similar_requests", "saved_tokens", "masked", "blocked")
+"""What each row has of the gateway's own answers: from its cache, those to questions of other words among them, with
+the tokens of these, and guardrails."""
+
+HIT_RATE = "hit_rate"
+"""Share of a row's requests that the cache answered."""
 
 
 def _format_growth(name: str) -> str:
@@ -48,15 +52,17 @@ def _format_growth(name: str) -> str:
 _RECORDS = f"""\
 SELECT team_id AS team, "user", CASE WHEN is_blocked THEN '{REFUSED}' ELSE model_group END AS model,
   CASE WHEN is_blocked THEN '{REFUSED}' WHEN is_cached THEN '{CACHE}' ELSE model_id END AS backend,
-  count(*) FILTER (WHERE status = 'success') AS requests,
+  count(*) FILTER (WHERE status = 'success' AND NOT is_embedding) AS requests,
   coalesce(sum(prompt_tokens) FILTER (WHERE NOT is_cached), 0) AS input_tokens,
   coalesce(sum(completion_tokens) FILTER (WHERE NOT is_cached), 0) AS output_tokens, sum(spend) AS list_usd,
   count(*) FILTER (WHERE is_cached) AS cached_requests,
+  count(*) FILTER (WHERE is_cached AND metadata::jsonb -> 'spend_logs_metadata' ? 'similarity') AS similar_requests,
   coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE is_cached), 0) AS saved_tokens,
   count(*) FILTER (WHERE metadata::jsonb -> 'spend_logs_metadata' ? 'personal_data') AS masked,
   count(*) FILTER (WHERE is_blocked) AS blocked
 FROM (
-  SELECT *, cache_hit IS NOT DISTINCT FROM 'True' AS is_cached,
+  SELECT *, cache_hit IS NOT DISTINCT FROM 'True' AS is_cached, starts_with(coalesce(model_group, ''), '{EMBEDDING}')
+    AS is_embedding,
     status <> 'success' AND completion_tokens > 0 AS is_broken,
     status <> 'success' AND coalesce(metadata::jsonb -> 'error_information' ->> 'error_message', '')
       ~ '''type'': ''(personal_data|prompt_too_long)''|Violated guardrail policy' AS is_blocked
@@ -146,6 +152,7 @@ class _Line(NamedTuple):
     output_tokens: int = 0
     usd: float = 0.0
     cached_requests: int = 0
+    similar_requests: int = 0
     saved_tokens: int = 0
     masked: int = 0
     blocked: int = 0
@@ -157,6 +164,7 @@ class _Line(NamedTuple):
             self.output_tokens + other.output_tokens,
             self.usd + other.usd,
             self.cached_requests + other.cached_requests,
+            self.similar_requests + other.similar_requests,
             self.saved_tokens + other.saved_tokens,
             self.masked + other.masked,
             self.blocked + other.blocked,
@@ -209,6 +217,7 @@ def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
         "usd": round(line.usd, 9),
         "usd_per_million_tokens": round(MILLION * line.usd / tokens, 6) if tokens else None,
         **{name: getattr(line, name) for name in POLICY_NUMBERS},
+        HIT_RATE: round(line.cached_requests / line.requests, 4) if line.requests else None,
     }
 
 

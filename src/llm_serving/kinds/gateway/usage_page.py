@@ -17,7 +17,7 @@ def render(name: str, time: str, records: Records) -> str:
         name: of the gateway.
         time: that the records are of, in words.
     """
-    rows = usage.build_rows(records, ("team", "model"))
+    rows, teams = (usage.build_rows(records, columns) for columns in (("team", "model"), ("team",)))
     bill = usage.compute_bill(records)
     return html_report.render_page(
         "usage.html.j2",
@@ -25,7 +25,8 @@ def render(name: str, time: str, records: Records) -> str:
         gateway=name,
         time=time,
         rates=_find_largest_share(rows, "usd_per_million_tokens"),
-        teams=_find_largest_share(usage.build_rows(records, ("team",)), "usd"),
+        teams=_find_largest_share(teams, "usd"),
+        cached=[row for row in teams if row["cached_requests"]],
         rows=rows,
         bill=bill,
         total=sum(row["usd"] for row in rows),

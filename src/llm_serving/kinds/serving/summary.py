@@ -189,6 +189,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         kind=deployment.kind,
         url=deployment.url,
         models=deployment.model_names,
+        task=deployment.task,
         engine=deployment.engine,
         usd_h=usd_h,
         price=price,
