@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import policy, secrets, valkey
+from infra.constructs import policy, secrets, task_network, task_roles, valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import add_security_group
 from infra.constructs.vpc import Network
 from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming.stack import (
     CACHE_NODES,
+    DRIVER_ROLE,
     FLINK_RUNTIME,
     KAFKA_VERSION,
     PLACE_GROUP,
     SETTINGS_GROUP,
     AnswerFiles,
     StreamStack,
+    format_clients_group,
 )
 
 KAFKA_PORT, CACHE_PORT = 9098, 6379
@@ -75,11 +78,11 @@ def add_groups(stack: TerraformStack, context: StreamContext) -> Groups:
     """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does."""
     stream, vpc_id = context.stream, context.network.vpc_id
     clients, kafka, cache = (
-        add_security_group(stack, f"{part}-group", name=f"{stream.name}-{part}", description=description, vpc_id=vpc_id)
-        for part, description in (
-            ("clients", f"Producers and readers of {context.name}, and its job"),
-            ("kafka", f"Kafka of {context.name}"),
-            ("cache", f"Cache of {context.name}"),
+        add_security_group(stack, f"{part}-group", name=name, description=description, vpc_id=vpc_id)
+        for part, name, description in (
+            ("clients", format_clients_group(stream), f"Producers and readers of {context.name}, and its job"),
+            ("kafka", f"{stream.name}-kafka", f"Kafka of {context.name}"),
+            ("cache", f"{stream.name}-cache", f"Cache of {context.name}"),
         )
     )
     for part, group, port in (("kafka", kafka, KAFKA_PORT), ("cache", cache, CACHE_PORT)):
@@ -366,26 +369,69 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     groups = account.build_arn("ec2", "security-group/*")
     yield allow("JoinNetwork", ["ec2:CreateNetworkInterface"], [interfaces, *places, groups])
     yield allow("UseNetwork", ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"], interfaces)
-    cluster, name = f"cluster/{stream.name}/*", f"{stream.name}/*"
-    yield allow(
-        "Kafka",
-        ["kafka-cluster:Connect", "kafka-cluster:WriteDataIdempotently"],
-        account.build_arn("kafka", cluster),
-    )
-    topics = {
-        topic: account.build_arn("kafka", f"topic/{name}/{topic}")
-        for topic in (stream.events_topic, stream.results_topic, stream.dead_letters_topic)
-    }
-    yield allow("Topics", ["kafka-cluster:CreateTopic", "kafka-cluster:DescribeTopic"], list(topics.values()))
-    yield allow("Read", ["kafka-cluster:ReadData"], topics[stream.events_topic])
-    yield allow("Write", ["kafka-cluster:WriteData"], [topics[stream.results_topic], topics[stream.dead_letters_topic]])
-    yield allow(
-        "Offsets",
-        ["kafka-cluster:AlterGroup", "kafka-cluster:DescribeGroup"],
-        account.build_arn("kafka", f"group/{name}/{context.name}"),
+    yield from _build_client_statements(
+        context,
+        reads=[stream.events_topic],
+        writes=[stream.results_topic, stream.dead_letters_topic],
+        group=context.name,
+        further=["kafka-cluster:CreateTopic"],
     )
     yield allow(
         "Transactions",
         ["kafka-cluster:AlterTransactionalId", "kafka-cluster:DescribeTransactionalId"],
-        account.build_arn("kafka", f"transactional-id/{name}/{context.name}-*"),
+        account.build_arn("kafka", f"transactional-id/{stream.name}/*/{context.name}-*"),
+    )
+
+
+def add_driver(stack: TerraformStack, context: StreamContext) -> None:
+    """Add what the driver of a validation needs, a task on Fargate: who starts it, as whom it acts, its way to AWS."""
+    fleet, name, account, stream = context.fleet, context.name, context.account, context.stream
+    task_network.add_groups(stack, fleet, name, ("driver",), context.network.vpc_id)
+    secrets_prefix = format_load_secrets(fleet, name)
+    task_roles.add_execution_role(
+        stack, fleet, name, account=account, log_group=context.log_group, secrets=secrets_prefix
+    )
+    add_role(
+        stack,
+        names.format_deployment_purpose(name, DRIVER_ROLE),
+        fleet=fleet.name,
+        account=account,
+        description=f"Driver of validations of {name}",
+        trust=task_roles.build_trust_policy(account),
+        statements=tuple(
+            _build_client_statements(
+                context,
+                reads=[stream.results_topic, stream.dead_letters_topic],
+                writes=[stream.events_topic],
+                group=f"{name}-driver",
+            )
+        ),
+    )
+
+
+def _build_client_statements(
+    context: StreamContext, *, reads: Sequence[str], writes: Sequence[str], group: str, further: Sequence[str] = ()
+) -> Iterator[Statement]:
+    """Build the permissions of a client of Kafka.
+
+    Args:
+        reads: topics.
+        writes: topics, which it writes to as an idempotent producer.
+        group: consumer group, which AWS asks of all that read.
+        further: actions on all of these topics.
+    """
+    account, name = context.account, f"{context.stream.name}/*"
+
+    def locate(topics: Sequence[str]) -> list[str]:
+        return [account.build_arn("kafka", f"topic/{name}/{topic}") for topic in topics]
+
+    cluster = account.build_arn("kafka", f"cluster/{name}")
+    yield allow("Kafka", ["kafka-cluster:Connect", "kafka-cluster:WriteDataIdempotently"], cluster)
+    yield allow("Topics", [*further, "kafka-cluster:DescribeTopic"], locate([*reads, *writes]))
+    yield allow("Read", ["kafka-cluster:ReadData"], locate(reads))
+    yield allow("Write", ["kafka-cluster:WriteData"], locate(writes))
+    yield allow(
+        "Offsets",
+        ["kafka-cluster:AlterGroup", "kafka-cluster:DescribeGroup"],
+        account.build_arn("kafka", f"group/{name}/{group}"),
     )

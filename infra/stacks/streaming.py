@@ -85,6 +85,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream
     kafka = stream.add_kafka(stack, context, groups)
     cache = stream.add_cache(stack, context, groups)
     job = stream.add_job(stack, context, groups, kafka, cache)
+    stream.add_driver(stack, context)
     stream_watch.add_alarms(stack, context)
     if deployment.stack.answer_files:
         results_table.add_answers_table(stack, fleet, name, deployment.stack.answer_files)

@@ -10,9 +10,14 @@ import pytest
 import yaml
 
 from llm_serving import paths
+from llm_serving.kinds.streaming.operators import KAFKA_PROPERTIES
+from llm_serving.services import kinds
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import load_job
 from tests.charts import objects
 from tests.charts.conftest import Helm, Render
-from tests.charts.test_cluster import validate
+from tests.charts.test_cluster import ACCOUNT, build_namespace, validate
 from tests.charts.test_network import DNS, SERVING, STRANGER, is_allowed
 from tests.charts.test_objects import filter_by_kind
 from tests.control_plane.control_plane import ControlPlane
@@ -53,8 +58,8 @@ def manifests(render_chart: Render, values: dict[str, Any]) -> list[dict[str, An
     return render_chart(values, CHART)
 
 
-def find(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    [found] = filter_by_kind(manifests, kind)
+def find(manifests: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    [found] = filter_by_kind(manifests, kind, name)
     return found
 
 
@@ -69,7 +74,7 @@ def test_the_operators_definitions_take_every_object(manifests: list[dict[str, A
 
 def test_the_api_server_accepts_every_object(control_plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
     assert validate(control_plane, manifests, "default") == []
-    user = find(manifests, "KafkaUser")
+    user = find(manifests, "KafkaUser", "mine")
     wrong = {**user, "spec": {**user["spec"], "authentications": {}}}
     assert 'unknown field "spec.authentications"' in "".join(validate(control_plane, [wrong], "default"))
 
@@ -90,7 +95,7 @@ def test_the_job_is_told_how_it_logs_in_to_kafka_and_its_sizes(manifests: list[d
     [item] = login["items"]
     assert job["kafka"]["replicas"] == 3
     assert job["kafka"]["properties"]["sasl.jaas.config"] == f"${{directory:{mounts['kafka-login']}:{item['path']}}}"
-    user = find(manifests, "KafkaUser")
+    user = find(manifests, "KafkaUser", "mine")
     assert (login["secretName"], item["key"]) == (user["metadata"]["name"], "sasl.jaas.config")
     assert volumes["kafka-ca"]["secretName"] == f"{kafka}-cluster-ca-cert"
     topics = {
@@ -117,6 +122,81 @@ def test_its_pods_reach_kafka_the_endpoint_the_cache_and_the_cluster_s_api(manif
         assert not is_allowed(policies, "egress", labels, "169.254.169.254", 443), "the node's own role"
         assert not is_allowed(policies, "egress", labels, "10.0.1.7", 5432)
         assert not is_allowed(policies, "ingress", labels, STRANGER, 8081)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> DeploymentPlan:
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "fleet.yaml").write_text(FLEET)
+    blueprint_folder = deployments.write_blueprint(folder, "mine", BLUEPRINT)
+    return planning.plan_offline(blueprint_folder, folder / "fleet.yaml", "eks")
+
+
+def build_driver(plan: DeploymentPlan) -> list[dict[str, Any]]:
+    """The Job of a validation, and what it owns."""
+    program = kinds.get("streaming").build_load_program(plan.deployment)
+    job = load_job.build_job(plan, "mine-load-x", 1, limit_s=600, program=program)
+    return [job, *load_job.build_belongings(plan, "mine-load-x", "0" * 8, ["http://x"])]
+
+
+def test_the_driver_of_validations_runs_in_the_jobs_image_with_a_login_of_its_own(
+    plan: DeploymentPlan, manifests: list[dict[str, Any]]
+) -> None:
+    spec = build_driver(plan)[0]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    job = find(manifests, "FlinkDeployment")["spec"]
+    assert container["image"] == job["image"]
+    assert f"local://{container['command'][container['command'].index('-cp') + 1]}" == job["job"]["jarURI"]
+    assert spec["automountServiceAccountToken"] is False
+    mounts = {entry["name"]: entry["mountPath"] for entry in container["volumeMounts"]}
+    files = {
+        f"{mounts[volume['name']]}/{item['path']}": (volume["secret"]["secretName"], item["key"])
+        for volume in spec["volumes"]
+        if volume["name"] in mounts and "items" in volume.get("secret", {})
+        for item in volume["secret"]["items"]
+    }
+    user = find(manifests, "KafkaUser", "mine-load-driver")
+    assert files == {
+        "/opt/kafka-login/sasl.jaas.config": (user["metadata"]["name"], "sasl.jaas.config"),
+        KAFKA_PROPERTIES["ssl.truststore.location"]: ("mine-cluster-ca-cert", "ca.crt"),
+    }
+    rules = [(rule["resource"]["name"], rule["operations"]) for rule in user["spec"]["authorization"]["acls"]]
+    assert rules == [
+        ("mine-events", ["Describe", "Write"]),
+        ("mine-results", ["Describe", "Read"]),
+        ("mine-dead-letters", ["Describe", "Read"]),
+    ]
+
+
+def test_the_api_server_takes_the_driver_where_pods_are_restricted(
+    control_plane: ControlPlane, plan: DeploymentPlan
+) -> None:
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    control_plane.api.apply(build_namespace("restricted-stream", **level))
+    job, *belongings = build_driver(plan)
+    assert validate(control_plane, [job, *belongings], "restricted-stream") == []
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "driver"},
+        "spec": {**job["spec"]["template"]["spec"], "serviceAccountName": ACCOUNT},
+    }
+    [container] = pod["spec"]["containers"]
+    assert validate(control_plane, [pod], "restricted-stream") == []
+    container["securityContext"]["allowPrivilegeEscalation"] = True
+    assert "allowPrivilegeEscalation" in "".join(validate(control_plane, [pod], "restricted-stream")), "it can fail"
+
+
+def test_the_driver_reaches_kafka_and_s3(plan: DeploymentPlan, manifests: list[dict[str, Any]]) -> None:
+    job, policy, _ = build_driver(plan)
+    labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": "mine-load-x"}
+    policies = [*filter_by_kind(manifests, "NetworkPolicy"), policy]
+    broker = {"strimzi.io/cluster": "mine", "strimzi.io/kind": "Kafka"}
+    assert is_allowed(policies, "egress", labels, (SERVING, broker), 9093)
+    assert is_allowed(policies, "egress", labels, DNS, 53)
+    assert is_allowed(policies, "egress", labels, "52.218.0.1", 443)
+    assert not is_allowed(policies, "egress", labels, "52.218.0.1", 5432)
+    assert not is_allowed(policies, "ingress", labels, STRANGER, 8080)
 
 
 def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Any], tmp_path: Path) -> None:

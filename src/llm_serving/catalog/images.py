@@ -21,6 +21,9 @@ COPIER = "public.ecr.aws/aws-cli/aws-cli:2.35.11"
 COLLECTOR = "public.ecr.aws/aws-observability/aws-otel-collector:v0.48.0"
 """Brings a task's metrics to CloudWatch."""
 
+JAVA = "public.ecr.aws/docker/library/eclipse-temurin:17.0.20_8-jre-jammy"
+"""Java, with `curl`, for the driver of a stream. Source: adoptium/containers, 17/jre/ubuntu/jammy/Dockerfile."""
+
 NCCL_TESTS = "public.ecr.aws/hpc-cloud/nccl-tests:cuda13.1.2-efa1.50.0-ofiv1.21.1-ncclv2.31.2-1-testsv2.20.0"
 """Tests the network between instances."""
 

@@ -22,6 +22,7 @@ from llm_serving.services import rendered
 from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
 from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.load_program import LoadProgram
 from llm_serving.services.local_server import LocalServer
 from llm_serving.settings.document import Conflict, Document
 from llm_serving.settings.errors import InputError, quote_value
@@ -136,6 +137,18 @@ class Kind(ABC, Generic[B, D]):
             connect: returns a client of a service.
         """
         return []
+
+    def build_load_program(self, deployment: D) -> LoadProgram | None:
+        """Return what sends the load of a deployment on AWS that answers no requests; None where no load is sent."""
+        return None
+
+    def find_addresses(self, deployment: D, connect: Callable[[str], Any]) -> D:
+        """Return the deployment with those addresses that AWS chose.
+
+        Args:
+            connect: returns a client of a service.
+        """
+        return deployment
 
     def refresh(self, deployment: D, blueprint: B) -> D:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""

@@ -57,6 +57,14 @@ run "shop" {
   }
 
   assert {
+    condition = (
+      strcontains(aws_iam_role.shop-send-role.assume_role_policy, "ecs-tasks.amazonaws.com") &&
+      aws_vpc_security_group_egress_rule.driver-https.from_port == 443 && aws_security_group.driver-group.name == "cotton-shop-driver"
+    )
+    error_message = "a task of a validation has a role and a way to AWS"
+  }
+
+  assert {
     condition     = output.brokers == aws_msk_cluster.kafka.bootstrap_brokers_sasl_iam && output.clients_group == aws_security_group.clients-group.id
     error_message = "producers learn where Kafka is, and which group reaches it"
   }

@@ -21,6 +21,11 @@ from tests.infra.streaming.conftest import SHAPES
 
 Stacks = dict[str, Stack]
 
+TOPIC = (
+    "arn:${data.aws_partition.partition.partition}:kafka:us-west-2:"
+    "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
+)
+
 
 def read_job(stack: Stack) -> dict[str, Any]:
     configuration: dict[str, Any] = stack["resource"]["aws_kinesisanalyticsv2_application"]["job"][
@@ -33,6 +38,12 @@ def read_groups(stack: Stack) -> dict[str, dict[str, str]]:
     """The job's groups of properties."""
     groups = read_job(stack)["environment_properties"]["property_group"]
     return {group["property_group_id"]: group["property_map"] for group in groups}
+
+
+def read_statements(stack: Stack, part: str) -> dict[str, Any]:
+    """Statements of a role, by their names."""
+    [policy] = [policy for name, policy in stack["resource"]["aws_iam_role_policy"].items() if f"-{part}-role-" in name]
+    return {statement["Sid"]: statement for statement in json.loads(policy["policy"])["Statement"]}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,29 +86,52 @@ def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
 def test_the_job_reaches_its_endpoint_alone_beside_them(stacks: Stacks, shape: str, address: str, port: int) -> None:
     rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
     aws = {"job-to-s3", "job-to-secrets"} if shape == "outside" else set()
-    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", *aws}
+    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", "driver-https", *aws}
     rule = rules["job-to-endpoint"]
     assert (rule["cidr_ipv4"], rule["from_port"], rule["to_port"]) == (address, port, port)
 
 
 def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks) -> None:
-    [role] = stacks["shop"]["resource"]["aws_iam_role_policy"].values()
-    statements = {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
-    topic = "arn:${data.aws_partition.partition.partition}:kafka:us-west-2:"
-    topic += "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
-    assert statements["Read"]["Resource"] == f"{topic}events"
-    assert statements["Write"]["Resource"] == [f"{topic}results", f"{topic}dead-letters"]
+    statements = read_statements(stacks["shop"], "job")
+    assert statements["Read"]["Resource"] == [f"{TOPIC}events"]
+    assert statements["Write"]["Resource"] == [f"{TOPIC}results", f"{TOPIC}dead-letters"]
+    assert statements["Topics"]["Action"] == ["kafka-cluster:CreateTopic", "kafka-cluster:DescribeTopic"]
+
+
+def test_the_driver_of_validations_writes_events_reads_the_rest_and_may_do_nothing_else(stacks: Stacks) -> None:
+    statements = read_statements(stacks["shop"], "send")
+    assert statements["Write"]["Resource"] == [f"{TOPIC}events"]
+    assert statements["Read"]["Resource"] == [f"{TOPIC}results", f"{TOPIC}dead-letters"]
+    assert sorted(action for statement in statements.values() for action in statement["Action"]) == [
+        "kafka-cluster:AlterGroup",
+        "kafka-cluster:Connect",
+        "kafka-cluster:DescribeGroup",
+        "kafka-cluster:DescribeTopic",
+        "kafka-cluster:ReadData",
+        "kafka-cluster:WriteData",
+        "kafka-cluster:WriteDataIdempotently",
+    ]
+    # What AWS asks for beside each. Source: MSK developer guide, kafka-actions.html, 2026-11.
+    assert statements["Offsets"]["Resource"].endswith(":group/cotton-shop/*/shop-driver")
+
+
+def test_the_driver_is_started_with_the_secret_of_its_load_alone_and_logs_where_the_job_does(stacks: Stacks) -> None:
+    statements = read_statements(stacks["shop"], "start")
+    assert statements["Secrets"]["Resource"].endswith(":secret:cotton/shop/load-tests/*")
+    assert statements["Log"]["Resource"] == "${aws_cloudwatch_log_group.logs.arn}:*"
+    groups = stacks["shop"]["resource"]["aws_security_group"]
+    assert groups["driver-group"]["name"] == "cotton-shop-driver"
+    assert groups["clients-group"]["name"] == "cotton-shop-clients"
 
 
 def test_the_job_reads_the_key_of_its_endpoint_and_the_stack_never_has_it(stacks: Stacks) -> None:
-    [role] = stacks["outside"]["resource"]["aws_iam_role_policy"].values()
-    statements = {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
+    statements = read_statements(stacks["outside"], "job")
     assert statements["Secrets"]["Resource"] == ["${data.aws_secretsmanager_secret.secret-0.arn}"]
     assert "aws_secretsmanager_secret_version" not in stacks["outside"]["data"], "which has its text"
     groups = read_groups(stacks["outside"])["settings"]
     job = json.loads("".join(groups[name] for name in sorted(groups)))
     assert job["endpoint"]["apiKey"] == {"secret": "llm/keys", "field": "stream", "region": "us-west-2"}
-    assert "secretsmanager" not in json.dumps(stacks["shop"])
+    assert "Secrets" not in read_statements(stacks["shop"], "job")
 
 
 def test_a_job_without_files_of_answers_starts_from_the_state_of_one_that_wrote_them(stacks: Stacks) -> None:
@@ -119,12 +153,8 @@ def test_answers_go_to_s3_only_where_the_blueprint_says_so_and_the_table_has_the
 
 
 def test_the_job_writes_files_below_its_own_prefix_alone(stacks: Stacks) -> None:
-    def read_statements(shape: str) -> dict[str, Any]:
-        [role] = stacks[shape]["resource"]["aws_iam_role_policy"].values()
-        return {statement["Sid"]: statement for statement in json.loads(role["policy"])["Statement"]}
-
-    assert not {"Files", "ListFiles", "Encrypt"} & set(read_statements("shop"))
-    files = read_statements("outside")["Files"]
+    assert not {"Files", "ListFiles", "Encrypt"} & set(read_statements(stacks["shop"], "job"))
+    files = read_statements(stacks["outside"], "job")["Files"]
     assert files["Resource"].endswith("/streaming/outside/answers/*")
     assert "s3:DeleteObject" in files["Action"]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -11,12 +13,14 @@ import pytest
 from botocore.stub import Stubber
 
 from llm_serving import paths
+from llm_serving.catalog import images
 from llm_serving.kinds.streaming import managed
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.settings.errors import InputError
+from llm_serving.kinds.streaming.kind import KIND
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import stack
+from llm_serving.targets.ecs import load_tasks, stack
 from tests.infra.streaming.conftest import FLEET
 
 BLUEPRINT = """\
@@ -49,16 +53,27 @@ def stubber() -> Stubber:
     return Stubber(client)
 
 
-@pytest.mark.parametrize(("status", "state"), [("RUNNING", "ready"), ("STARTING", "starting")])
-def test_status_shows_the_job(plan: DeploymentPlan, stubber: Stubber, status: str, state: str) -> None:
+def answer(stubber: Stubber, status: str) -> None:
+    """Let AWS say once how the job is, as botocore's model of the API has it."""
+    groups = [
+        {"PropertyGroupId": "settings", "PropertyMap": {"00": "{}"}},
+        {"PropertyGroupId": "place", "PropertyMap": {"brokers": "b-1.example:9098", "cache": "rediss://c:6379"}},
+    ]
+    properties = {"PropertyGroupDescriptions": groups}
     detail = {
         "ApplicationARN": "arn:aws:kinesisanalytics:us-west-2:123456789012:application/cotton-shop",
         "ApplicationName": "cotton-shop",
         "RuntimeEnvironment": "FLINK-1_20",
         "ApplicationStatus": status,
         "ApplicationVersionId": 1,
+        "ApplicationConfigurationDescription": {"EnvironmentPropertyDescriptions": properties},
     }
     stubber.add_response("describe_application", {"ApplicationDetail": detail}, {"ApplicationName": "cotton-shop"})
+
+
+@pytest.mark.parametrize(("status", "state"), [("RUNNING", "ready"), ("STARTING", "starting"), ("READY", "stopped")])
+def test_status_shows_the_job(plan: DeploymentPlan, stubber: Stubber, status: str, state: str) -> None:
+    answer(stubber, status)
     assert list_rows(plan, stubber) == [
         {"name": "cotton-shop", "role": "job", "state": state, "restarts": 0, "machine": "4 KPUs"}
     ]
@@ -78,8 +93,6 @@ def test_a_stream_has_no_endpoint_for_a_tunnel(plan: DeploymentPlan) -> None:
 
 
 def test_check_says_what_aws_runs(plan: DeploymentPlan) -> None:
-    from llm_serving.kinds.streaming.kind import KIND
-
     assert isinstance(plan.deployment, StreamingDeployment)
     deployment = plan.deployment.model_copy(update={"answer_files": "s3://shop/answers/"})
     listed = list(KIND.describe(plan.blueprint, deployment))
@@ -91,3 +104,81 @@ def test_check_says_what_aws_runs(plan: DeploymentPlan) -> None:
     assert rows["parquet"] == "s3://shop/answers/"
     plain = dict(KIND.describe(plan.blueprint, plan.deployment))
     assert (plain["cache"], "parquet" in plain) == (rows["cache"], False)
+
+
+def test_a_validation_learns_from_the_job_where_kafka_is(plan: DeploymentPlan, stubber: Stubber) -> None:
+    assert isinstance(plan.deployment, StreamingDeployment)
+    assert plan.deployment.brokers == ""
+    answer(stubber, "RUNNING")
+    with stubber:
+        found = KIND.find_addresses(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
+    assert found.brokers == "b-1.example:9098"
+
+
+def test_where_kafka_is_of_a_stream_that_is_not_deployed_is_unknown(plan: DeploymentPlan, stubber: Stubber) -> None:
+    assert isinstance(plan.deployment, StreamingDeployment)
+    stubber.add_client_error("describe_application", "ResourceNotFoundException")
+    with stubber, pytest.raises(Unavailable) as error:
+        managed.find_brokers(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
+    assert str(error.value) == "shop: not deployed on ecs. Fix: run blueprint deploy."
+
+
+@pytest.fixture
+def deployed(plan: DeploymentPlan, stubber: Stubber, monkeypatch: pytest.MonkeyPatch) -> DeploymentPlan:
+    monkeypatch.setattr(stack, "_POLL_INTERVAL_S", 0.0)
+    session: Any = SimpleNamespace(client={"kinesisanalyticsv2": stubber.client}.__getitem__)
+    return dataclasses.replace(plan, aws=session)
+
+
+def test_a_validation_waits_until_the_job_runs(deployed: DeploymentPlan, stubber: Stubber) -> None:
+    for status in ("STARTING", "STARTING", "RUNNING"):
+        answer(stubber, status)
+    with stubber:
+        stack.wait_until_managed_run(deployed)
+    stubber.assert_no_pending_responses()
+
+
+def test_a_job_that_does_not_start_is_named_with_its_state(
+    deployed: DeploymentPlan, stubber: Stubber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "_MANAGED_TIMEOUT_S", -1)
+    answer(stubber, "READY")  # AWS's word for one that is stopped
+    with stubber, pytest.raises(CheckFailed) as error:
+        stack.wait_until_managed_run(deployed)
+    assert str(error.value) == "shop does not run: cotton-shop is stopped. Fix: see `blueprint logs`."
+
+
+def test_a_validation_of_what_is_not_deployed_is_refused(deployed: DeploymentPlan, stubber: Stubber) -> None:
+    stubber.add_client_error("describe_application", "ResourceNotFoundException")
+    with stubber, pytest.raises(Unavailable) as error:
+        stack.wait_until_managed_run(deployed)
+    assert str(error.value) == "shop: not deployed on ecs. Fix: run blueprint deploy."
+
+
+def test_the_driver_runs_in_javas_image_with_the_jobs_jar_its_role_and_both_groups(plan: DeploymentPlan) -> None:
+    assert isinstance(plan.deployment, StreamingDeployment) and plan.deployment.stack
+    program = KIND.build_load_program(plan.deployment)
+    assert program
+    assert program.image == images.pin(images.JAVA) and "@sha256:" in program.image
+    assert program.archive == f"s3://{plan.deployment.stack.bucket}/{plan.deployment.stack.archive_key}"
+    definition = load_tasks.build_definition(
+        dataclasses.replace(plan, aws=_SIGNED_IN), "arn:of:the:secret", ["A"], program
+    )
+    assert definition["taskRoleArn"] == "arn:aws:iam::123456789012:role/cotton-us-west-2-shop-send"
+    [container] = definition["containerDefinitions"]
+    assert container["user"] == "65532:65532"
+    assert program.security_groups == ("cotton-shop-clients",)
+
+
+_SIGNED_IN: Any = SimpleNamespace(
+    client=lambda _: SimpleNamespace(
+        get_caller_identity=lambda: {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/me"}
+    )
+)
+
+
+def test_the_driver_goes_through_the_fleets_image_cache(plan: DeploymentPlan) -> None:
+    assert isinstance(plan.deployment, StreamingDeployment)
+    environment = plan.deployment.environment.model_copy(update={"image_prefixes": {"public.ecr.aws": "r/cotton-ecr"}})
+    program = KIND.build_load_program(plan.deployment.model_copy(update={"environment": environment}))
+    assert program and program.image.startswith("r/cotton-ecr/docker/library/eclipse-temurin:17")

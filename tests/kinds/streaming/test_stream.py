@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from llm_serving import paths, processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
@@ -29,9 +31,21 @@ from llm_serving.kinds.streaming.validation import outcomes
 from llm_serving.kinds.streaming.validation import validate as validation
 from llm_serving.kinds.streaming.validation.report import EventCounts
 from llm_serving.rehearsal import emulator
+from llm_serving.services import kinds
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.ecs import load_tasks
 from llm_serving.targets.local import supervisor
+from llm_serving.targets.on_aws import load_drivers
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import run_folder
+from tests.infra.streaming.conftest import FLEET
+from tests.kinds.streaming.test_managed import BLUEPRINT
+from tests.targets.ecs import networks
+from tests.targets.ecs.test_load_tasks import describe_tasks, read_variables
+from tests.validation.remote.containers import ProcessContainers
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -264,6 +278,120 @@ def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, caps
     processes = json.loads(capsys.readouterr().out)["processes"]
     assert {row["name"] for row in processes} == {"aws", "kafka", "cache", "endpoint", "taskmanager", "jobmanager"}
     assert {row["state"] for row in processes} == {"ready"}
+
+
+@pytest.fixture(scope="module")
+def remote(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentPlan]:
+    """The plan of the same stream on ECS, and the embedded AWS with what its stack and the fleet's have."""
+    assert folder.name == "shop", "the topics are those of the stream on this machine"
+    programs.build_archive()
+    root = tmp_path_factory.mktemp("remote")
+    blueprint = Path(shutil.copytree(paths.PATTERNS / "near-real-time", root / "shop"))
+    (blueprint / "blueprint.yaml").write_text(BLUEPRINT)
+    (root / "fleet.yaml").write_text(FLEET)
+    with emulator.start(root / "aws", bare=True) as endpoint:
+        session = emulator.open_session(endpoint, "us-west-2")
+        networks.create(session, "cotton", ("us-west-2a",), ["cotton-shop-driver", "cotton-shop-clients"])
+        plan = planning.plan(
+            blueprint, root / "fleet.yaml", target="ecs", root=root, aws=session, account=emulator.ACCOUNT
+        )
+        location = {"LocationConstraint": "us-west-2"}
+        for bucket in (plan.deployment.environment.bucket, plan.deployment.environment.results_bucket):
+            session.client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration=location)
+        yield plan
+
+
+def upload_archive(plan: DeploymentPlan) -> None:
+    """Do what the stack does."""
+    stack = plan.deployment.stack
+    plan.aws.client("s3").upload_file(stack.archive, stack.bucket, stack.archive_key)
+
+
+@contextlib.contextmanager
+def run_task(plan: DeploymentPlan, folder: Path, urls: Sequence[str]) -> Iterator[ProcessContainers]:
+    """Start the task, and run what its container would run, with its /tmp in `folder`."""
+    program = kinds.get("streaming").build_load_program(plan.deployment)
+    with load_tasks.run(plan, urls, program):
+        [task] = [task for task in describe_tasks(plan.aws, "cotton") if task["desiredStatus"] == "RUNNING"]
+        definition = plan.aws.client("ecs").describe_task_definition(taskDefinition=task["taskDefinitionArn"])
+        [container] = definition["taskDefinition"]["containerDefinitions"]
+        variables = read_variables(plan.aws, container)
+        assert not [url for url in variables.values() if url in json.dumps([task, definition], default=str)]
+        command = task["overrides"]["containerOverrides"][0]["command"]
+        *entry, last = [word.replace("/tmp/", f"{folder}/") for word in (*container["entryPoint"], *command)]
+        variables |= {"PATH": os.environ["PATH"], "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder}"}
+        with ProcessContainers(folder, folder / "driver.log", entry).launch([last], variables) as started:
+            yield started
+
+
+def build_options(plan: DeploymentPlan, folder: Path) -> ValidationOptions:
+    """Options by which the events come from the task."""
+    source = load_drivers.build_program_source(plan, lambda urls, _: run_task(plan, folder, urls))
+    return ValidationOptions(logs=folder / "logs", runs=folder / "runs", load_source=source)
+
+
+def load_local() -> StreamingDeployment:
+    """What runs here, whose Kafka has neither TLS nor logins."""
+    deployment = DeploymentDir("shop", Path.cwd()).load_deployment()
+    assert isinstance(deployment, StreamingDeployment)
+    return deployment
+
+
+def list_left(aws: AwsSession, plan: DeploymentPlan) -> dict[str, list[Any]]:
+    """What a load has left in AWS."""
+    s3 = aws.client("s3").list_object_versions(Bucket=plan.deployment.environment.results_bucket)
+    secrets = aws.client("secretsmanager").list_secrets(IncludePlannedDeletion=True)
+    definitions = aws.client("ecs").list_task_definitions(status="ACTIVE")
+    running = [task for task in describe_tasks(aws, "cotton") if task["desiredStatus"] == "RUNNING"]
+    return {
+        "objects": s3.get("Versions", []),
+        "secrets": secrets["SecretList"],
+        "definitions": definitions["taskDefinitionArns"],
+        "tasks": running,
+    }
+
+
+NOTHING: dict[str, list[Any]] = {"objects": [], "secrets": [], "definitions": [], "tasks": []}
+
+
+def test_a_task_inside_the_network_without_the_jobs_jar_is_refused(remote: DeploymentPlan, tmp_path: Path) -> None:
+    """The first of these tests: the next one uploads it."""
+    with pytest.raises(Unavailable, match=r"-?\w+\.jar is not there: .* Fix: run blueprint deploy\.$"):
+        validation.validate(load_local(), build_options(remote, tmp_path))
+    assert list_left(remote.aws, remote) == NOTHING
+
+
+def test_a_task_inside_the_network_sends_the_sample_and_leaves_nothing(remote: DeploymentPlan, tmp_path: Path) -> None:
+    """The containers of ECS and the signatures of URLs are emulated; Kafka, Flink, the driver and its jar are not."""
+    upload_archive(remote)
+    deployment = load_local()
+    validation.wait_running(deployment.url)
+    report, _ = validation.validate(deployment, build_options(remote, tmp_path))
+    assert report.events.model_dump() == {
+        "sent": 210, "answered": 200, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
+    }  # fmt: skip
+    assert (report.verdict, report.metrics.pipeline_ms.count) == ("pass", 200)
+    assert report.settings["sent_from"].startswith("The load came from a container in the fleet's network")
+    assert list_left(remote.aws, remote) == NOTHING
+
+
+def test_a_driver_whose_login_kafka_does_not_know_fails_with_its_reason(
+    remote: DeploymentPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload_archive(remote)
+    monkeypatch.setattr(validation, "list_kafka_properties", lambda _: {"security.protocol": "unknown"})
+    with pytest.raises(CheckFailed, match=r"(?s)load driver 0 failed with exit code 1.*security\.protocol"):
+        validation.validate(load_local(), build_options(remote, tmp_path))
+    assert list_left(remote.aws, remote) == NOTHING
+
+
+def test_a_driver_whose_load_is_gone_ends_by_itself(remote: DeploymentPlan, tmp_path: Path) -> None:
+    place = {"Bucket": remote.deployment.environment.results_bucket, "Key": "load-tests/gone"}
+    (tmp_path / "input").write_text(remote.aws.client("s3").generate_presigned_url("get_object", Params=place))
+    command = ["java", "-cp", remote.deployment.stack.archive, "stream.load.RemoteDriver", str(tmp_path / "input")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 1
+    assert "the load's input is gone: the load was cancelled" in run.stderr
 
 
 def read_failures(url: str) -> str:

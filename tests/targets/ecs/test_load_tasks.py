@@ -32,6 +32,7 @@ from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.play import RemoteDrivers
 from tests import known_server
 from tests.infra.serving.conftest import FLEET, write_blueprint
+from tests.targets.ecs import networks
 from tests.validation.conftest import build_deployment, build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
@@ -46,18 +47,10 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsSession]:
     """The VPC and the cluster of the fleet, without a deployment."""
     with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as endpoint:
         session = emulator.open_session(endpoint, "us-west-2")
-        ec2 = session.client("ec2")
-        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-        ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
-        for number, zone in enumerate(("us-west-2a", "us-west-2b")):
-            subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=zone)["Subnet"]
-            tags = [{"Key": "fleet", "Value": "fabric"}, {"Key": "Name", "Value": f"fabric-private-{zone}"}]
-            ec2.create_tags(Resources=[subnet["SubnetId"]], Tags=tags)
-        group = ec2.create_security_group(GroupName="fabric-aggregated-driver", Description="Drivers", VpcId=vpc)
-        session.client("ecs").create_cluster(clusterName="fabric")
+        [group] = networks.create(session, "fabric", ("us-west-2a", "us-west-2b"), ["fabric-aggregated-driver"])
         location = {"LocationConstraint": "us-west-2"}
         session.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
-        session.group = group["GroupId"]  # type: ignore[attr-defined]
+        session.group = group  # type: ignore[attr-defined]
         yield session
 
 
@@ -69,11 +62,21 @@ def plan(aws: AwsSession, tmp_path: Path) -> DeploymentPlan:
     return planning.plan(folder, fleet, target="ecs", root=tmp_path, aws=aws, account=emulator.ACCOUNT)
 
 
-def describe_tasks(aws: AwsSession) -> list[dict[str, Any]]:
+def describe_tasks(aws: AwsSession, cluster: str = "fabric") -> list[dict[str, Any]]:
     """All tasks. Their desired status is what was asked for; moto calls each one's last status STOPPED at once."""
     ecs = aws.client("ecs")
-    arns = [arn for status in ("RUNNING", "STOPPED") for arn in ecs.list_tasks(cluster="fabric", desiredStatus=status)["taskArns"]]  # fmt: skip
-    return list(ecs.describe_tasks(cluster="fabric", tasks=arns)["tasks"]) if arns else []
+    arns = [arn for status in ("RUNNING", "STOPPED") for arn in ecs.list_tasks(cluster=cluster, desiredStatus=status)["taskArns"]]  # fmt: skip
+    return list(ecs.describe_tasks(cluster=cluster, tasks=arns)["tasks"]) if arns else []
+
+
+def read_variables(aws: AwsSession, container: dict[str, Any]) -> dict[str, str]:
+    """The variables of a container that are keys of a secret's JSON."""
+    variables = {}
+    for row in container["secrets"]:
+        arn, key = row["valueFrom"].removesuffix("::").rsplit(":", 1)
+        text = aws.client("secretsmanager").get_secret_value(SecretId=arn)["SecretString"]
+        variables[row["name"]] = json.loads(text)[key]
+    return variables
 
 
 @contextlib.contextmanager
@@ -86,9 +89,7 @@ def run_tasks(plan: DeploymentPlan, standing_in: ProcessContainers, urls: Sequen
         definition = plan.aws.client("ecs").describe_task_definition(taskDefinition=tasks[0]["taskDefinitionArn"])
         [container] = definition["taskDefinition"]["containerDefinitions"]
         # What ECS does with `secrets` at the start of a task, by the role whose policy names them.
-        secrets = {row["name"]: row["valueFrom"] for row in container["secrets"]}
-        client = plan.aws.client("secretsmanager")
-        variables = {name: client.get_secret_value(SecretId=arn)["SecretString"] for name, arn in secrets.items()}
+        variables = read_variables(plan.aws, container)
         with standing_in.launch(arguments, variables) as started:
             yield started
 
@@ -126,9 +127,9 @@ def test_the_tasks_send_one_load_and_are_stopped(
 
 
 def test_the_definition_has_this_codes_image_no_role_and_the_deployments_log(plan: DeploymentPlan) -> None:
-    definition = load_tasks.build_definition(plan, "arn:of:the:secret")
+    definition = load_tasks.build_definition(plan, "arn:of:the:secret", ["BLUEPRINT_LOAD_INPUTS"])
     assert definition["containerDefinitions"][0]["secrets"] == [
-        {"name": "BLUEPRINT_LOAD_INPUTS", "valueFrom": "arn:of:the:secret"}
+        {"name": "BLUEPRINT_LOAD_INPUTS", "valueFrom": "arn:of:the:secret:BLUEPRINT_LOAD_INPUTS::"}
     ]
     [container] = definition["containerDefinitions"]
     assert container["image"] == own_image.LOAD_DRIVER.format_image(

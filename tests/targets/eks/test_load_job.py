@@ -24,6 +24,8 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.operations.kube_api import POD
 from llm_serving.rehearsal import emulator
+from llm_serving.services.load_program import LoadProgram, MountedSecret
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import load_job
@@ -224,6 +226,31 @@ def test_a_pod_without_a_node_is_described_by_the_scheduler(control_plane: Contr
     with load_job.run(plan, ["http://x"], limit_s=600) as job:
         processes.wait_until(lambda: "no nodes available" in job.describe(), "the scheduler's reason", 90)
         assert job.find_failure() is None
+
+
+def test_a_secret_that_a_program_needs_and_that_is_not_there_is_named_before_anything_starts(
+    cluster: ControlPlane, plan: DeploymentPlan
+) -> None:
+    program = LoadProgram("registry.example/p:1", ("p",), secrets={"/login/file": MountedSecret("mine-login", "key")})
+    with pytest.raises(Unavailable) as error, load_job.run(plan, ["http://x"], limit_s=600, program=program):
+        raise AssertionError("nothing is to start")
+    assert str(error.value) == (
+        "the Secret mine-login does not exist: the deployment is older than its load driver, or no operator has made it. "
+        "Fix: run blueprint deploy."
+    )
+    assert list_belongings(cluster) == []
+    metadata = {"name": "mine-login", "namespace": NAMESPACE}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": "of the user"}}
+    cluster.api.apply([secret])
+    try:
+        with load_job.run(plan, ["http://x"], limit_s=600, program=program):
+            [pod] = wait_for_nodes(cluster, 1)
+    finally:
+        cluster.api.delete_objects([secret], timeout_s=60)
+    [container] = pod["spec"]["containers"]
+    assert (container["image"], container["command"]) == ("registry.example/p:1", ["p"])
+    assert container["args"][0].startswith("/etc/load-driver/")
+    processes.wait_until(lambda: not list_belongings(cluster), "the end of the Job and all that it owns", 90)
 
 
 def test_a_failed_pod_is_named_with_the_end_of_its_log(

@@ -11,7 +11,7 @@ from typing import Any
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.streaming import blueprint as blueprints
-from llm_serving.kinds.streaming import managed, price, programs, resolve
+from llm_serving.kinds.streaming import load_program, managed, price, programs, resolve
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
@@ -19,6 +19,7 @@ from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
 from llm_serving.services import rendered
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
+from llm_serving.services.load_program import LoadProgram
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
@@ -55,6 +56,14 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
 
     def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
         return managed.list_rows(deployment, connect) if deployment.stack else []
+
+    def build_load_program(self, deployment: StreamingDeployment) -> LoadProgram | None:
+        return load_program.build(deployment)
+
+    def find_addresses(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> StreamingDeployment:
+        if deployment.stack is None:
+            return deployment
+        return deployment.model_copy(update={"brokers": managed.find_brokers(deployment, connect)})
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)

@@ -18,14 +18,23 @@ from llm_serving.settings.document import Conflict
 MAX_NAME = 45
 """Maximum characters of a FlinkDeployment's name. Source: flink-kubernetes-operator 1.15.0, DefaultValidator."""
 
+DRIVER = "load-driver"
+"""What the driver's KafkaUser is called, behind the release."""
+
+LOGIN_KEY = "sasl.jaas.config"
+"""Key of a user's login in the Secret that Strimzi makes. Source: Strimzi 1.2.0, as below."""
+
+LOGIN_FILE, CERTIFICATE_FILE = f"/opt/kafka-login/{LOGIN_KEY}", "/opt/kafka-ca/ca.crt"
+"""Where containers of the job and of the driver have a user's login, and the certificate of Kafka's authority."""
+
 KAFKA_PROPERTIES: Mapping[str, str] = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "SCRAM-SHA-512",
-    "sasl.jaas.config": "${directory:/opt/kafka-login:sasl.jaas.config}",
+    "sasl.jaas.config": f"${{directory:/opt/kafka-login:{LOGIN_KEY}}}",
     "config.providers": "directory",
     "config.providers.directory.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
     "ssl.truststore.type": "PEM",
-    "ssl.truststore.location": "/opt/kafka-ca/ca.crt",
+    "ssl.truststore.location": CERTIFICATE_FILE,
 }
 """What a client of Kafka needs to log in with the secrets that Strimzi makes, which charts/streaming mounts. Sources:
 Kafka 3.4, producer configuration; Strimzi 1.2.0, secrets NAME and NAME-cluster-ca-cert."""

@@ -279,7 +279,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
             "deadLetters": topics.dead_letters,
             "partitions": settings.partitions,
             "replicas": 1 if is_local else cloud.REPLICAS,
-            "properties": _list_kafka_properties(deployment.environment),
+            "properties": list_kafka_properties(deployment.environment),
         },
         "endpoint": {
             "url": deployment.endpoint_url,
@@ -307,7 +307,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
     }
 
 
-def _list_kafka_properties(environment: Environment) -> Mapping[str, str]:
+def list_kafka_properties(environment: Environment) -> Mapping[str, str]:
     """Return what a client of Kafka needs to log in."""
     if environment.conventions.is_local:
         return {}

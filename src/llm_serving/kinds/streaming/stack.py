@@ -20,6 +20,9 @@ FLINK_RUNTIME = "FLINK-1_20"
 SETTINGS_GROUP, PLACE_GROUP = "settings", "place"
 """Groups of properties that images/stream-job reads: its settings in parts, and the addresses that the stack knows."""
 
+DRIVER_ROLE = "send"
+"""Part of the purpose of the role that the driver of a validation acts as."""
+
 CACHE_NODES = 2
 """Nodes of the cache: one, and one that takes over."""
 
@@ -80,3 +83,8 @@ class StreamStack(Settings):
 
     dead_alarm: Annotated[float, Field(ge=0, le=1)]
     """Share of events without an answer at which the alarm rings."""
+
+
+def format_clients_group(stack: StreamStack) -> str:
+    """Return the name of the security group of whoever reaches Kafka and the cache."""
+    return f"{stack.name}-clients"

@@ -3,26 +3,31 @@
 The task definition is registered for one load and deleted after it, since its image is that of this very code. So is
 the secret with the URLs of the tasks' inputs: whoever may describe a task reads its command. A task has no role of its
 own. The serving stack has its security group, which routers and engines let in.
+
+A kind whose deployments answer no requests brings a program of its own: its stack has the group, and the role of the
+task.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_serving import console, processes
-from llm_serving.aws import session
+from llm_serving.aws import s3, session
 from llm_serving.aws.preflight import identity
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_driver_group_name, format_load_secrets, format_log_group
 from llm_serving.operations import ecs_tasks
+from llm_serving.services.load_program import ARCHIVE_FILE, LoadProgram
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws import images
+from llm_serving.targets.on_aws import images, remote_files
 from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 
 NAME = "load-driver"
@@ -30,36 +35,74 @@ NAME = "load-driver"
 _CPU, _MEMORY_MIB = 1024, 2048
 """A core of its own: a driver that waits for one measures itself."""
 
+_USER = "65532:65532"
+_INPUT_VARIABLE, _ARCHIVE_VARIABLE = "BLUEPRINT_LOAD_INPUT", "BLUEPRINT_LOAD_ARCHIVE"
+"""Where a program's container finds the URLs of its input and of its archive."""
+
+_START = f"""\
+set -eu
+curl --fail --silent --show-error --retry 5 --output {ARCHIVE_FILE} "${_ARCHIVE_VARIABLE}"
+printf %s "${_INPUT_VARIABLE}" >/tmp/load-input
+unset {_ARCHIVE_VARIABLE} {_INPUT_VARIABLE}
+exec "$@" /tmp/load-input
+"""
+"""Shell that becomes the program of its arguments."""
+
 _STOP_S = 30
 _BATCH = 100
 """Most tasks of one DescribeTasks."""
 
 
 @contextlib.contextmanager
-def run(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[LoadTasks]:
+def run(plan: DeploymentPlan, urls: Sequence[str], program: LoadProgram | None = None) -> Iterator[LoadTasks]:
     """Run a task for each input's URL, and stop them and delete their definition after the block.
+
+    Args:
+        program: what the tasks run; the image of load drivers if None.
 
     Raises:
         CheckFailed: ECS starts no task; with its reason.
         Unavailable: AWS refuses, or the deployment has no security group for load drivers.
     """
     with session.translate_errors():
-        network = _find_network(plan)
-        with _store_inputs(plan, urls) as inputs, _start(plan, network, inputs, len(urls)) as tasks:
-            yield tasks
+        network = _find_network(plan, program.security_groups if program else ())
+        variables = _sign_program(plan, program, *urls) if program else {INPUTS_VARIABLE: pack_urls(urls)}
+        with _store_inputs(plan, variables) as inputs:
+            definition = build_definition(plan, inputs, variables, program)
+            with _start(plan, network, definition, len(urls), program) as tasks:
+                yield tasks
+
+
+def _sign_program(plan: DeploymentPlan, program: LoadProgram, url: str) -> dict[str, str]:
+    """Return the URLs of a program's input and of its archive.
+
+    Raises:
+        Unavailable: the archive is not there.
+    """
+    folder, _, name = program.archive.rpartition("/")
+    if name not in s3.Bucket(s3.parse_location(f"{folder}/"), env=plan.aws.variables).list_sizes():
+        reason = "is not there: what is deployed was built from other code"
+        raise Unavailable(f"{program.archive} {reason}. Fix: run blueprint deploy.")
+    [archive] = remote_files.sign_files(plan.aws, f"{folder}/", [name]).values()
+    return {_INPUT_VARIABLE: url, _ARCHIVE_VARIABLE: archive}
 
 
 @contextlib.contextmanager
-def _start(plan: DeploymentPlan, network: dict[str, Any], inputs: str, count: int) -> Iterator[LoadTasks]:
+def _start(
+    plan: DeploymentPlan,
+    network: dict[str, Any],
+    parameters: dict[str, Any],
+    count: int,
+    program: LoadProgram | None,
+) -> Iterator[LoadTasks]:
     client, started = plan.aws.client("ecs"), list[str]()
     cluster = names.format_cluster_name(plan.fleet.value)
-    definition = client.register_task_definition(**build_definition(plan, inputs))["taskDefinition"][
-        "taskDefinitionArn"
-    ]
+    definition = client.register_task_definition(**parameters)["taskDefinition"]["taskDefinitionArn"]
     request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
     try:
         for index in range(count):
-            overrides = {"containerOverrides": [{"name": NAME, "command": [str(index)]}]}
+            command = list(program.command) if program else [str(index)]
+            overrides = {"containerOverrides": [{"name": NAME, "command": command}]}
             started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
         yield LoadTasks(client, cluster, started)
     finally:
@@ -67,13 +110,13 @@ def _start(plan: DeploymentPlan, network: dict[str, Any], inputs: str, count: in
 
 
 @contextlib.contextmanager
-def _store_inputs(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[str]:
-    """Keep the URLs of the tasks' inputs in a secret, which is deleted after the block; return its ARN."""
+def _store_inputs(plan: DeploymentPlan, variables: Mapping[str, str]) -> Iterator[str]:
+    """Keep variables of the tasks in a secret, which is deleted after the block; return its ARN."""
     client = plan.aws.client("secretsmanager")
     # The deployment's execution role may read what lies there, and no other secret.
     name = f"{format_load_secrets(plan.fleet.value, plan.deployment.name)}{secrets.token_hex(8)}"
     tags = [{"Key": "fleet", "Value": plan.fleet.value.name}]
-    secret = client.create_secret(Name=name, SecretString=pack_urls(urls), Tags=tags)["ARN"]
+    secret = client.create_secret(Name=name, SecretString=json.dumps(variables), Tags=tags)["ARN"]
     try:
         yield secret
     finally:
@@ -148,16 +191,17 @@ class LoadTasks:
         return [task for batch in batches for task in describe(cluster=self._cluster, tasks=batch)["tasks"]]
 
 
-def build_definition(plan: DeploymentPlan, inputs: str) -> dict[str, Any]:
+def build_definition(
+    plan: DeploymentPlan, inputs: str, variables: Iterable[str], program: LoadProgram | None = None
+) -> dict[str, Any]:
     """Build RegisterTaskDefinition's parameters.
 
     Args:
-        inputs: ARN of the secret with the URLs of the tasks' inputs.
+        inputs: ARN of the secret with the tasks' variables.
+        variables: their names, which are the keys of its JSON.
+        program: what the tasks run; the image of load drivers if None.
     """
     fleet, deployment = plan.fleet.value, plan.deployment
-    caller = identity.fetch_identity(plan.aws)
-    purpose = names.format_deployment_purpose(deployment.name, "start")
-    role = names.format_role_name(fleet.name, fleet.region, purpose)
     log_options = {
         "awslogs-group": format_log_group(fleet, deployment.kind, deployment.name),
         "awslogs-region": fleet.region,
@@ -165,12 +209,15 @@ def build_definition(plan: DeploymentPlan, inputs: str) -> dict[str, Any]:
     }
     container = {
         "name": NAME,
-        "image": images.format_load_driver(plan),
+        "image": program.image if program else images.format_load_driver(plan),
+        **({"entryPoint": ["sh", "-c", _START, "load-program"], "user": _USER} if program else {}),
         "essential": True,
         "cpu": _CPU,
         "memory": _MEMORY_MIB,
         "environment": [{"name": "HOME", "value": "/tmp"}],
-        "secrets": [{"name": INPUTS_VARIABLE, "valueFrom": inputs}],
+        # A key of a secret's JSON. Source: ECS developer guide, "Pass Secrets Manager secrets through Amazon ECS
+        # environment variables", 2026-11; on Fargate from platform version 1.4.0.
+        "secrets": [{"name": name, "valueFrom": f"{inputs}:{name}::"} for name in variables],
         "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
         "stopTimeout": _STOP_S,
         "logConfiguration": {"logDriver": "awslogs", "options": log_options},
@@ -182,22 +229,34 @@ def build_definition(plan: DeploymentPlan, inputs: str) -> dict[str, Any]:
         "cpu": str(_CPU),
         "memory": str(_MEMORY_MIB),
         "runtimePlatform": {"operatingSystemFamily": "LINUX", "cpuArchitecture": "X86_64"},
-        "executionRoleArn": f"arn:{caller.arn.split(':')[1]}:iam::{caller.account}:role/{role}",
+        "executionRoleArn": _format_role(plan, "start"),
+        **({"taskRoleArn": _format_role(plan, program.role)} if program else {}),
         "containerDefinitions": [container],
         "tags": [{"key": "fleet", "value": fleet.name}],
     }
 
 
-def _find_network(plan: DeploymentPlan) -> dict[str, Any]:
-    """Return the fleet's private subnets, and the serving stack's security group of load drivers."""
+def _format_role(plan: DeploymentPlan, part: str) -> str:
+    """Return the ARN of a role of the deployment's stack."""
+    fleet, caller = plan.fleet.value, identity.fetch_identity(plan.aws)
+    purpose = names.format_deployment_purpose(plan.deployment.name, part)
+    role = names.format_role_name(fleet.name, fleet.region, purpose)
+    return f"arn:{caller.arn.split(':')[1]}:iam::{caller.account}:role/{role}"
+
+
+def _find_network(plan: DeploymentPlan, further_groups: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fleet's private subnets, and the stack's security groups: that of load drivers, and further ones."""
     fleet, ec2 = plan.fleet.value, plan.aws.client("ec2")
-    name = format_driver_group_name(fleet, plan.deployment.name)
-    security_group = ecs_tasks.find_security_group(ec2, name)
-    if security_group is None:
-        raise Unavailable(
-            f"the security group {name} does not exist: the deployment is older than load drivers on ECS, or gone. "
-            "Fix: run blueprint deploy, or --load-from here"
-        )
+    security_groups = []
+    for name in (format_driver_group_name(fleet, plan.deployment.name), *further_groups):
+        security_group = ecs_tasks.find_security_group(ec2, name)
+        if security_group is None:
+            here = "" if further_groups else ", or --load-from here"
+            raise Unavailable(
+                f"the security group {name} does not exist: the deployment is older than load drivers on ECS, or gone. "
+                f"Fix: run blueprint deploy{here}"
+            )
+        security_groups.append(security_group)
     subnets = ecs_tasks.find_private_subnets(ec2, fleet, fleet.zones)
-    settings = {"subnets": subnets, "securityGroups": [security_group], "assignPublicIp": "DISABLED"}
+    settings = {"subnets": subnets, "securityGroups": security_groups, "assignPublicIp": "DISABLED"}
     return {"awsvpcConfiguration": settings}

@@ -30,7 +30,7 @@ from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.operations.tunnel import TOOLS as SESSION_TOOLS
-from llm_serving.services import rendered
+from llm_serving.services import kinds, rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
@@ -58,6 +58,7 @@ _VARIABLES = "blueprint.auto.tfvars.json"
 """Values of the stack's variables, in its folder; `infra.constructs.task_service` says what they do."""
 
 _TEST_TIMEOUT_S = 300
+_MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
 _LAST_LINES = 20
 
@@ -143,6 +144,29 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         with console.step("Send a test request"):
             _send_test_request(aws, deployed, outputs["ask"])
     return True
+
+
+def wait_until_managed_run(plan: DeploymentPlan) -> None:
+    """Wait until what AWS runs in place of tasks does its work: after a deploy or a failure that takes minutes.
+
+    Raises:
+        CheckFailed: it does not in time; says how far it is.
+        Unavailable: it is not deployed, or AWS refuses or does not answer.
+    """
+    name, deadline = plan.deployment.name, time.monotonic() + _MANAGED_TIMEOUT_S
+    with console.step(f"Wait until {name} runs (up to {_MANAGED_TIMEOUT_S / 60:.0f} min)") as step:
+        while True:
+            with clients.translate_errors():
+                rows = kinds.get(plan.deployment.kind).list_managed(plan.deployment, plan.aws.client)
+            if not rows:
+                raise Unavailable(f"{name}: not deployed on ecs. Fix: run blueprint deploy.")
+            pending = [f"{row['name']} is {row['state']}" for row in rows if row["state"] != READY]
+            if not pending:
+                return
+            if time.monotonic() > deadline:
+                raise CheckFailed(f"{name} does not run: {', '.join(pending)}. Fix: see `blueprint logs`.")
+            step.note = ", ".join(pending)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:

@@ -9,6 +9,7 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import tunnel
 from llm_serving.services.environment import Environment
+from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import load_tasks, stack
@@ -72,9 +73,14 @@ class EcsTarget(AwsTarget):
         plan: DeploymentPlan,
         urls: Sequence[str],
         limit_s: int,  # noqa: ARG002 - renewed URLs end them
+        program: LoadProgram | None = None,
     ) -> AbstractContextManager[Containers]:
         """Run Fargate tasks."""
-        return load_tasks.run(plan, urls)
+        return load_tasks.run(plan, urls, program)
+
+    def wait_until_ready(self, plan: DeploymentPlan) -> None:
+        """Wait for what AWS runs in place of tasks."""
+        stack.wait_until_managed_run(plan)
 
     def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
         """List those of the tasks."""

@@ -4,6 +4,8 @@ The pods carry the release's labels, as the pod of its `helm test` does: so its 
 and engines, and removing the release removes them too. They have no service account's token and no role of AWS. The Job
 owns what else is made for it, so that all of it goes with the Job: deleted after the load or, if this machine is gone,
 by Kubernetes' own time limits.
+
+A kind whose deployments answer no requests brings a program of its own, in place of the image of load drivers.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
 from llm_serving import console
-from llm_serving.operations.kube_api import POD, ApiError, Manifest
+from llm_serving.operations.kube_api import POD, ApiError, Kind, Manifest
+from llm_serving.services.load_program import LoadProgram
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
 from llm_serving.targets.on_aws import images
 
 COMPONENT = "load-driver"
 
+_SECRET = Kind("v1", "Secret")
 _INPUTS = "/etc/load-driver"
 _USER = 65532
 _DELETE_S = 50.0
@@ -29,17 +35,21 @@ _KEPT_S = 300
 
 
 @contextlib.contextmanager
-def run(plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int) -> Iterator[LoadJob]:
+def run(
+    plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int, program: LoadProgram | None = None
+) -> Iterator[LoadJob]:
     """Run a pod for each input's URL, and delete the Job with all that belongs to it after the block.
 
     Args:
         limit_s: seconds after which Kubernetes ends the Job by itself.
+        program: what the pods run; the image of load drivers if None.
 
     Raises:
-        Unavailable: the cluster does not answer, or refuses an object.
+        Unavailable: the cluster does not answer, refuses an object, or lacks a Secret that the pods have as files.
     """
     name = f"{plan.deployment.name}-load-{secrets.token_hex(4)}"
-    api, job = release.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s)
+    _require_secrets(plan, program)
+    api, job = release.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s, program=program)
     try:
         uid = api.create(job)["metadata"]["uid"]
         # The pods wait for the Secret, so the network policy is there before them.
@@ -51,6 +61,16 @@ def run(plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int) -> Iterator[
             api.delete_objects([job], _DELETE_S)
         except ApiError as error:
             console.err.print(f"[yellow]Job {name} was not deleted[/yellow]; it ends by itself: {error}")
+
+
+def _require_secrets(plan: DeploymentPlan, program: LoadProgram | None) -> None:
+    """Check that a pod would not wait for a Secret until the load's time is over."""
+    api, namespace = release.open_api(plan), plan.deployment.environment.namespace
+    for entry in program.secrets.values() if program else ():
+        with contextlib.suppress(ApiError):  # who may not read it may still mount it
+            if api.find(_SECRET, entry.secret, namespace) is None:
+                reason = "does not exist: the deployment is older than its load driver, or no operator has made it"
+                raise Unavailable(f"the Secret {entry.secret} {reason}. Fix: run blueprint deploy.")
 
 
 class LoadJob:
@@ -84,7 +104,9 @@ class LoadJob:
             return []
 
 
-def build_job(plan: DeploymentPlan, name: str, count: int, *, limit_s: int) -> Manifest:
+def build_job(
+    plan: DeploymentPlan, name: str, count: int, *, limit_s: int, program: LoadProgram | None = None
+) -> Manifest:
     """Build the Job: a pod for each process, away from one another and from the engines."""
     return {
         "apiVersion": "batch/v1",
@@ -103,13 +125,14 @@ def build_job(plan: DeploymentPlan, name: str, count: int, *, limit_s: int) -> M
                     # Moving a driver to another node would end the load.
                     "annotations": {"karpenter.sh/do-not-disrupt": "true"},
                 },
-                "spec": _build_pod(plan, name),
+                "spec": _build_pod(plan, name, program),
             },
         },
     }
 
 
-def _build_pod(plan: DeploymentPlan, name: str) -> Manifest:
+def _build_pod(plan: DeploymentPlan, name: str, program: LoadProgram | None) -> Manifest:
+    mounted = program.secrets if program else {}
     return {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -133,18 +156,30 @@ def _build_pod(plan: DeploymentPlan, name: str) -> Manifest:
         "topologySpreadConstraints": [
             _spread(name, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
         ],
-        "containers": [_build_container(plan)],
+        "containers": [_build_container(plan, program)],
         "volumes": [
             {"name": "inputs", "secret": {"secretName": name, "defaultMode": 0o440}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "5Gi"}},
+            *(
+                {
+                    "name": f"secret-{number}",
+                    "secret": {
+                        "secretName": entry.secret,
+                        "items": [{"key": entry.key, "path": PurePosixPath(path).name}],
+                        "defaultMode": 0o440,
+                    },
+                }
+                for number, (path, entry) in enumerate(mounted.items())
+            ),
         ],
     }
 
 
-def _build_container(plan: DeploymentPlan) -> Manifest:
+def _build_container(plan: DeploymentPlan, program: LoadProgram | None) -> Manifest:
     return {
         "name": COMPONENT,
-        "image": images.format_load_driver(plan),
+        "image": program.image if program else images.format_load_driver(plan),
+        **({"command": list(program.command)} if program else {}),
         "args": [f"{_INPUTS}/$(JOB_COMPLETION_INDEX)"],
         "env": [{"name": "HOME", "value": "/tmp"}],
         # A core of its own: a driver that waits for one measures itself.
@@ -157,6 +192,10 @@ def _build_container(plan: DeploymentPlan) -> Manifest:
         "volumeMounts": [
             {"name": "inputs", "mountPath": _INPUTS, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
+            *(
+                {"name": f"secret-{number}", "mountPath": str(PurePosixPath(path).parent), "readOnly": True}
+                for number, path in enumerate(program.secrets if program else ())
+            ),
         ],
     }
 

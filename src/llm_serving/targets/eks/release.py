@@ -109,7 +109,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     release = _read_release(plan)
     changes = _diff_release(plan, release)
     if not changes and release.is_latest:
-        _wait_until_ready(plan)
+        wait_until_ready(plan)
         return False
     require_images(plan)
     require_kinds(plan)
@@ -119,7 +119,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         open_api(plan).apply(namespace.build_manifests(plan.deployment))
     try:
         _upgrade(plan, values_file, log)
-        _wait_until_ready(plan)
+        wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
         if _BUSY_MESSAGE in str(error):
@@ -320,7 +320,18 @@ def _compute_start_timeout(plan: DeploymentPlan) -> int:
     return planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S
 
 
-def _wait_until_ready(plan: DeploymentPlan) -> None:
+def require_release(plan: DeploymentPlan) -> None:
+    """Accept a deployment that has a release.
+
+    Raises:
+        Unavailable: it has none, helm is missing, or the cluster does not answer.
+    """
+    require_tools("helm")
+    if not _list_revisions(plan):
+        raise Unavailable(f"{plan.deployment.name}: not deployed on eks. Fix: run blueprint deploy.")
+
+
+def wait_until_ready(plan: DeploymentPlan) -> None:
     """Wait until all pods are of the last revision and ready.
 
     Raises:
@@ -440,7 +451,7 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
                 environment=plan.aws.child_env,
                 timeout_s=_INSTALL_TIMEOUT_S,
             )
-        _wait_until_ready(plan)
+        wait_until_ready(plan)
     except (CheckFailed, CommandFailed) as error:
         return f"rollback failed: {error}"
     return "rolled back: the previous revision runs"

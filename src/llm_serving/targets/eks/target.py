@@ -13,6 +13,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
+from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings.errors import Mistake
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -120,9 +121,15 @@ class EksTarget(AwsTarget):
         plan: DeploymentPlan,
         urls: Sequence[str],
         limit_s: int,
+        program: LoadProgram | None = None,
     ) -> AbstractContextManager[Containers]:
         """Run the pods of a Job."""
-        return load_job.run(plan, urls, limit_s=limit_s)
+        return load_job.run(plan, urls, limit_s=limit_s, program=program)
+
+    def wait_until_ready(self, plan: DeploymentPlan) -> None:
+        """Wait for the release's own conditions."""
+        release.require_release(plan)
+        release.wait_until_ready(plan)
 
     def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
         """List those of the pods."""

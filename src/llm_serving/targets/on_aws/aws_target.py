@@ -19,6 +19,7 @@ from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings.errors import InputError, Mistake, quote_value
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
@@ -170,7 +171,17 @@ class AwsTarget(abc.ABC):
         plan = self._plan(folder, fleet_file, aws)
         deployment, directory = plan.deployment, plan.directory
         options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
-        if not deployment.served_models:  # no load is sent: what runs there makes its own
+        kind = kinds.get(deployment.kind)
+        if program := kind.build_load_program(deployment):
+            if origin is LoadOrigin.HERE:
+                raise InputError('--load-from: "here": only the fleet\'s network reaches it. Fix: leave it out.')
+            self.wait_until_ready(plan)
+            with clients.translate_errors():
+                deployment = kind.find_addresses(deployment, plan.aws.client)
+            launch = functools.partial(self.launch_drivers, plan, program=program)
+            source = load_drivers.build_program_source(plan, launch)
+            yield ValidationInputs(deployment, dataclasses.replace(options, load_source=source))
+        elif not deployment.served_models:  # no load is sent: what runs there makes its own
             if origin is LoadOrigin.CLUSTER:
                 raise InputError('--load-from: "cluster": no load is sent to it. Fix: leave it out.')
             with contextlib.nullcontext(url) if url else self.open_tunnel(plan) as its_url:
@@ -189,12 +200,22 @@ class AwsTarget(abc.ABC):
 
     @abc.abstractmethod
     def launch_drivers(
-        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int
+        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
     ) -> AbstractContextManager[Containers]:
         """Run a load driver in the fleet's network for each input's URL, and remove them after the block.
 
         Args:
             limit_s: seconds after which they end by themselves.
+            program: what they run; the image of load drivers if None.
+        """
+
+    @abc.abstractmethod
+    def wait_until_ready(self, plan: DeploymentPlan) -> None:
+        """Wait until a deployment without replicas that answer requests does its work.
+
+        Raises:
+            CheckFailed: it does not in time.
+            Unavailable: it is not deployed, or AWS or the cluster cannot be asked.
         """
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from llm_serving.targets.on_aws import images
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.load import api_key
 from llm_serving.validation.load.load_plan import LoadPlan
-from llm_serving.validation.remote.play import Containers, RemoteDrivers
+from llm_serving.validation.remote.play import Containers, ProgramLoad, RemoteDrivers
 
 MAX_DRIVERS = 64
 """Containers of one load; each sends hundreds of streams."""
@@ -52,6 +52,17 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
             f"Fix: --load-from here, or unset {api_key.VARIABLE}."
         )
     return LoadOrigin.CLUSTER
+
+
+def build_program_source(plan: DeploymentPlan, launch: LaunchDrivers) -> LoadSource:
+    """Return a program in the fleet's network as the source of a load."""
+    bucket = plan.deployment.environment.results_bucket
+
+    def send(load: ProgramLoad, folder: Path) -> None:
+        limit_s = int(2 * INSTANCE_START_S + load.timeout_s)
+        RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), INSTANCE_START_S).send(load, folder)
+
+    return LoadSource("The load came from a container in the fleet's network, on a core of its own.", play=send)
 
 
 def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[MetricsPage]) -> LoadSource:

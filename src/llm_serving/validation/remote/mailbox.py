@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from botocore.config import Config
@@ -13,7 +14,7 @@ from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation.load.load_plan import LoadPlan
-from llm_serving.validation.remote.messages import DriverInput, DriverState
+from llm_serving.validation.remote.messages import DriverInput, DriverState, ProgramInput
 
 URL_LIFE_S = 900
 """How long a URL is valid; each is renewed long before."""
@@ -34,15 +35,29 @@ class Mailbox:
                 shard=shard,
                 files=dict(files),
                 input_url=self.sign_input(shard),
-                state_url=self._sign("put_object", f"state-{shard}.json"),
+                state_url=self._sign_state(shard),
                 archive_url=self._sign("put_object", f"archive-{shard}.tar.gz"),
                 peer_urls={peer: self._sign("get_object", f"state-{peer}.json") for peer in peers},
             )
-            self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._build_key(f"input-{shard}.json"),
-                Body=driver_input.model_dump_json(exclude_none=True).encode(),
-            )
+            self._post_input(shard, driver_input)
+
+    def post_program(self, plan: Mapping[str, Any], results: Sequence[str]) -> None:
+        """Write the input of the one container that runs another program, with new URLs.
+
+        Args:
+            results: names of the files that it leaves.
+        """
+        program_input = ProgramInput(
+            plan=dict(plan),
+            input_url=self.sign_input(0),
+            state_url=self._sign_state(0),
+            result_urls={name: self._sign("put_object", name) for name in results},
+        )
+        self._post_input(0, program_input)
+
+    def _post_input(self, shard: int, container_input: DriverInput | ProgramInput) -> None:
+        body = container_input.model_dump_json(exclude_none=True).encode()
+        self._client.put_object(Bucket=self._bucket, Key=self._build_key(f"input-{shard}.json"), Body=body)
 
     def sign_input(self, shard: int, life_s: int = URL_LIFE_S) -> str:
         """Return a URL by which a container reads its input."""
@@ -59,11 +74,23 @@ class Mailbox:
         Raises:
             Unavailable: it is not there.
         """
-        body = self._read(f"archive-{shard}.tar.gz")
+        name = f"archive-{shard}.tar.gz"
+        body = self._read(name)
         if body is None:
-            uri = f"s3://{self._bucket}/{self._build_key(f'archive-{shard}.tar.gz')}"
-            raise Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
+            raise self._describe_missing(name)
         return body
+
+    def fetch(self, name: str, folder: Path) -> None:
+        """Write an object that a container sent to the file of its name in `folder`.
+
+        Raises:
+            Unavailable: it is not there.
+        """
+        body = self._open(name)
+        if body is None:
+            raise self._describe_missing(name)
+        with (folder / name).open("wb") as file:
+            file.writelines(body.iter_chunks())
 
     def empty(self) -> None:
         """Delete all objects, with their old versions."""
@@ -74,17 +101,28 @@ class Mailbox:
             if objects:
                 self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
 
+    def _sign_state(self, shard: int) -> str:
+        return self._sign("put_object", f"state-{shard}.json")
+
+    def _sign(self, method: str, name: str, life_s: int = URL_LIFE_S) -> str:
+        parameters = {"Bucket": self._bucket, "Key": self._build_key(name)}
+        return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
+
     def _read(self, name: str) -> bytes | None:
+        body = self._open(name)
+        return None if body is None else bytes(body.read())
+
+    def _open(self, name: str) -> Any:
         try:
-            return bytes(self._client.get_object(Bucket=self._bucket, Key=self._build_key(name))["Body"].read())
+            return self._client.get_object(Bucket=self._bucket, Key=self._build_key(name))["Body"]
         except ClientError as error:
             if session.get_error_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
 
-    def _sign(self, method: str, name: str, life_s: int = URL_LIFE_S) -> str:
-        parameters = {"Bucket": self._bucket, "Key": self._build_key(name)}
-        return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
+    def _describe_missing(self, name: str) -> Unavailable:
+        uri = f"s3://{self._bucket}/{self._build_key(name)}"
+        return Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
 
     def _build_key(self, name: str) -> str:
         return f"{self._prefix}{name}"

@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -54,6 +55,18 @@ class DriverInput(_Message):
 
     peer_urls: dict[int, str]
     """To read the states of the processes that it waits for: all others for the first one, the first one for others."""
+
+
+class ProgramInput(_Message):
+    """What a container needs that runs another program than this package; rewritten as `DriverInput` is."""
+
+    plan: dict[str, Any]
+    """As the program reads it."""
+
+    input_url: str
+    state_url: str
+    result_urls: dict[str, str]
+    """To write each of its files, by name."""
 
 
 class DriverState(_Message):

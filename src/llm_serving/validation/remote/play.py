@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import secrets
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
@@ -48,6 +49,21 @@ Launch = Callable[[Sequence[str]], AbstractContextManager[Containers]]
 
 
 @dataclass(frozen=True)
+class ProgramLoad:
+    """A load that one container sends with another program than this package."""
+
+    plan: Mapping[str, Any]
+    """What the program is told."""
+
+    results: tuple[str, ...]
+    """Names of the files that it leaves."""
+
+    timeout_s: float
+    timeout_fix: str
+    """What to do about a load that takes longer."""
+
+
+@dataclass(frozen=True)
 class RemoteDrivers:
     """What sends a load from inside the deployment's network."""
 
@@ -71,56 +87,102 @@ class RemoteDrivers:
         if data:
             files[data.name] = data.read_text(encoding="utf-8")
         plan = plan.model_copy(update={"lead_s": LEAD_S, "data": data.name if data else None})
-        prefix = f"load-tests/{plan.nonce}/"
-        with mailboxes.open_mailbox(self.aws, self.bucket, prefix) as mailbox:
-            mailbox.post_inputs(plan, files)
-            # Containers read their input when they start, which may be after machines have.
-            life_s = int(self.start_limit_s) + mailboxes.URL_LIFE_S
-            urls = [mailbox.sign_input(shard, life_s) for shard in range(plan.processes)]
-            load = _Load(plan, files, mailbox)
-            with self.launch(urls) as containers:
-                load.wait_for_start(containers, self.start_limit_s)
-                load.wait_for_end(containers)
+        with self._open_mailbox(plan.nonce) as mailbox:
+            load = _Load(
+                mailbox,
+                post_inputs=lambda: mailbox.post_inputs(plan, files),
+                count=plan.processes,
+                timeout_s=plan.timeout_s,
+                start_fix="increase the size of their pool, or use --load-from here",
+                timeout_fix="lower traffic.time_limit",
+            )
+            self._run(load, mailbox, total=plan.traffic.requests)
             for shard in range(plan.processes):
                 _unpack(mailbox.read_archive(shard), Path(plan.folder))
+
+    def send(self, program_load: ProgramLoad, folder: Path) -> None:
+        """Send a program's load; leaves its files in `folder`.
+
+        Raises:
+            CheckFailed: the container did not start in time, or the program failed.
+            Unavailable: AWS or the cluster cannot be asked.
+        """
+        with self._open_mailbox(secrets.token_hex(8)) as mailbox:
+            load = _Load(
+                mailbox,
+                post_inputs=lambda: mailbox.post_program(program_load.plan, program_load.results),
+                count=1,
+                timeout_s=program_load.timeout_s,
+                start_fix="remove what it waits for, and run it again",
+                timeout_fix=program_load.timeout_fix,
+            )
+            self._run(load, mailbox)
+            for name in program_load.results:
+                mailbox.fetch(name, folder)
+
+    def _open_mailbox(self, nonce: str) -> AbstractContextManager[Mailbox]:
+        return mailboxes.open_mailbox(self.aws, self.bucket, f"load-tests/{nonce}/")
+
+    def _run(self, load: _Load, mailbox: Mailbox, total: int | None = None) -> None:
+        load.post_inputs()
+        # Containers read their input when they start, which may be after machines have.
+        life_s = int(self.start_limit_s) + mailboxes.URL_LIFE_S
+        with self.launch([mailbox.sign_input(shard, life_s) for shard in range(load.count)]) as containers:
+            load.wait_for_start(containers, self.start_limit_s)
+            load.wait_for_end(containers, total)
 
 
 class _Load:
     """One load and the state of its containers."""
 
-    def __init__(self, plan: LoadPlan, files: dict[str, str], mailbox: Mailbox) -> None:
-        self._plan, self._files, self._mailbox = plan, files, mailbox
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        *,
+        post_inputs: Callable[[], None],
+        count: int,
+        timeout_s: float,
+        start_fix: str,
+        timeout_fix: str,
+    ) -> None:
+        self.post_inputs, self.count = post_inputs, count
+        self._mailbox, self._timeout_s = mailbox, timeout_s
+        self._start_fix, self._timeout_fix = start_fix, timeout_fix
         self._renewed_at = time.monotonic()
         self._states: dict[int, DriverState] = {}
 
     def wait_for_start(self, containers: Containers, limit_s: float) -> None:
         """Wait until every container runs."""
-        count = self._plan.processes
+        count = self.count
         deadline = time.monotonic() + limit_s
         with console.step(f"Start {count} load driver{'s' if count > 1 else ''} beside the deployment") as step:
             while self._look(containers) < count:
                 if time.monotonic() > deadline:
                     raise CheckFailed(
                         f"the load drivers did not start within {limit_s / 60:.0f} min: {step.note}. "
-                        "Fix: increase the size of their pool, or use --load-from here."
+                        f"Fix: {self._start_fix}."
                     )
                 step.note = containers.describe()
                 time.sleep(POLL_S)
             step.note = containers.describe()
 
-    def wait_for_end(self, containers: Containers) -> None:
-        """Wait until every container has sent its result, and show the progress."""
-        deadline = time.monotonic() + self._plan.timeout_s + _END_S
+    def wait_for_end(self, containers: Containers, total: int | None) -> None:
+        """Wait until every container has sent its result, and show the progress.
+
+        Args:
+            total: requests of all containers; None for what they say themselves.
+        """
+        limit_s = self._timeout_s + _END_S
+        deadline = time.monotonic() + limit_s
         with console.step("Run the load test") as step:
-            while any(self._states[shard].exit_code is None for shard in range(self._plan.processes)):
+            while any(self._states[shard].exit_code is None for shard in range(self.count)):
                 if time.monotonic() > deadline:
-                    limit_s = self._plan.timeout_s + _END_S
                     raise CheckFailed(
-                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: lower traffic.time_limit."
+                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: {self._timeout_fix}."
                     )
                 parts = [state.progress for state in self._states.values() if state.progress]
                 if parts:
-                    whole = driver_result.merge_progress(parts, self._plan.traffic.requests)
+                    whole = driver_result.merge_progress(parts, parts[0].total if total is None else total)
                     step.note = driver_result.format_progress(whole)
                 time.sleep(POLL_S)
                 self._look(containers)
@@ -133,7 +195,7 @@ class _Load:
         """
         # Asked first: what a container said before it ended is then among the states.
         failure = containers.find_failure()
-        for shard in range(self._plan.processes):
+        for shard in range(self.count):
             if (state := self._mailbox.read_state(shard)) is not None:
                 self._states[shard] = state
         for shard, state in self._states.items():
@@ -145,7 +207,7 @@ class _Load:
         if failure:
             raise CheckFailed(f"a load driver ended without a result: {failure}. Fix: run it again.")
         if time.monotonic() - self._renewed_at > RENEW_S:
-            self._mailbox.post_inputs(self._plan, self._files)
+            self.post_inputs()
             self._renewed_at = time.monotonic()
         return len(self._states)
 

@@ -16,6 +16,9 @@ ANSWER = "answer"
 OVERTAKEN = "overtaken"
 """Dead letter of a valid event that needs no answer: the same shopper has a newer one."""
 
+FILES = ("sent.jsonl", "outcomes.jsonl")
+"""What the driver leaves: what it sent, and what became of it."""
+
 
 class Outcomes(NamedTuple):
     """Events and outcomes, in the order of sending and of arrival."""
@@ -29,7 +32,7 @@ class Outcomes(NamedTuple):
 
 def read(folder: Path) -> Outcomes:
     """Read both files."""
-    return Outcomes(*(_read_lines(folder / name) for name in ("sent.jsonl", "outcomes.jsonl")))
+    return Outcomes(*(_read_lines(folder / name) for name in FILES))
 
 
 def _read_lines(file: Path) -> list[Mapping[str, Any]]:

@@ -22,14 +22,15 @@ from llm_serving import console
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.blueprint import StreamSlo
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.kinds.streaming.resolve import to_ms
+from llm_serving.kinds.streaming.resolve import list_kafka_properties, to_ms
 from llm_serving.kinds.streaming.validation import outcomes as stream_outcomes
 from llm_serving.kinds.streaming.validation import page
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes, Times
 from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMetrics, StreamReport
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
-from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
+from llm_serving.validation.remote.play import ProgramLoad
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.gate import MissedObjective
@@ -56,10 +57,15 @@ def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tup
     run_folder.require_writable(runs)
     with run_folder.lock_work(options.logs, deployment.name) as work:
         started = datetime.datetime.now(datetime.UTC)
-        wait_running(deployment.url)
-        send(deployment, options.requests or deployment.sample.events, work)
+        event_count, source = options.requests or deployment.sample.events, options.load_source
+        if source:
+            send_from_inside(deployment, event_count, work, source)
+        else:
+            wait_running(deployment.url)
+            send(deployment, event_count, work)
         measured = stream_outcomes.read(work)
-        report = build_report(deployment, measured, started)
+        sent_from = source.described if source else "The load came from this machine."
+        report = build_report(deployment, measured, started, sent_from)
         return report, run_folder.publish(report, page.render(report, measured), work, runs)
 
 
@@ -92,9 +98,41 @@ def send(deployment: StreamingDeployment, event_count: int, work: Path, drain_s:
     Raises:
         Unavailable: they could not be sent.
     """
+    plan = _build_plan(deployment, event_count, drain_s, folder=str(work))
+    command = programs.build_command("stream.load.Driver", json.dumps(plan), heap_mb=_HEAP_MB)
+    seconds = _count_seconds(deployment, event_count)
+    with console.step(f"Send {event_count + deployment.sample.bad_events} events in {seconds:.0f} s"):
+        try:
+            console.run(command, log=work / "driver.log", timeout_s=3 * seconds + 2 * drain_s)
+        except console.CommandFailed as error:
+            raise Unavailable(f"the events could not be sent: {error}") from None
+
+
+def send_from_inside(deployment: StreamingDeployment, event_count: int, work: Path, source: LoadSource) -> None:
+    """Do the same with a container in the fleet's network.
+
+    Raises:
+        CheckFailed: the container did not start in time, or the driver failed.
+        Unavailable: AWS or the cluster cannot be asked.
+    """
+    assert source.play
+    load = ProgramLoad(
+        plan=_build_plan(deployment, event_count, _DRAIN_S),
+        results=stream_outcomes.FILES,
+        timeout_s=3 * _count_seconds(deployment, event_count) + 2 * _DRAIN_S,
+        timeout_fix="lower sample.events",
+    )
+    source.play(load, work)
+
+
+def _build_plan(
+    deployment: StreamingDeployment, event_count: int, drain_s: int, **further: object
+) -> dict[str, object]:
+    """Build what images/stream-job's Driver is told."""
     sample, topics, limits = deployment.sample, deployment.topics, deployment.limits
-    plan = {
+    return {
         "brokers": deployment.brokers,
+        "properties": list_kafka_properties(deployment.environment),
         "events": topics.events,
         "results": topics.results,
         "dead_letters": topics.dead_letters,
@@ -107,19 +145,22 @@ def send(deployment: StreamingDeployment, event_count: int, work: Path, drain_s:
         "future_ms": to_ms(limits.future),
         "drain_s": drain_s,
         "tail_s": math.ceil(3 * deployment.checkpoint_s),
-        "folder": str(work),
+        **further,
     }
-    command = programs.build_command("stream.load.Driver", json.dumps(plan), heap_mb=_HEAP_MB)
-    seconds = (event_count + sample.bad_events) / sample.rate
-    with console.step(f"Send {event_count + sample.bad_events} events in {seconds:.0f} s"):
-        try:
-            console.run(command, log=work / "driver.log", timeout_s=3 * seconds + 2 * drain_s)
-        except console.CommandFailed as error:
-            raise Unavailable(f"the events could not be sent: {error}") from None
 
 
-def build_report(deployment: StreamingDeployment, measured: Outcomes, started: datetime.datetime) -> StreamReport:
-    """Count the events, and hold their times against the SLO."""
+def _count_seconds(deployment: StreamingDeployment, event_count: int) -> float:
+    return (event_count + deployment.sample.bad_events) / deployment.sample.rate
+
+
+def build_report(
+    deployment: StreamingDeployment, measured: Outcomes, started: datetime.datetime, sent_from: str
+) -> StreamReport:
+    """Count the events, and hold their times against the SLO.
+
+    Args:
+        sent_from: a sentence.
+    """
     counts, times = stream_outcomes.count(measured), stream_outcomes.measure_times(measured)
     missed = tuple(_judge(deployment.slo, measured, counts, times))
     due = [event["due_at"] for event in measured.sent]
@@ -136,6 +177,7 @@ def build_report(deployment: StreamingDeployment, measured: Outcomes, started: d
             "endpoint": deployment.endpoint_url,
             "model": deployment.model,
             "target": deployment.target,
+            "sent_from": sent_from,
             "checkpoint_s": deployment.checkpoint_s,
             "sample": deployment.sample.model_dump(mode="json"),
             "slo": deployment.slo.model_dump(mode="json"),

@@ -35,10 +35,11 @@ public final class Driver {
     private final JsonNode plan;
     private final String prefix = UUID.randomUUID().toString().substring(0, 8) + "-";
     private final Set<String> expected = new HashSet<>();
+    private int sentCount; // guarded by expected
     private volatile boolean allSent;
     private volatile Exception refused;
 
-    private Driver(JsonNode plan) {
+    Driver(JsonNode plan) {
         this.plan = plan;
     }
 
@@ -47,7 +48,24 @@ public final class Driver {
         new Driver(MAPPER.readTree(arguments[0])).run();
     }
 
-    private void run() throws Exception {
+    int countPlanned() {
+        return plan.get("count").asInt() + plan.get("bad").asInt();
+    }
+
+    int countSent() {
+        synchronized (expected) {
+            return sentCount;
+        }
+    }
+
+    /** Returns how many of the events that were sent have an outcome. */
+    int countArrived() {
+        synchronized (expected) {
+            return sentCount - expected.size();
+        }
+    }
+
+    void run() throws Exception {
         try (KafkaConsumer<String, String> consumer = openConsumer()) {
             Thread sender = new Thread(this::send, "sender");
             sender.start();
@@ -63,7 +81,7 @@ public final class Driver {
         int count = plan.get("count").asInt();
         int bad = plan.get("bad").asInt();
         EventMaker maker = new EventMaker(prefix.hashCode(), plan.get("shoppers").asInt());
-        try (KafkaProducer<String, String> producer = Generator.openProducer(plan.get("brokers").asText());
+        try (KafkaProducer<String, String> producer = Generator.openProducer(buildProperties());
                 BufferedWriter sent = open("sent.jsonl")) {
             String topic = plan.get("events").asText();
             producer.partitionsFor(topic);
@@ -82,6 +100,7 @@ public final class Driver {
                 String event = isBad ? makeBad(bads++, maker, id, shopper, at) : maker.make(id, shopper, at);
                 synchronized (expected) {
                     expected.add(id);
+                    sentCount++;
                 }
                 String key = isBad && !isReadable(event) ? id : shopper;
                 producer.send(new ProducerRecord<>(topic, key, event), this::keepError);
@@ -89,8 +108,8 @@ public final class Driver {
                 sent.newLine();
             }
             producer.flush();
-        } catch (IOException | InterruptedException error) {
-            throw new IllegalStateException(error);
+        } catch (Exception error) { // a login that Kafka refuses among them
+            refused = error;
         } finally {
             allSent = true;
         }
@@ -125,7 +144,7 @@ public final class Driver {
         boolean draining = false;
         boolean complete = false;
         try (BufferedWriter outcomes = open("outcomes.jsonl")) {
-            while (System.currentTimeMillis() < end) {
+            while (refused == null && System.currentTimeMillis() < end) {
                 for (ConsumerRecord<String, String> message : consumer.poll(POLL)) {
                     record(message, message.topic().equals(results), outcomes);
                 }
@@ -172,9 +191,16 @@ public final class Driver {
         return Files.newBufferedWriter(Path.of(plan.get("folder").asText(), name));
     }
 
-    private KafkaConsumer<String, String> openConsumer() {
+    /** Builds the address of Kafka, and how its clients log in. */
+    private Properties buildProperties() {
         Properties properties = new Properties();
+        plan.get("properties").properties().forEach(entry -> properties.put(entry.getKey(), entry.getValue().asText()));
         properties.put("bootstrap.servers", plan.get("brokers").asText());
+        return properties;
+    }
+
+    private KafkaConsumer<String, String> openConsumer() {
+        Properties properties = buildProperties();
         properties.put("isolation.level", "read_committed");
         properties.put("key.deserializer", StringDeserializer.class.getName());
         properties.put("value.deserializer", StringDeserializer.class.getName());

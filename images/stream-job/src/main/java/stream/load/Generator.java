@@ -21,7 +21,9 @@ public final class Generator {
         double rate = Double.parseDouble(arguments[2]);
         EventMaker maker = new EventMaker(System.nanoTime(), Integer.parseInt(arguments[3]));
         String prefix = UUID.randomUUID().toString().substring(0, 8);
-        try (KafkaProducer<String, String> producer = openProducer(arguments[0])) {
+        Properties properties = new Properties();
+        properties.put("bootstrap.servers", arguments[0]);
+        try (KafkaProducer<String, String> producer = openProducer(properties)) {
             for (long count = 0; ; count++) {
                 double now = System.currentTimeMillis() / 1000.0;
                 Thread.sleep((long) (1000 * maker.pickGap(rate * computeShare(now))));
@@ -39,9 +41,7 @@ public final class Generator {
         return seconds % BURST_EVERY_S < BURST_S ? share * BURST : share;
     }
 
-    static KafkaProducer<String, String> openProducer(String brokers) {
-        Properties properties = new Properties();
-        properties.put("bootstrap.servers", brokers);
+    static KafkaProducer<String, String> openProducer(Properties properties) {
         properties.put("enable.idempotence", "true");
         properties.put("linger.ms", "2");
         properties.put("delivery.timeout.ms", "900000"); // events wait for brokers; the default drops them after 120 s

@@ -1,0 +1,20 @@
+"""What a fleet's stacks give tasks that run once: a network with private subnets, and an ECS cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_serving.aws.session import AwsSession
+
+
+def create(session: AwsSession, fleet: str, zones: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Create them in the embedded AWS; return the ids of security groups of these names."""
+    ec2 = session.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+    for number, zone in enumerate(zones):
+        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=zone)["Subnet"]
+        tags = [{"Key": "fleet", "Value": fleet}, {"Key": "Name", "Value": f"{fleet}-private-{zone}"}]
+        ec2.create_tags(Resources=[subnet["SubnetId"]], Tags=tags)
+    session.client("ecs").create_cluster(clusterName=fleet)
+    return [ec2.create_security_group(GroupName=name, Description="Drivers", VpcId=vpc)["GroupId"] for name in groups]
