@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import shutil
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -62,6 +65,29 @@ def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
     sockets = serving.list_listening(plan)
     assert len(sockets) > 10
     assert [address for address in sockets if not address.is_loopback] == []
+
+
+def _request_status(port: int, token: str = "") -> int:
+    """Return the status of a page of an agent, or 0 where no server of HTTP is."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{port}/api/ray/version", headers=headers), timeout=30
+        ) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return 0
+
+
+def test_its_agents_answer_those_alone_that_know_its_secret(plan: DeploymentPlan) -> None:
+    token = (plan.directory.data / "ray-token").read_text()
+    agents = [each for each in serving.list_processes(plan) if "DashboardAgent" in "".join(each.cmdline())]
+    connections = [one for agent in agents for one in agent.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    closed = [one.laddr.port for one in connections if _request_status(one.laddr.port) == 401]
+    assert len(closed) == len(plan.deployment.services)
+    assert not {_request_status(port, token) for port in closed} & {0, 401, 403}
 
 
 def test_the_report_counts_every_request_at_the_replica_that_answered(plan: DeploymentPlan, tmp_path: Path) -> None:
