@@ -11,6 +11,7 @@ from infra.bindings import runtime
 # isort: split
 if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.appautoscaling_policy as appautoscaling_policy
+    import cdktf_cdktf_provider_aws.appautoscaling_scheduled_action as appautoscaling_scheduled_action
     import cdktf_cdktf_provider_aws.appautoscaling_target as appautoscaling_target
     import cdktf_cdktf_provider_aws.autoscaling_group as autoscaling_group
     import cdktf_cdktf_provider_aws.budgets_budget as budgets_budget

@@ -23,8 +23,14 @@ from llm_serving.fleet import ecs_node_config, groups, machine_images, names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
-TARGET_PERCENT = 100
-"""Percent of the instances that tasks should fill: no spare instance runs; warm ones wait stopped."""
+
+def compute_target_percent(group: Group) -> int:
+    """Return the percent of the instances that tasks should fill; without spare ones all, and warm ones wait stopped.
+
+    ECS keeps `100 * needed / percent` instances, rounded up, and the group's minimum where nothing is needed.
+    Source: ECS developer guide, "Optimize Amazon ECS cluster auto scaling", 2026-11.
+    """
+    return max(1, 100 * (group.max_size - group.spare) // group.max_size)
 
 
 _JOIN_S = 300
@@ -62,7 +68,7 @@ def add_capacity_provider(
             managed_draining="ENABLED",
             managed_scaling=e.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
                 status="ENABLED",
-                target_capacity=TARGET_PERCENT,
+                target_capacity=compute_target_percent(group),
                 minimum_scaling_step_size=1,
                 maximum_scaling_step_size=group.max_size,
             ),

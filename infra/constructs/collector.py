@@ -19,10 +19,16 @@ CPU_UNITS, MEMORY_MIB = 128, 256
 METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_role("router")}
 """What is sent of a service's tasks, by kind; a service has the Prometheus names."""
 
+TRANSFERS, TRANSFER_PORT = "failed-transfers", "side"
+"""What is sent of tasks that hand on KV caches, which meet at this port."""
+
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
 """What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
 
 INTERVAL_S = 15
+
+MAX_SAMPLES = 2000
+"""Most series of those metrics on a page: beyond them the collector takes nothing of it, and keeps its memory."""
 
 _UNREACHABLE = "127.0.0.1:9"
 """Where nothing listens: to read it is a 0 of `up`."""
@@ -49,6 +55,7 @@ def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     is_router, part = service.is_entry, "router" if service.is_entry else "engine"
     scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
     concepts = METRICS[part] + (SCALE_TO_ZERO_METRICS[part] if scales_to_zero else ())
+    concepts += (TRANSFERS,) if TRANSFER_PORT in service.ports else ()
     names = {**service.metrics, "up": signals.load()["up"].name}
     return {concept: names[concept] for concept in concepts if concept in names}
 
@@ -135,6 +142,7 @@ def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[st
         "job_name": role,
         "scrape_interval": f"{INTERVAL_S}s",
         "metrics_path": "/metrics",
+        "sample_limit": MAX_SAMPLES,
         "static_configs": [{"targets": [endpoint], "labels": {"deployment": stream.deployment, "role": role}}],
         "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"}],
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
+from types import MappingProxyType
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
@@ -39,15 +40,17 @@ def add_cluster(
     subnet_ids: Sequence[str],
     account: Account,
     functions: Sequence[str] = (),
+    log_groups: Mapping[str, str] = MappingProxyType({}),
 ) -> Cluster:
     """Add the cluster, its key, role, log group and access entries.
 
     Args:
         functions: names of the Lambda functions whose logs the key encrypts as well.
+        log_groups: further log groups that it encrypts, by the name of their grant.
     """
     name = names.format_cluster_name(fleet)
     group_name = f"/aws/eks/{name}/cluster"
-    kms_key = _add_cluster_key(stack, fleet, group_name, functions, account)
+    kms_key = _add_cluster_key(stack, fleet, group_name, functions, log_groups, account)
     logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "cluster-logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
     )
@@ -82,7 +85,12 @@ def add_cluster(
 
 
 def _add_cluster_key(
-    stack: TerraformStack, fleet: Fleet, group_name: str, functions: Sequence[str], account: Account
+    stack: TerraformStack,
+    fleet: Fleet,
+    group_name: str,
+    functions: Sequence[str],
+    log_groups: Mapping[str, str],
+    account: Account,
 ) -> aws.kms_key.KmsKey:
     name = names.format_cluster_name(fleet)
     return add_key(
@@ -94,6 +102,7 @@ def _add_cluster_key(
         grants=(
             build_log_group_grant(account, group_name),
             _build_events_grant(account),
+            *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
             *build_log_grants(fleet, account, functions),
         ),
     )

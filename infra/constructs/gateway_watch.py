@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import alarm
+from infra.constructs import alarm, valkey
 from infra.constructs.gateway import GatewayContext
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import CACHE_NODES
@@ -22,8 +22,7 @@ def add_alarms(stack: TerraformStack, context: GatewayContext) -> None:
     """Add the alarms."""
     gateway = context.gateway
     database = [("DBInstanceIdentifier", gateway.name)]
-    # As ElastiCache names the nodes of a replication group.
-    nodes = [("CacheClusterId", f"{gateway.name}-{number:03}") for number in range(1, CACHE_NODES + 1)]
+    nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)
     space_bytes = MIN_SPACE * gateway.database_gib * 2**30
     _add_alarm(stack, context, "database-cpu", database, "Maximum", MAX_PERCENT)
     _add_alarm(stack, context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")

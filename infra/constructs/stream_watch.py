@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import alarm
+from infra.constructs import alarm, valkey
+from infra.constructs.gateway_watch import MAX_PERCENT
 from infra.constructs.stream import StreamContext
+from llm_serving.kinds.streaming.stack import CACHE_NODES
 
 
 def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
@@ -30,6 +32,10 @@ def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
         metrics = {"m": (signal, job), "n": ("stream-events", job)}
         _add_alarm(stack, context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
 
+    nodes = valkey.list_node_dimensions(stream.name, CACHE_NODES)
+    memory = {f"m{number}": ("cache-memory", dict([node])) for number, node in enumerate(nodes)}
+    _add_alarm(stack, context, "cache", memory, "MAX(METRICS())", MAX_PERCENT, "The cache is nearly full")
+
 
 def _add_alarm(
     stack: TerraformStack,
@@ -47,7 +53,7 @@ def _add_alarm(
         metrics: signal and dimensions by the metric's name in the expression.
     """
     queries = [
-        alarm.build_signal_query(query_id, signal, dimensions, "Maximum" if expression == "m" else "Sum")
+        alarm.build_signal_query(query_id, signal, dimensions, "Sum" if "RATE" in expression else "Maximum")
         for query_id, (signal, dimensions) in metrics.items()
     ]
     alarm.add_alarm(

@@ -18,8 +18,6 @@ from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 
-_LOG_RETENTION_DAYS = 90
-
 
 class AddRole(Protocol):
     """Adds the role of a program, and returns it with its policies."""
@@ -54,7 +52,7 @@ def add_programs(
         stack,
         "tasks-logs",
         name=format_log_group(fleet, deployment.kind, name),
-        retention_in_days=_LOG_RETENTION_DAYS,
+        retention_in_days=fleet.logs.keep_days,
         kms_key_id=log_key.arn,
     )
     execution = task_roles.add_execution_role(stack, fleet, name, account=account, log_group=log_group)

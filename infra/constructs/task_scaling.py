@@ -63,12 +63,47 @@ def add_scaling(
         stack, f"{service.name}-scaling", **target_settings, min_capacity=replicas.min, max_capacity=replicas.max
     )
     target_settings["depends_on"] = [scalable_target]
+    _add_peaks(stack, service, scalable_target, target_settings, ecs_service.name)
     _add_target_tracking(stack, service, stream, target_settings, ecs_service.name)
     if service.replicas.min == 0:
         name_prefix = f"{fleet.name}-{deployment}-{service.role}"
         _add_wake_up(stack, deployment, router, service, stream, target_settings, name_prefix)
         _add_sleep(stack, deployment, router, service, stream, target_settings, name_prefix)
         _add_late_alarm(stack, deployment, router, service, stream, name_prefix, fleet.alarms_to)
+
+
+def _add_peaks(
+    stack: TerraformStack,
+    service: Service,
+    scalable_target: aws.appautoscaling_target.AppautoscalingTarget,
+    target_settings: _ScalableTarget,
+    name: str,
+) -> None:
+    """Add what raises the least at a peak's start, and lowers it at its end; tracking goes on between the bounds.
+
+    Source: Application Auto Scaling user guide, "Scheduled scaling", 2026-11.
+    """
+    assert service.replicas.scale
+    a = aws.appautoscaling_scheduled_action
+    for number, peak in enumerate(service.replicas.scale.peaks):
+        for part, minute, least in (
+            ("start", peak.start, peak.replicas),
+            ("end", peak.end, service.replicas.min),
+        ):
+            a.AppautoscalingScheduledAction(
+                stack,
+                f"{service.name}-peak-{number}-{part}",
+                name=f"{name}-peak-{number}-{part}",
+                schedule=f"cron({minute % 60} {minute // 60} * * ? *)",
+                timezone="UTC",
+                scalable_target_action=a.AppautoscalingScheduledActionScalableTargetAction(
+                    min_capacity=str(least), max_capacity=str(service.replicas.max)
+                ),
+                **target_settings,
+            )
+    if service.replicas.scale.peaks:
+        # By day it is a peak's, and no plan may take it back.
+        scalable_target.add_override("lifecycle.ignore_changes", ["min_capacity"])
 
 
 def build_task_metric(

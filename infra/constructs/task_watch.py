@@ -89,6 +89,22 @@ def add_queue_alarm(
     )
 
 
+def add_transfer_alarm(
+    stack: TerraformStack, fleet: Fleet, deployment: str, stream: MetricStream, service: Service
+) -> None:
+    """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
+    query = build_task_metric("failed", stream, service, collector.TRANSFERS, "Sum", returned=True)
+    alarm.add_alarm(
+        stack,
+        f"{service.role}-transfers-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-{deployment}-{service.role}-transfers",
+        description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
+        threshold=0,
+        metric_query=[query],
+    )
+
+
 def add_running_alarm(
     stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
 ) -> None:

@@ -64,3 +64,8 @@ def add_cache(
         security_group_ids=[security_group],
         snapshot_retention_limit=snapshot_days,
     )
+
+
+def list_node_dimensions(name: str, nodes: int) -> list[tuple[str, str]]:
+    """Return CloudWatch's dimension of each node, and its value, as ElastiCache names a replication group's nodes."""
+    return [("CacheClusterId", f"{name}-{number:03}") for number in range(1, nodes + 1)]

@@ -8,6 +8,7 @@ from infra.constructs import (
     controllers,
     eks_add_ons,
     eks_cluster,
+    log_collector,
     model_reader,
     network,
     node_group_settings,
@@ -21,7 +22,8 @@ from infra.constructs.role import list_policies
 from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.catalog import eks, instances
-from llm_serving.fleet import groups, node_template
+from llm_serving.fleet import groups, log_outputs, node_template
+from llm_serving.fleet.log_outputs import CLOUDWATCH
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.system_group import build_system_group
 from llm_serving.settings.document import Document
@@ -50,6 +52,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         subnet_ids=list(fleet_network.private_subnets.values()),
         account=account,
         functions=[node_group_settings.NAME],
+        log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)} if fleet.logs.to == CLOUDWATCH else {},
     )
     context = _build_context(
         stack, fleet, fleet_network, cluster.resource, account, efa=any(group.efa for group in eks_groups)
@@ -73,6 +76,8 @@ def add(app: App, document: Document[Fleet]) -> None:
         add_capacity(stack, fleet, group, account=account)
     controllers.add_load_balancer_role(stack, fleet, cluster=cluster.resource, account=account)
     controllers.add_autoscaler_role(stack, fleet, cluster=cluster.resource, account=account)
+    if fleet.logs.to:
+        log_collector.add_log_collector(stack, fleet, cluster=cluster, account=account)
     model_reader.add_engine_role(stack, fleet, cluster=cluster.resource, account=account)
     _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
 

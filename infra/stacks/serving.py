@@ -58,8 +58,6 @@ will not do: before prefill and decode, vllm-router answers it with 503 until it
 _ROUTER_READY = "/readiness"
 """Answers once the router has an engine."""
 
-_LOG_RETENTION_DAYS = 90
-
 Serving = Rendered[ServingStack]
 
 
@@ -153,7 +151,9 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> Non
 
 
 def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
-    """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
+    """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams. And the
+    alarm on the certificate of the load balancer, which the chart makes.
+    """
     account, cluster, router = read_account(stack, fleet), names.format_cluster_name(fleet), serving.entry
     arns = secrets.find_arns(stack, router.secrets)
     router_role = role.add_role(
@@ -166,6 +166,8 @@ def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None
         statements=tuple(secrets.build_statements(router.secrets, arns, fleet.region)),
     )
     pod_identity.add_service_association(stack, fleet, serving.name, router.name, router_role)
+    if balancer := serving.stack.load_balancer:
+        task_watch.add_certificate_alarm(stack, fleet, serving.name, balancer.certificate)
 
 
 def _ask_without_key(serving: Serving) -> Serving:
@@ -334,7 +336,7 @@ def _add_logs(
     )
     log_groups = [
         aws.cloudwatch_log_group.CloudwatchLogGroup(
-            stack, f"{name}-logs", name=group, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
+            stack, f"{name}-logs", name=group, retention_in_days=fleet.logs.keep_days, kms_key_id=kms_key.arn
         )
         for name, group in group_names.items()
     ]
@@ -383,6 +385,8 @@ def _add_monitoring(
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:
         task_watch.add_queue_alarm(stack, fleet, serving, parts.stream, service)
+        if collector.TRANSFERS in collector.select_metrics(service, parts.stream):
+            task_watch.add_transfer_alarm(stack, fleet, serving.name, parts.stream, service)
     if service.replicas.scale:
         task_watch.add_maximum_alarm(stack, fleet, serving.name, service, ecs_names)
         task_scaling.add_scaling(stack, fleet, serving.name, serving.entry, service, parts.stream, ecs_services[0])

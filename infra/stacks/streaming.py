@@ -20,8 +20,6 @@ from llm_serving.settings.document import Document
 
 KIND = "streaming"
 
-_LOG_RETENTION_DAYS = 90
-
 Stream = Rendered[StreamStack]
 
 
@@ -69,7 +67,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream
         grants=(build_log_group_grant(account, group_name),),
     )
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=key.arn
+        stack, "logs", name=group_name, retention_in_days=fleet.logs.keep_days, kms_key_id=key.arn
     )
     context = StreamContext(
         fleet=fleet,

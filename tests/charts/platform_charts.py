@@ -37,6 +37,7 @@ FLEET = Fleet.model_validate(
             "neuron": {"types": "inf2.8xlarge", "size": "0..2", "taints": ("team=ads:NoSchedule",)},
             "routers": {"types": "m8g.2xlarge", "size": "1..2"},
         },
+        "logs": {"to": "cloudwatch"},
         "add_ons": {"observability": True, "gateway": True, "schedulers": True, "operators": True},
     }
 )
@@ -71,7 +72,7 @@ def find_unknown_names(values: Mapping[str, Any], names: Mapping[str, Any], path
             yield from find_unknown_names(value, names, full_path)
 
 
-_IN_COMMENTS = ("customMetrics",)
+_IN_COMMENTS = ("customMetrics", "extraFilters", "extraInputs", "priorityClassName")
 """Values that the chart's templates read, and its own file of values has in a comment alone."""
 
 _FREE = ("extraArgs", "nodeSelector", "affinity")

@@ -92,6 +92,7 @@ DAEMON_SET_POOLS = {
     "aws-efa-k8s-device-plugin": {"spanning"},
     "neuron-device-plugin": {"neuron"},
     "kube-prometheus-stack-prometheus-node-exporter": {SYSTEM, *FLEET.pools},
+    "aws-for-fluent-bit": {SYSTEM, *FLEET.pools},
 }
 
 

@@ -9,10 +9,28 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_serving.kinds.serving import dashboards_server
 from tests.charts.conftest import Render
 from tests.charts.test_objects import build_engine, build_values, filter_by_kind
 
 LABELS = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
+
+
+def test_a_peak_is_a_trigger_of_its_own_times(render_chart: Render) -> None:
+    peaks = [{"start": 22 * 60 + 30, "end": 6 * 60, "replicas": 3}]
+    scaling = {"min": 1, "max": 4, "metric": "queue", "threshold": 4, "peaks": peaks}
+    values = build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True})
+    values["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
+    manifests = render_chart(values)
+    load, peak = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
+    assert (load["type"], peak["type"]) == ("prometheus", "cron")
+    assert peak["metadata"] == {
+        "timezone": "Etc/UTC", "start": "30 22 * * *", "end": "0 6 * * *", "desiredReplicas": "3",
+    }  # fmt: skip
+    limits = {
+        (item["spec"]["sampleLimit"], item["spec"]["labelLimit"]) for item in filter_by_kind(manifests, "PodMonitor")
+    }
+    assert limits == {(dashboards_server.MAX_SAMPLES, dashboards_server.MAX_LABELS)}, "as the local Prometheus has them"
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus")

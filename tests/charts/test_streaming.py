@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_the_job_is_told_how_it_logs_in_to_kafka_and_its_sizes(manifests: list[d
         if rule["resource"]["type"] == "topic"
     }
     assert topics == {job["kafka"][name] for name in ("events", "results", "deadLetters")}
+
+
+def test_flink_logs_json_where_the_blueprint_says_so(
+    render_chart: Render, values: dict[str, Any], manifests: list[dict[str, Any]], schema_location: str
+) -> None:
+    assert "logConfiguration" not in find(manifests, "FlinkDeployment")["spec"]
+    logged = render_chart({**values, "logs": "json"}, CHART)
+    assert objects.validate(yaml.safe_dump_all(logged), schema_location) == []
+    configuration = find(logged, "FlinkDeployment")["spec"]["logConfiguration"]["log4j-console.properties"]
+    properties = dict(line.split(" = ", 1) for line in configuration.strip().splitlines())
+    line = re.sub(r"%(d\{[^}]*\}|enc\{%\w+\}\{JSON\}|p|c)", "x", properties["appender.console.layout.pattern"])
+    assert set(json.loads(line.removesuffix("%n"))) == {"time", "program", "level", "logger", "message", "exception"}
 
 
 def test_its_pods_reach_kafka_the_endpoint_the_cache_and_the_cluster_s_api(manifests: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.operations import add_ons as installer
 from llm_serving.settings.document import load
+from tests.charts import platform_charts
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +56,33 @@ def test_each_add_on_is_a_condition_of_some_row(add_on: str) -> None:
     assert any(add_on in row.when for row in add_ons.load_add_ons())
 
 
+DOMAIN = f"vpc-logs-{'a1' * 13}.us-west-2.es.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("to", "on", "place"),
+    [
+        ("cloudwatch", "cloudWatchLogs", ("logGroupName", "/aws/containerinsights/demo/application")),
+        ("s3", "s3", ("bucket", "demo-logs-123456789012-us-west-2")),
+        (DOMAIN, "opensearch", ("host", DOMAIN)),
+    ],
+)
+def test_a_fleet_s_logs_have_one_output_that_the_chart_knows(to: str, on: str, place: tuple[str, str]) -> None:
+    zones, pools = ("us-west-2a", "us-west-2b"), {"general": {"types": "g6e.2xlarge", "size": "0..4"}}
+    fields = {"name": "demo", "region": "us-west-2", "zones": zones, "pools": pools, "account": "123456789012"}
+    fleet = Fleet.model_validate({**fields, "logs": {"to": to}})
+    [collector] = [
+        row for row in add_ons.select_add_ons(fleet, instances.load()) if row.add_on.name == "aws-for-fluent-bit"
+    ]
+    outputs = {name: collector.values[name] for name in ("cloudWatchLogs", "s3", "opensearch")}
+    assert {name for name, output in outputs.items() if output["enabled"]} == {on}
+    assert outputs[on].items() >= {place}
+    names = platform_charts.load_facts()["aws-for-fluent-bit"]["names"]
+    assert list(platform_charts.find_unknown_names(collector.values, names)) == []
+    silent = Fleet.model_validate(fields)
+    assert "aws-for-fluent-bit" not in {row.add_on.name for row in add_ons.select_add_ons(silent, instances.load())}
+
+
 def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     assert list_rows("p5-efa") == [
         "storage-class",
@@ -65,6 +93,7 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
         "aws-efa-k8s-device-plugin",
         "aws-load-balancer-controller",
         "cluster-autoscaler",
+        "spare",
         "lws",
         "kueue",
         "queues",
@@ -199,7 +228,7 @@ def test_the_plan_is_shown_without_a_cluster(
     assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
     assert out.count("pinned by sha256:") == 8
     assert out.count("pinned by version alone: its first digest goes to ") == 2, "lws and kuberay-operator"
-    assert out.count("kubectl apply") == 3, "the storage class, the alerts on GPUs and the queues"
+    assert out.count("kubectl apply") == 4, "the storage class, the alerts on GPUs, the spare nodes and the queues"
 
 
 def test_a_fleet_without_kubernetes_is_refused(

@@ -46,6 +46,15 @@ def test_require_refuses_with_every_mistake(tmp_path: Path) -> None:
     assert [mistake.field for mistake in error.value.mistakes] == ["pools.aa.types[0]", "pools.aa.types[1]"]
 
 
+def test_spare_nodes_without_accelerators_are_refused_on_eks_alone(tmp_path: Path) -> None:
+    pools = "pools:\n  routers: {types: m8g.2xlarge, size: 0..4, spare: 1}\n"
+    assert _get_only_mistake(_check(tmp_path, HEAD + pools)) == (
+        "fleet.yaml:5:52: pools.routers.spare: 1: on EKS pods hold spare nodes by their accelerators, and these types have "
+        "none. Fix: remove spare, or set size: 1..4."
+    )
+    assert _check(tmp_path, f"{HEAD}orchestrator: ecs\n{pools}") == []
+
+
 def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  general:\n    types: [g6e.xlarge, g6e.7xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (

@@ -55,6 +55,18 @@ def test_an_on_demand_reservation_costs_its_hours_like_any_machine() -> None:
     assert _sum_max(costs) == pytest.approx(110.08)
 
 
+def test_spare_instances_cost_from_the_first_hour() -> None:
+    pools = {
+        "idle": {"types": "g6e.xlarge", "size": "0..3", "spare": 2},
+        "busy": {"types": "g6e.xlarge", "size": "3..4", "spare": 1},
+    }
+    costs = cost.estimate(_build_fleet(**pools), CATALOG)
+    assert [pool.min_usd_h for pool in costs.pools] == pytest.approx([2 * 1.861, 3 * 1.861]), (
+        "those of the least size are idle too"
+    )
+    assert [pool.spare_usd_h for pool in costs.pools] == pytest.approx([2 * 1.861, 1.861])
+
+
 def test_the_fleets_own_reservation_costs_the_same_used_or_idle() -> None:
     buy = [{"reserve": 4}, "on-demand"]
     costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10", "buy": buy}), CATALOG)

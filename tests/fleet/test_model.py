@@ -115,7 +115,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (VALID + "orchestrater: ecs\n", ["fleet.yaml:8:1: orchestrater: unknown key. Fix: write orchestrator:."]),
         (
             add_pool("types: g6e.2xlarge\nsize: 1\ncount: 2"),
-            ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: use one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
+            ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: use one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, spare, taints, warm, zones."],
         ),
         (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key, first on line 1. Fix: remove one."]),
         (
@@ -209,6 +209,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: [spot, {capacity-block: cr-0123456789abcdef0}]"), ["fleet.yaml:12:10: pools.other.buy: a Capacity Block's instances cannot share a pool with other purchase options. Fix: set buy: {capacity-block: cr-...} only, and add a second pool for the rest."]),
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: INSTANCES}."]),
         (VALID + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ['fleet.yaml:8:47: network.private_subnets: "subnet-01234567": it names 1 private subnet, and the fleet has 2 zones. Fix: name one private subnet a zone, in the order of `zones`.']),
+        (add_pool("types: g6e.2xlarge\nsize: 0..2\nspare: 2"), ['fleet.yaml:11:12: pools.other.spare: 2: of at most 2 instances none would be left for work. Fix: set spare: 1 or less.']),
         # the file as a whole
         ("", ["fleet.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
@@ -216,6 +217,42 @@ RESERVATION_REASON = "a reservation holds instances of one"
 )  # fmt: skip
 def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
     assert list_errors(text) == messages
+
+
+DOMAIN = f"vpc-logs-{'a1' * 13}.eu-west-1.es.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "logs: {keep: 100d}\n",
+            'fleet.yaml:8:14: logs.keep: "100d": it is no number of days that CloudWatch Logs takes. Fix: set keep: 120d.',
+        ),
+        (
+            "orchestrator: ecs\nlogs: {to: cloudwatch}\n",
+            'fleet.yaml:9:12: logs.to: "cloudwatch": tasks on ECS write to CloudWatch without a collector. Fix: remove to.',
+        ),
+        (
+            "logs: {to: s3}\n",
+            'fleet.yaml:8:12: logs.to: "s3": the bucket is named after the account, which `account` does not say. '
+            'Fix: set account: "123456789012", your own.',
+        ),
+        (
+            f"logs: {{to: {DOMAIN}}}\n",
+            f'fleet.yaml:8:12: logs.to: "{DOMAIN[:57]}...": the fleet is in us-west-2. Fix: use a domain of the fleet\'s region.',
+        ),
+        (
+            "logs: {to: splunk}\n",
+            'fleet.yaml:8:12: logs.to: "splunk": it is not a place for logs: cloudwatch, s3, or the host of a domain of '
+            "OpenSearch Service. Fix: use a place for logs such as cloudwatch.",
+        ),
+    ],
+)
+def test_logs_go_where_the_fleet_can_send_them(text: str, message: str) -> None:
+    assert list_errors(VALID + text) == [message]
+    fleet = parse_fleet(VALID + f"logs: {{to: {DOMAIN.replace('eu-west-1', 'us-west-2')}, keep: 30d}}\n")
+    assert (fleet.logs.domain, fleet.logs.keep_days) == ("logs", 30)
 
 
 def test_binary_huge_and_missing_files_are_refused() -> None:

@@ -34,6 +34,7 @@ FLEETS = {
         "network:\n"
         "  vpc: vpc-0123456789abcdef0\n"
         "  private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]\n"
+        "logs: {to: cloudwatch, keep: 30d}\n"
     ),
     "s3": (
         "  grouped: {types: g6e.2xlarge, size: 1, by: node-groups, images: cached}\n"
@@ -71,6 +72,7 @@ FLEETS = {
         "  held: {types: p5.48xlarge, zones: us-west-2b, size: 1..6, buy: [{reserve: 2}, on-demand], efa: on, placement_group: cluster}\n"
         "  neuron: {types: [inf2.8xlarge, inf2.24xlarge], size: 0..4, buy: [spot, on-demand], labels: {team: ads}}\n"
         "  warm: {types: g6e.2xlarge, size: 0..6, warm: 2, images: plain}\n"
+        "  kept: {types: g6e.2xlarge, size: 0..9, spare: 3, images: plain}\n"
         "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
         "orchestrator: ecs\n"
         "ecs: {al2023: 2023.0.20260901}\n"

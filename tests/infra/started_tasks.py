@@ -15,7 +15,8 @@ FARGATE = {"FARGATE": "L-3032A538", "FARGATE_SPOT": "L-36FBB829"}
 STARTED = {"aws_lb": "L-53DA6B97"}
 
 STARTS_NOTHING = {
-    *("aws_appautoscaling_policy", "aws_appautoscaling_target", "aws_cloudwatch_dashboard"),
+    *("aws_appautoscaling_policy", "aws_appautoscaling_scheduled_action", "aws_appautoscaling_target"),
+    "aws_cloudwatch_dashboard",
     "aws_cloudwatch_event_rule",
     *("aws_cloudwatch_event_target", "aws_cloudwatch_log_group", "aws_cloudwatch_metric_alarm"),
     *("aws_ecs_task_definition", "aws_eks_pod_identity_association", "aws_glue_catalog_database"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import secrets
 import socket
+import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,14 @@ from typing import Any
 import aiohttp
 
 from batch.secrets import ApiKey
+
+REQUESTS = "batch-requests"
+"""Logger with a line for each request."""
+
+FIELDS = "fields"
+"""Attribute of its records, with what a line of JSON has besides the message."""
+
+log = logging.getLogger(REQUESTS)
 
 UNAUTHORIZED, NOT_FOUND = 401, 404
 """Statuses of an endpoint that refuses the key, and of one without the model."""
@@ -89,17 +100,20 @@ class Endpoint:
         await self._session.close()
         await self._metrics_session.close()
 
-    async def send(self, path: str, body: Mapping[str, Any]) -> Answer:
+    async def send(self, path: str, body: Mapping[str, Any], source: str = "tokens") -> Answer:
         """Send a request, and again if the key was refused and has changed since.
+
+        Args:
+            source: what it is sent for. The id by which the logs of all parts tell of a request begins with it.
 
         Raises:
             EndpointAway: nothing was sent.
             NoAnswer: it was sent, and there is no complete answer.
         """
         key = self._key
-        answer = await self._post(path, body)
+        answer = await self._log_post(path, body, source)
         if answer.status == UNAUTHORIZED and await self._renew_key(key):
-            answer = await self._post(path, body)
+            answer = await self._log_post(path, body, source)
         return answer
 
     async def _renew_key(self, refused: str) -> bool:
@@ -108,9 +122,27 @@ class Endpoint:
         self._set_key()
         return is_renewed
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    async def _log_post(self, path: str, body: Mapping[str, Any], source: str) -> Answer:
+        """Send a request under an id of its own, and log how it ended; neither its text nor the answer's."""
+        request_id, started = f"{source}.{secrets.token_hex(4)}", time.monotonic()
+        end: dict[str, Any] = {"status": 0}  # of a request that has no answer
         try:
-            async with self._session.post(self._base + path, json=body, allow_redirects=False) as response:
+            answer = await self._post(path, body, request_id)
+            end = {"status": answer.status, "input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens}
+            return answer
+        except (EndpointAway, NoAnswer) as error:
+            end["error"] = str(error)
+            raise
+        finally:
+            fields = {"request_id": request_id, "path": path, **end, "seconds": round(time.monotonic() - started, 3)}
+            log.info("request", extra={FIELDS: fields})
+
+    async def _post(self, path: str, body: Mapping[str, Any], request_id: str) -> Answer:
+        headers = {"X-Request-Id": request_id}
+        try:
+            async with self._session.post(
+                self._base + path, json=body, headers=headers, allow_redirects=False
+            ) as response:
                 raw = await response.content.read(_MAX_ANSWER_BYTES)
                 while not response.content.at_eof():
                     block = await response.content.read(_MAX_ANSWER_BYTES)

@@ -40,6 +40,9 @@ class _Request:
     """The request of one row."""
 
     url: str
+    source: str
+    """Job and line, for the logs."""
+
     deadline_at: float
     is_cancelled: Callable[[], bool]
     count_tokens: Callable[[int], None]
@@ -80,7 +83,7 @@ class RowRunner:
             count_tokens: takes the tokens of each answer as it comes: a row of many pieces counts before it ends.
         """
         row = rows.parse(pending.content)
-        request = _Request(row.url, job["deadline_at"], is_cancelled, count_tokens)
+        request = _Request(row.url, f"{job['id']}.{pending.line}", job["deadline_at"], is_cancelled, count_tokens)
         failure = ""
         try:
             answer = await self._ask(request, self._build_body(row.body, job), cuts=0)
@@ -168,7 +171,7 @@ class RowRunner:
             answer: Answer | None = None
             failure: _RowFailed | None = None
             try:
-                answer = await self._endpoint.send(request.url, body)
+                answer = await self._endpoint.send(request.url, body, request.source)
                 if answer.status == 200:
                     self._answered.add(asked)
                 if self._is_away(answer, asked):

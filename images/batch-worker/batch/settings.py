@@ -161,6 +161,9 @@ class Settings:
     usd_h: float | None
     """Cost of the endpoint per hour; None if unknown."""
 
+    logs: str
+    """`text` or `json`."""
+
     worker: str = ""
     """Unique name of the worker."""
 

@@ -27,7 +27,7 @@ from batch.adapter import Adapter
 from batch.committer import Committer
 from batch.concurrency import ConcurrencyLimit
 from batch.dispatcher import Dispatcher
-from batch.endpoint import Endpoint
+from batch.endpoint import FIELDS, Endpoint
 from batch.open_chunks import OpenChunks
 from batch.poller import Poller
 from batch.queue import Mailbox
@@ -196,7 +196,7 @@ class Worker:
             "chunks": len(self.chunks),
             **asdict(self.dispatcher.counters),
         }
-        log.info("%s", json.dumps(state))
+        log.info("%s", json.dumps(state), extra={FIELDS: {"message": "report", **state}})
         await asyncio.to_thread(self._store.write_json, self._keys.build(layout.WORKER, self._settings.worker), state)
         self.chunks.busy_workers = await asyncio.to_thread(self._count_busy_workers)
 

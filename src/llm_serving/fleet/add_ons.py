@@ -16,7 +16,7 @@ from llm_serving.catalog import eks, signals
 from llm_serving.catalog.images import Digest
 from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_registry
-from llm_serving.fleet import names
+from llm_serving.fleet import log_outputs, names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings import own_yaml
@@ -25,6 +25,7 @@ FILE = paths.CHARTS / "platform.yaml"
 
 NODE_POOLS = "node-pools"
 QUEUES = "queues"
+SPARE = "spare"
 """Manifests that are made from the fleet."""
 
 
@@ -47,7 +48,8 @@ class AddOn(BaseModel):
     """Of the chart's archive, or of its manifest in an OCI registry; None where no source gives it."""
 
     manifest: str | None = None
-    """Instead of a chart: a URL, a file beside the table, or what is made from the fleet: `node-pools`, `queues`."""
+    """Instead of a chart: a URL, a file beside the table, or what is made from the fleet: `node-pools`, `queues`,
+    `spare`."""
 
     source: str | None = None
     """Source of the version and the digest."""
@@ -87,7 +89,7 @@ def select_add_ons(fleet: Fleet, catalog: Catalog) -> list[SelectedAddOn]:
     ]
 
 
-CONDITIONS = ("always", "nvidia", "neuron", "efa", "karpenter", "node-groups")
+CONDITIONS = ("always", "accelerators", "nvidia", "neuron", "efa", "karpenter", "node-groups", "logs")
 """What a row's `when` may name beside the fleet's add-ons."""
 
 
@@ -100,6 +102,8 @@ def _find_conditions(fleet: Fleet, catalog: Catalog) -> set[str]:
         "efa": bool(values["efa_pools"]),
         "karpenter": any(group.kind == "karpenter" for group in eks_groups),
         "node-groups": any(group.kind == "node-group" and group.min_size < group.max_size for group in eks_groups),
+        "accelerators": any(group.accelerators for group in eks_groups),
+        "logs": fleet.logs.to is not None,
         **fleet.add_ons.model_dump(),
     }
     return {"always", *(name for name, on in flags.items() if on)}
@@ -130,6 +134,7 @@ def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
         "nvidia_pools": select_pools(lambda group: group.variant == "nvidia" and group.os == "al2023"),
         "neuron_pools": select_pools(lambda group: group.variant == "neuron"),
         "efa_pools": select_pools(lambda group: group.efa > 0),
+        **log_outputs.build_values(fleet),
         "priorities": _compute_priorities(group for group in eks_groups if group.kind == "node-group"),
     }
 

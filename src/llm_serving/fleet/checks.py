@@ -34,6 +34,7 @@ def find_mistakes(document: Document[Fleet], catalog: Catalog) -> list[Mistake]:
         mistakes += _check_nvme(document, name, rows)
         mistakes += _check_volume_speed(document, name, rows)
         mistakes += _check_closed_network(document, name, rows)
+        mistakes += _check_spare(document, name, rows)
     mistakes += capacity.find_mistakes(document, catalog)
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
@@ -110,6 +111,15 @@ def _check_closed_network(document: Document[Fleet], name: str, rows: Sequence[I
     if fleet.add_ons.observability:
         reason = f"dcgm-exporter for the pool {name} is pulled from nvcr.io, which no node reaches without NAT gateways"
         yield document.build_mistake(("add_ons", "observability"), True, reason, "set observability: off, or nat: on")
+
+
+def _check_spare(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
+    """Refuse spare nodes on EKS that no pod can hold as a whole."""
+    fleet, pool = document.value, document.value.pools[name]
+    if pool.spare and fleet.get_orchestrator(pool) == "eks" and not all(row.accelerators for row in rows):
+        reason = "on EKS pods hold spare nodes by their accelerators, and these types have none"
+        fix = f"remove spare, or set size: {min(pool.spare, pool.size.max)}..{pool.size.max}"
+        yield document.build_mistake(("pools", name, "spare"), pool.spare, reason, fix)
 
 
 def _suggest_refresh(fleet: Fleet) -> str:

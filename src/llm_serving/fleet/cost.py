@@ -20,7 +20,8 @@ class PoolCost:
     pool: str
 
     min_usd_h: float
-    """The least size, all of the cheapest type; where the fleet reserves more, that: unused it costs as if used."""
+    """The least size, all of the cheapest type; where the fleet reserves more or keeps more to spare, that: unused it
+    costs as if used."""
 
     max_usd_h: float
     """Cost at full size with the dearest type, since any type of the list may be the one available."""
@@ -33,6 +34,9 @@ class PoolCost:
 
     reserved_usd_h: float = 0.0
     """The part of both that reservations made by the fleet cost from the apply on, instances in them or none."""
+
+    spare_usd_h: float = 0.0
+    """The part of both that instances without work cost."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,12 @@ def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalog) -> Poo
     cheapest, dearest = min(known_prices, default=0.0), max(known_prices, default=0.0)
     return PoolCost(
         pool=name,
-        min_usd_h=max(pool.size.min, pool.reserve_count) * cheapest,
+        min_usd_h=max(pool.size.min, pool.reserve_count, pool.spare) * cheapest,
         max_usd_h=pool.size.max * dearest,
         unknown=unknown,
         prepaid=False,
         reserved_usd_h=pool.reserve_count * cheapest,
+        spare_usd_h=pool.spare * cheapest,
     )
 
 

@@ -124,6 +124,9 @@ class Group:
     warm: int
     """Stopped instances beside the running ones."""
 
+    spare: int
+    """Instances that run without work on ECS; on EKS pods of their own hold them."""
+
     accelerators: int
     """Accelerators of one instance: the fewest that its types have; 0 where they have none."""
 
@@ -246,9 +249,14 @@ def _resolve_choice(
     reserve = purchase.reserve if isinstance(purchase, Reservation) else None
     max_sizes = _split_evenly(reserve or pool.size.max, len(zone_sets))
     warm_counts = _split_evenly(pool.warm if _is_first_on_demand(pool, types, purchase) else 0, len(zone_sets))
+    is_spare = not choice and select_kind(fleet, pool) == "capacity-provider"
+    spare_counts = _split_evenly(pool.spare if is_spare else 0, len(zone_sets))
     for index, zone_set in enumerate(zone_sets):
         offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalog) for zone in zone_set)]
-        sizes = _Sizes(min_size=min_sizes[index], max_size=max_sizes[index], warm=warm_counts[index])
+        spare = min(spare_counts[index], max_sizes[index])
+        sizes = _Sizes(
+            min_size=max(min_sizes[index], spare), max_size=max_sizes[index], warm=warm_counts[index], spare=spare
+        )
         yield _build_group(fleet, name, offered, zone_set, purchase, choice, sizes)
 
 
@@ -273,6 +281,7 @@ class _Sizes(TypedDict):
     min_size: int
     max_size: int
     warm: int
+    spare: int
 
 
 class _Storage(TypedDict):

@@ -283,6 +283,57 @@ class Storage(Settings):
         return tuple(dict.fromkeys(row.key for row in self.model_buckets if row.key))
 
 
+LogTarget = Annotated[
+    str,
+    TextFormat(
+        r"cloudwatch|s3|(?:search|vpc)-[a-z][a-z0-9-]{2,27}-[a-z0-9]{26}\.[a-z0-9-]+\.es\.amazonaws\.com(?:\.cn)?",
+        "a place for logs: cloudwatch, s3, or the host of a domain of OpenSearch Service",
+        "cloudwatch",
+    ),
+]
+
+
+class Logs(Settings):
+    """What containers write."""
+
+    to: LogTarget | None = None
+    """Where AWS for Fluent Bit sends it from each node of EKS: `cloudwatch`, `s3`, or the host of a domain of
+    OpenSearch Service. Default is nowhere: it stays on the node until its pod is gone. Tasks on ECS write to
+    CloudWatch."""
+
+    keep: Days = parse_default("90d")
+    """How long CloudWatch or S3 keeps it, tasks' logs too; a number of days that CloudWatch takes. A domain has a
+    policy of its own."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_keep(),)
+
+    @property
+    def keep_days(self) -> int:
+        """`keep` in days."""
+        return int(self.keep // _DAY_S)
+
+    @property
+    def domain(self) -> str:
+        """Name of the domain of OpenSearch Service; empty for none."""
+        is_host = self.to is not None and "." in self.to
+        return str(self.to).partition(".")[0].partition("-")[2].rpartition("-")[0] if is_host else ""
+
+    def _check_keep(self) -> Iterator[Conflict]:
+        if self.keep_days not in RETENTION_DAYS:
+            longer = min((days for days in RETENTION_DAYS if days > self.keep_days), default=RETENTION_DAYS[-1])
+            reason = "it is no number of days that CloudWatch Logs takes"
+            yield Conflict(("keep",), reason, f"set keep: {longer}d", f"{self.keep_days}d")
+
+
+_DAY_S = 86400
+
+RETENTION_DAYS = (
+    *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653),
+)
+"""Source: CloudWatch Logs API reference, PutRetentionPolicy, 2026-11."""
+
+
 class ImageCache(Settings):
     """ECR's pull-through cache of ECR Public, registry.k8s.io and Quay, and of the registries whose login is named.
     Cached repositories are named FLEET-REGISTRY/... and stay when the fleet is destroyed."""
@@ -426,6 +477,9 @@ class Fleet(Settings):
     storage: Storage = Storage()
     """Buckets and registries."""
 
+    logs: Logs = Logs()
+    """What containers write: how long it is kept, and on EKS where to."""
+
     image_cache: ImageCache | None = None
     """Pull images of public registries through ECR: `{}`, or the secrets of registries that need a login. Without it
     nodes pull from the registries; Docker Hub allows 100 pulls in six hours for each NAT gateway."""
@@ -459,6 +513,7 @@ class Fleet(Settings):
             self._check_image_cache(),
             self._check_orchestrator_settings(),
             self._check_add_ons(),
+            self._check_logs(),
             self._check_pool_orchestrators(),
             self._check_pool_fields(),
         )
@@ -475,6 +530,19 @@ class Fleet(Settings):
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
         """Return the zones that a pool may use."""
         return pool.zones or self.zones
+
+    def _check_logs(self) -> Iterator[Conflict]:
+        target = self.logs.to
+        if target and "eks" not in self.orchestrators:
+            reason = "tasks on ECS write to CloudWatch without a collector"
+            yield Conflict(("logs", "to"), reason, "remove to", target)
+        elif target == "s3" and not self.account:
+            reason = "the bucket is named after the account, which `account` does not say"
+            yield Conflict(("logs", "to"), reason, 'set account: "123456789012", your own', target)
+        elif self.logs.domain and f".{self.region}." not in str(target):
+            yield Conflict(
+                ("logs", "to"), f"the fleet is in {self.region}", "use a domain of the fleet's region", target
+            )
 
     def _check_region(self) -> Iterator[Conflict]:
         if self.region.startswith(_ISOLATED_REGIONS):

@@ -148,6 +148,11 @@ class Pool(Settings):
     warm: Annotated[int, Field(ge=0, le=1000)] = 0
     """Stopped instances ready to start, on ECS and on demand; each costs only its disk."""
 
+    spare: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Instances that run without work, for whoever finds no other: a replica more, or what a broken instance ran. Each
+    costs as one in use. On EKS each holds the first type's accelerators; on ECS a full pool has so many, one with less
+    work fewer, and at least one."""
+
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=20)] = Field(default_factory=dict)
     """Labels of the nodes on EKS, attributes of the container instances on ECS."""
 
@@ -169,6 +174,7 @@ class Pool(Settings):
             self._check_karpenter_size(),
             self._check_disk(),
             self._check_warm_machines(),
+            self._check_spare_machines(),
         )
 
     def _check_capacity_block(self) -> Iterator[Conflict]:
@@ -255,6 +261,11 @@ class Pool(Settings):
         if "on-demand" not in self.buy:
             reason = "EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand"
             yield Conflict(("warm",), reason, "set warm: 0, or add on-demand to buy")
+
+    def _check_spare_machines(self) -> Iterator[Conflict]:
+        if self.spare and self.spare >= self.size.max:
+            reason = f"of at most {self.size.max} instances none would be left for work"
+            yield Conflict(("spare",), reason, f"set spare: {max(0, self.size.max - 1)} or less")
 
     @property
     def reserved(self) -> bool:

@@ -30,6 +30,7 @@ def build_system_group(fleet: Fleet, catalog: Catalog) -> Group:
         min_size=count,
         max_size=2 * count,
         warm=0,
+        spare=0,
         accelerators=0,
         interfaces=(interfaces.Interface(0, 0, "interface"),),
         efa=0,

@@ -17,7 +17,7 @@ import yaml
 
 from llm_serving import console
 from llm_serving.catalog.instances import Catalog
-from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests
+from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api
@@ -34,6 +34,7 @@ _DOWNLOAD_S = 60
 _BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
     add_ons.QUEUES: kueue_manifests.build,
+    add_ons.SPARE: spare_manifests.build,
 }
 """Manifests that are made from the fleet."""
 

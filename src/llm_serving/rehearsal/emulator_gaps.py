@@ -19,6 +19,7 @@ SynthesizedStack = Mapping[str, Any]
 
 REASONS: Mapping[str, str] = {
     "aws_appautoscaling_policy": "the embedded Application Auto Scaling cannot be asked for tags",
+    "aws_appautoscaling_scheduled_action": "the embedded Application Auto Scaling has no target for it",
     "aws_appautoscaling_target": "the embedded Application Auto Scaling cannot be asked for tags",
     "aws_budgets_budget": "the embedded Budgets cannot be asked for tags",
     "aws_ecr_pull_through_cache_rule": "the embedded ECR caches no other registry",

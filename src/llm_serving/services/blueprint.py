@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,6 +23,10 @@ class BaseBlueprint(Settings):
 
     name: Name | None = None
     """Name of the deployment; the folder's name where left out."""
+
+    logs: Literal["text", "json"] = "text"
+    """`json`: a JSON object on each line of the logs, and a line for each request with its `X-Request-Id`, for a log
+    collector. No line holds what requests ask."""
 
 
 def resolve_name(blueprint: Document[Any]) -> str:

@@ -59,6 +59,17 @@ class Secret(ResolvedData):
     """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
 
 
+class Peak(ResolvedData):
+    """A time of each day for which replicas start beforehand, in minutes of the day, UTC."""
+
+    start: int
+    end: int
+    """The next day's where it is the earlier."""
+
+    replicas: int
+    """The least in that time."""
+
+
 class Scale(ResolvedData):
     """When replicas come and go between the bounds."""
 
@@ -68,6 +79,8 @@ class Scale(ResolvedData):
 
     cool_down_s: int
     """Seconds before a replica that is no longer needed stops."""
+
+    peaks: tuple[Peak, ...] = ()
 
 
 class Replicas(ResolvedData):

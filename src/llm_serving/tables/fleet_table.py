@@ -76,6 +76,8 @@ def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost, catalog: Catalog) ->
         "price_unknown": list(costs.unknown),
         "prepaid": costs.prepaid,
         "reserved_usd_h": costs.reserved_usd_h,
+        "spare": pool.spare,
+        "spare_usd_h": costs.spare_usd_h,
     }
 
 
@@ -181,8 +183,10 @@ def _format_costs(costs: cost.PoolCost, pool: Pool) -> tuple[str, str]:
         return "prepaid", "prepaid"
     prefix = "≥ " if costs.unknown else ""
     if costs.unknown and not costs.max_usd_h:
-        return ("unknown" if pool.size.min else _format_usd(0)), "unknown"
-    return (prefix if pool.size.min else "") + _format_usd(costs.min_usd_h), prefix + _format_usd(costs.max_usd_h)
+        return ("unknown" if pool.size.min or pool.spare else _format_usd(0)), "unknown"
+    return (prefix if pool.size.min or pool.spare else "") + _format_usd(costs.min_usd_h), prefix + _format_usd(
+        costs.max_usd_h
+    )
 
 
 def _format_accelerators(instance: Instance | None) -> str:
@@ -207,6 +211,7 @@ def _describe_purchase(fleet: Fleet, pool: Pool) -> str:
     attributes = [
         "EFA" if pool.efa else "",
         f"{pool.warm} warm" if pool.warm else "",
+        f"{pool.spare} spare" if pool.spare else "",
         f"on {fleet.get_orchestrator(pool).upper()}" if fleet.orchestrator == "both" else "",
     ]
     return ", ".join(filter(None, [" → ".join(options), *attributes]))

@@ -24,7 +24,8 @@ def render(status: DeploymentStatus) -> RenderableType:
     for row in status.rows:
         table.add_row(*(_format_cell(row, name) for name in columns))
     address = "not deployed yet" if status.url is None else status.url or "no endpoint"
-    return Group(table, Text(f"{status.name}: {address}"))
+    notes = [Text.assemble(("• ", "yellow"), note) for note in status.notes]
+    return Group(table, Text(f"{status.name}: {address}"), *notes)
 
 
 def _has(status: DeploymentStatus, column: str) -> bool:

@@ -49,6 +49,9 @@ class DeploymentStatus:
     missing: str
     """What to say where there are no rows."""
 
+    notes: Sequence[str] = ()
+    """What does not work beside the replicas, such as their scaling."""
+
     @property
     def unready(self) -> list[str]:
         """The roles, or processes where a row has no role, that are not ready."""
@@ -56,7 +59,12 @@ class DeploymentStatus:
 
     def build_payload(self) -> dict[str, Any]:
         """Return what `status --json` prints."""
-        return {"name": self.name, "url": self.url, self.rows_key: [dict(row) for row in self.rows]}
+        return {
+            "name": self.name,
+            "url": self.url,
+            self.rows_key: [dict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
 
 
 class LoadOrigin(StrEnum):

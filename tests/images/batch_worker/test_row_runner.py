@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ class FakeEndpoint:
         self.respond = respond
         self.bodies: list[dict[str, Any]] = []
 
-    async def send(self, _: str, body: dict[str, Any]) -> Answer:
+    async def send(self, _: str, body: dict[str, Any], source: str) -> Answer:
+        assert re.fullmatch(r"batch_\w+\.\d+", source), "the id of each of a row's requests names job and line"
         self.bodies.append(body)
         return self.respond(body)
 

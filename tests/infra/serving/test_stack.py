@@ -125,7 +125,7 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     stack = copy.deepcopy(stacks[shape])
     alarms = filter_by_type(stack, "aws_cloudwatch_metric_alarm")
     for_people = {name: alarm for name, alarm in alarms.items() if "ok_actions" in alarm}
-    known = {"errors", "queue", "running", "late", "maximum", "certificate"}
+    known = {"errors", "queue", "running", "late", "maximum", "certificate", "transfers"}
     assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= known
     assert all(
         alarm["alarm_actions"] == alarm["ok_actions"] == [fleet_value.alarms_to] for alarm in for_people.values()
@@ -566,6 +566,30 @@ def test_a_body_that_cloudwatch_would_refuse_is_noticed(stacks: Stacks) -> None:
         "$.widgets[1].properties",
         "$.widgets[2].x",
     ]
+
+
+def test_a_peak_raises_the_least_tasks_at_its_start_and_lowers_them_at_its_end(stacks: Stacks) -> None:
+    actions = filter_by_type(stacks["disaggregated"], "aws_appautoscaling_scheduled_action")
+    target = filter_by_type(stacks["disaggregated"], "aws_appautoscaling_target")["decode-scaling"]
+    assert {name: (action["schedule"], action["scalable_target_action"]) for name, action in actions.items()} == {
+        "decode-peak-0-start": ("cron(30 22 * * ? *)", {"min_capacity": "2", "max_capacity": "3"}),
+        "decode-peak-0-end": ("cron(0 6 * * ? *)", {"min_capacity": "1", "max_capacity": "3"}),
+    }
+    assert {action["timezone"] for action in actions.values()} == {"UTC"}
+    assert target["lifecycle"] == {"ignore_changes": ["min_capacity"]}
+    other = filter_by_type(stacks["aggregated"], "aws_appautoscaling_target")["worker-scaling"]
+    assert "lifecycle" not in other, "without a peak the blueprint's least is what counts"
+
+
+def test_failing_transfers_ring_where_caches_are_handed_on(stacks: Stacks) -> None:
+    alarms = {
+        shape: {
+            name for name in filter_by_type(stack, "aws_cloudwatch_metric_alarm") if name.endswith("-transfers-alarm")
+        }
+        for shape, stack in stacks.items()
+    }
+    assert alarms["disaggregated"] == {"prefill-transfers-alarm", "decode-transfers-alarm"}
+    assert alarms["aggregated"] == set()
 
 
 def test_a_role_that_scales_has_an_alarm_at_its_most_tasks_over_all_its_choices(stacks: Stacks) -> None:

@@ -6,6 +6,7 @@ import base64
 import copy
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,6 +233,20 @@ def test_several_types_or_spot_are_a_mixed_group_and_one_type_on_demand_is_not(s
     }
     kinds = machines["general-g6e-a-od-machines"]["mixed_instances_policy"]["launch_template"]["override"]
     assert [override["instance_type"] for override in kinds] == ["g6e.12xlarge", "g6e.48xlarge"]
+
+
+def test_spare_instances_run_beside_what_tasks_fill(stacks: Stacks) -> None:
+    """One in each of three zones, of three that each may have."""
+    resources = stacks["instances", "ecs"]["resource"]
+    groups = {name: group for name, group in resources["aws_autoscaling_group"].items() if name.startswith("kept-")}
+    assert {(group["min_size"], group["max_size"]) for group in groups.values()} == {(1, 3)}
+    percents = {
+        name.partition("-")[0]: provider["auto_scaling_group_provider"]["managed_scaling"]["target_capacity"]
+        for name, provider in resources["aws_ecs_capacity_provider"].items()
+    }
+    assert (percents["kept"], percents["warm"]) == (66, 100)
+    instances_of = {needed: max(1, math.ceil(100 * needed / percents["kept"])) for needed in (0, 1, 2)}
+    assert instances_of == {0: 1, 1: 2, 2: 4}, "of which a group of three starts three"
 
 
 def test_a_warm_pool_keeps_a_fixed_number_stopped_without_reuse(stacks: Stacks) -> None:

@@ -167,7 +167,7 @@ def test_every_alarm_reads_metrics_by_the_dimensions_that_their_service_publishe
         for query in alarm["metric_query"]
         if "metric" in query
     ]
-    assert {query["namespace"] for query in queries} == {"AWS/Kafka", "AWS/KinesisAnalytics"}
+    assert {query["namespace"] for query in queries} == {"AWS/ElastiCache", "AWS/Kafka", "AWS/KinesisAnalytics"}
     assert all(sorted(query["dimensions"]) == rows[query["namespace"]]["dimensions"] for query in queries)
     flink = read_job(stacks["shop"])["flink_application_configuration"]
     assert flink["monitoring_configuration"]["metrics_level"] == "APPLICATION", "another level adds dimensions"
@@ -199,4 +199,5 @@ def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None
         "down-alarm": ("m", 0, topic),
         "dead-letters-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
         "deadlines-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
+        "cache-alarm": ("MAX(METRICS())", 80, topic),
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -72,6 +74,41 @@ def test_a_prompt_has_the_characters_of_its_texts(hook: Any, field: str, value: 
         call(team, {field: value, "query": "x" * 1000})
 
 
+@pytest.mark.parametrize(
+    ("sent", "id_"),
+    [("cart-7", "cart-7"), ("cart 7", "own"), ("x" * 129, "own"), ('a"b', "own"), (None, "own")],
+)
+def test_a_request_s_id_leads_from_the_caller_to_the_engine_and_the_log(
+    hook: Any, sent: str | None, id_: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = hook.RequestGuard({"ads": {}}, {})
+    request = {"headers": {"x-request-id": sent} if sent else {}, "body": {"prompt": "candles"}}
+    call = {"model": "openai/m", "litellm_call_id": "own", "proxy_server_request": request}
+    to_engine = asyncio.run(guard.async_pre_call_deployment_hook(call, None))
+    assert to_engine["extra_headers"] == {"X-Request-Id": id_}
+    bedrock = {**call, "model": "bedrock/converse/m"}
+    assert asyncio.run(guard.async_pre_call_deployment_hook(bedrock, None)) == bedrock
+    metadata = {"user_api_key_team_id": "ads", "model_group": "chat", "model_info": {"id": "chat/big"}}
+    ended = {
+        "litellm_call_id": "own",
+        "litellm_params": {"metadata": metadata, "proxy_server_request": request},
+        "messages": ["candles"],
+        "exception": TimeoutError("candles"),
+    }
+    times = datetime(2026, 11, 26, 9, 0, 0), datetime(2026, 11, 26, 9, 0, 2)
+    asyncio.run(guard.async_log_success_event(ended, None, *times))
+    assert capsys.readouterr().out == "", "text is LiteLLM's own"
+    monkeypatch.setenv(hook.LOG_VARIABLE, "true")
+    asyncio.run(guard.async_log_success_event(ended, None, *times))
+    asyncio.run(guard.async_log_failure_event(ended, None, *times))
+    text = capsys.readouterr().out
+    answered, failed = map(json.loads, text.splitlines())
+    expected = {"request_id": id_, "team": "ads", "route": "chat", "deployment": "chat/big", "seconds": 2.0}
+    assert answered.items() >= {**expected, "end": "answered"}.items()
+    assert failed.items() >= {**expected, "end": "TimeoutError"}.items()
+    assert "candles" not in text
+
+
 def test_a_key_that_could_not_be_looked_up_gets_503_and_no_list_of_models(hook: Any) -> None:
     guard = hook.RequestGuard({"ads": {"prompt_characters": None}}, {})
     unverified, verified = (SimpleNamespace(team_id=None, user_id=user) for user in (hook.UNVERIFIED_USER, "default"))
@@ -128,4 +165,4 @@ def test_a_request_has_its_team_s_priority_where_the_engine_schedules_by_it(hook
         "ads": {"top_k": 1, "priority": -1}, "search": {"top_k": 1, "priority": 0},
         "slow": {"top_k": 1, "priority": 1}, "unknown": {"top_k": 1, "priority": 0},
     }  # fmt: skip
-    assert change(False, "ads") is None
+    assert change(False, "ads")["extra_body"] == {"top_k": 1}

@@ -143,6 +143,9 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
+        (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: [{at: 16:00..23:00, replicas: 2}, {at: 22:59..01:00, replicas: 3}]}"), ['4:107: roles.worker.scale.peaks[1].at: "22:59..01:00": it meets 16:00..23:00. Fix: leave a minute between both, or make one of them.']),
+        (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..16:00, replicas: 2}}"), ['4:73: roles.worker.scale.peaks.at: "16:00..16:00": it ends as it begins. Fix: raise the least of `replicas` for the whole day.']),
+        (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..18:00, replicas: 5}}"), ["4:97: roles.worker.scale.peaks.replicas: 5: the role has 1 to 4. Fix: set 2 to 4."]),
         (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, gives_way, pipeline, replicas, scale, weight."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import html
+import http.server
 import json
 import re
 import shutil
+import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,8 +89,8 @@ def monitoring(
     }
     server = serve_pages(exporter, port)
     try:
-        with dashboards_server.serve(moved, tmp_path) as address:
-            yield Monitoring(moved, exporter, address.removesuffix("/user/index.html")), address
+        with dashboards_server.serve(moved, tmp_path) as running:
+            yield Monitoring(moved, exporter, running.address.removesuffix("/user/index.html")), running.address
     finally:
         server.shutdown()
 
@@ -112,6 +115,73 @@ def test_every_query_of_the_page_has_data(monitoring: tuple[Monitoring, str]) ->
     with contextlib.suppress(Unavailable):
         processes.wait_until(lambda: not list_empty(), "data in every panel", 60, interval_s=1)
     assert list_empty() == []
+
+
+def test_a_page_with_too_many_series_is_left_out_and_the_others_are_taken(
+    deployment: ServingDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a label takes a value from each request: Prometheus keeps its memory, and says who is too long."""
+    if not shutil.which("prometheus"):
+        pytest.skip("needs Debian's prometheus")
+    monkeypatch.setattr(dashboards_server, "SCRAPE_INTERVAL_S", 1)
+    limit = dashboards_server.MAX_SAMPLES
+    labels = ",".join(f'l{number}="x"' for number in range(dashboards_server.MAX_LABELS + 1))
+    pages = {
+        "/many": "".join(f'load{{request="{number}"}} 1\n' for number in range(limit + 1)),
+        "/wide": f"load{{{labels}}} 1\n",
+        "/full": "".join(f'load{{request="{number}"}} 1\n' for number in range(limit)),
+    }
+    pages["/router"] = pages["/full"]
+
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(pages[self.path].encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    services = tuple(
+        service.model_copy(
+            update={"name": path[1:], "host": "127.0.0.1", "port": server.server_port, "metrics_path": path}
+        )
+        for service, path in zip(deployment.services, pages, strict=True)
+    )
+    environment = deployment.environment.model_copy(update={"ports": {}})
+    exploded = deployment.model_copy(update={"services": services, "environment": environment})
+    try:
+        with dashboards_server.serve(exploded, tmp_path) as running:
+            base = running.address.removesuffix("/user/index.html")
+
+            def query(text: str) -> dict[str, float]:
+                with urllib.request.urlopen(
+                    f"{base}/api/v1/query?query={urllib.parse.quote(text)}", timeout=30
+                ) as answer:
+                    rows = json.load(answer)["data"]["result"]
+                return {row["metric"]["job"]: float(row["value"][1]) for row in rows}
+
+            expected = {"many": 0, "wide": 0, "full": 1, "router": 1}
+            processes.wait_until(lambda: query("up") == expected, "scrapes of all", 90, 1)
+            assert query("count by (job) (load)") == {"full": limit, "router": limit}
+    finally:
+        server.shutdown()
+
+
+def test_a_prometheus_that_ends_later_ends_the_command_with_its_log(
+    deployment: ServingDeployment, tmp_path: Path
+) -> None:
+    if not shutil.which("prometheus"):
+        pytest.skip("needs Debian's prometheus")
+    with dashboards_server.serve(deployment, tmp_path) as running:
+        running.process.terminate()
+        with pytest.raises(Unavailable) as error:
+            running.wait()
+    assert str(error.value) == (
+        f"prometheus ended (0), and the page draws nothing more. Fix: read {tmp_path / 'prometheus.log'}."
+    )
 
 
 def test_without_prometheus_the_command_says_where_to_get_it(

@@ -105,7 +105,8 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     if fleet.state != "local":
         parts["state"] = _STATE
     parts["instances"] = _MACHINES + tuple(_list_reservation_actions(fleet))
-    for name, actions in (("eks", _EKS), ("ecs", _ECS + (_DASHBOARDS if fleet.add_ons.observability else ()))):
+    eks_actions = _EKS + (_BUCKET if fleet.logs.to == "s3" else ())
+    for name, actions in (("eks", eks_actions), ("ecs", _ECS + (_DASHBOARDS if fleet.add_ons.observability else ()))):
         if name in fleet.orchestrators:
             parts[name.upper()] = actions
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}

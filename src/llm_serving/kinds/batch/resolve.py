@@ -38,7 +38,7 @@ RESTART_S = 1
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
     """List the ports that a target must choose if processes share one machine."""
-    own_serving = _build_serving_settings(blueprint.endpoint, "batch")
+    own_serving = _build_serving_settings(blueprint, "batch")
     return [API, *(serving.list_port_names(own_serving) if own_serving else [])]
 
 
@@ -245,7 +245,7 @@ def _resolve_serving(
         InputError: they cannot work; at the lines of this blueprint.
     """
     try:
-        settings = _build_serving_settings(blueprint.value.endpoint, name)
+        settings = _build_serving_settings(blueprint.value, name)
         if settings is None:
             return None
         document = _ReplicasDocument(blueprint.path, settings, blueprint.positions)
@@ -263,8 +263,9 @@ class _ReplicasDocument(Document[serving_blueprints.Blueprint]):
         return super().build_mistake(("endpoint", *key), value, reason, fix)
 
 
-def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints.Blueprint | None:
+def _build_serving_settings(batch: Blueprint, name: str) -> serving_blueprints.Blueprint | None:
     """Build the blueprint of the batch's own replicas; None if it has none."""
+    endpoint = batch.endpoint
     if not endpoint.model:
         return None
     role = WorkerRole(
@@ -280,4 +281,5 @@ def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints
         roles=Roles(worker=role),
         traffic=Traffic(users=64, input_tokens=Bounds(1, endpoint.context // 2), output_tokens=Bounds(1, 1)),
         slo=Slo(),
+        logs=batch.logs,
     )

@@ -152,6 +152,7 @@ def build(
         "has_parquet": settings.results.parquet,
         "cache": _build_cache(settings.results.cache, has_secrets=has_secrets),
         "usd_h": usd_h,
+        "logs": settings.logs,
     }
 
 

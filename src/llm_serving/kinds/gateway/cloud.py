@@ -158,7 +158,8 @@ def _build_gateway(
 ) -> Service:
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
-    front = ("router-front", f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", "--")
+    log = ("--log=json",) if settings.logs == "json" else ()
+    front = ("router-front", f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", *log, "--")
     replicas, api_key = settings.aws.replicas, settings.aws.api_key
     return Service(
         name=GATEWAY,

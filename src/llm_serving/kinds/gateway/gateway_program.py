@@ -29,6 +29,9 @@ PERSONAL_DATA_VARIABLE, CACHED_VARIABLE, SEMANTIC_VARIABLE = (
 """What requests are searched for, for how many seconds routes keep answers, and which of them compare the meaning of
 questions, in JSON."""
 
+LOG_VARIABLE = "JSON_LOGS"
+"""LiteLLM's own, in place of text."""
+
 _HOOKS = ("request_guard.py", "personal_data.py", "semantic_cache.py")
 
 ADMIN, SALT = "admin", "salt"
@@ -53,6 +56,7 @@ def build_settings(
             {name: route.cache.keep for name, route in settings.routes.items() if route.cache}
         ),
         SEMANTIC_VARIABLE: litellm_settings.dump(semantic or {}),
+        **({LOG_VARIABLE: "true"} if settings.logs == "json" else {}),
     }
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import HTTPException
@@ -26,11 +28,19 @@ UNVERIFIED_USER = "__db_unavailable_fallback__"
 PROMPT_LIMIT, HAS_PRIORITY = "prompt_characters", "has_priority"
 """What LiteLLM's settings say of a deployment, in `model_info`."""
 
-_OWN_FIELDS = ("cache", "priority", "extra_body", "litellm_params")
+_OWN_FIELDS = ("cache", "priority", "extra_body", "extra_headers", "headers", "litellm_params")
 """Of a body: LiteLLM would read the client's as its own settings."""
 
 _PROMPT_FIELDS = ("messages", "prompt", "input", "instructions", "system", "tools", "query", "documents")
 
+
+ID_HEADER = "X-Request-Id"
+
+IS_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
+"""Ids of callers that may stand in a log, as images/router/front.conf has it."""
+
+LOG_VARIABLE = "JSON_LOGS"
+"""LiteLLM's own: its lines are JSON where it is set. Here there is one for each request then."""
 
 PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 """What engines read: the lowest goes first."""
@@ -102,16 +112,65 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         kwargs: dict[str, Any],
         call_type: object,  # noqa: ARG002
     ) -> dict[str, Any] | None:
-        """Give a request its team's priority, at a deployment that schedules by it."""
+        """Give a request its id, and its team's priority at a deployment that schedules by it."""
+        if not str(kwargs.get("model")).startswith("bedrock/"):  # which takes no header of ours
+            kwargs = {**kwargs, "extra_headers": {ID_HEADER: find_request_id(kwargs)}}
         if not (kwargs.get("model_info") or {}).get(HAS_PRIORITY):
-            return None
+            return kwargs
         metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
         priority = self._priorities.get(str(metadata.get("user_api_key_team_id")), PRIORITIES["normal"])
         return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "priority": priority}}
 
+    async def async_log_success_event(
+        self,
+        kwargs: dict[str, Any],
+        response_obj: object,  # noqa: ARG002
+        start_time: datetime,
+        end_time: datetime,
+    ) -> None:
+        """Log that a request was answered, without what it asks."""
+        log_request(kwargs, "answered", end_time - start_time)
+
+    async def async_log_failure_event(
+        self,
+        kwargs: dict[str, Any],
+        response_obj: object,  # noqa: ARG002
+        start_time: datetime,
+        end_time: datetime,
+    ) -> None:
+        """Log that an attempt failed, without the message: a deployment's may repeat what it was asked."""
+        log_request(kwargs, type(kwargs.get("exception")).__name__, end_time - start_time)
+
     async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
         """List no model to a key that could not be looked up."""
         return [] if user_api_key_dict.user_id == UNVERIFIED_USER else model_names
+
+
+def find_request_id(kwargs: Mapping[str, Any]) -> str:
+    """Return the caller's id of a request, or LiteLLM's where there is none that may stand in a log."""
+    request = kwargs.get("proxy_server_request") or (kwargs.get("litellm_params") or {}).get("proxy_server_request")
+    headers = {name.lower(): value for name, value in ((request or {}).get("headers") or {}).items()}
+    sent = headers.get(ID_HEADER.lower())
+    return sent if isinstance(sent, str) and IS_ID(sent) else str(kwargs.get("litellm_call_id"))
+
+
+def log_request(kwargs: Mapping[str, Any], end: str, duration: timedelta) -> None:
+    """Log one request to one deployment, where logs are JSON."""
+    if not os.environ.get(LOG_VARIABLE):
+        return
+    parameters = kwargs.get("litellm_params") or {}
+    metadata = parameters.get("metadata") or {}
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "program": "gateway",
+        "request_id": find_request_id(kwargs),
+        "team": metadata.get("user_api_key_team_id"),
+        "route": metadata.get("model_group"),
+        "deployment": (metadata.get("model_info") or {}).get("id"),
+        "end": end,
+        "seconds": round(duration.total_seconds(), 3),
+    }
+    print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 def count_prompt(data: Mapping[str, Any]) -> int:

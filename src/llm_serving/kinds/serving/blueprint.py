@@ -291,10 +291,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
     collector: http://collector.monitoring.svc:4318/v1/traces. A request's span is a child of the caller's
     `traceparent`. Spans hold counts and times, and no text."""
 
-    logs: Literal["text", "json"] = "text"
-    """`json`: a JSON object on each line of the routers' and the engines' logs, and a line for each request with its
-    `X-Request-Id`, for a log collector. No line holds what requests ask."""
-
     disruption: Disruption = Disruption()
     """How many replicas an upgrade may take down at once."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,34 @@ _LOCAL = ("deployment", "cost")
 """The dashboards whose metrics a deployment on this machine has; GPUs' exporters and CloudWatch are elsewhere."""
 
 
+MAX_SAMPLES, MAX_LABELS = 20_000, 64
+"""Most series of a process's page, and most labels of a series: beyond them Prometheus takes nothing of the page. The
+chart's PodMonitors have the same."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Prometheus that runs."""
+
+    address: str
+    """Of the page."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> None:
+        """Wait until it ends.
+
+        Raises:
+            Unavailable: always, unless interrupted: it ends by itself when it cannot go on.
+        """
+        code = self.process.wait()
+        raise Unavailable(f"{_PROGRAM} ended ({code}), and the page draws nothing more. Fix: read {self.log}.")
+
+
 @contextlib.contextmanager
-def serve(deployment: ServingDeployment, folder: Path) -> Iterator[str]:
-    """Run Prometheus for the time of the block, and yield the address of the page.
+def serve(deployment: ServingDeployment, folder: Path) -> Iterator[Server]:
+    """Run Prometheus for the time of the block.
 
     Args:
         folder: for its settings, data and log.
@@ -52,13 +79,14 @@ def serve(deployment: ServingDeployment, folder: Path) -> Iterator[str]:
         *(_PROGRAM, f"--config.file={settings}", f"--storage.tsdb.path={folder / 'data'}"),
         *(f"--web.listen-address={LOOPBACK}:{port}", f"--web.user-assets={page}"),
     ]
-    with (folder / "prometheus.log").open("ab") as log:
+    log_file = folder / "prometheus.log"
+    with log_file.open("ab") as log:
         child = processes.spawn(command, output=log)
     try:
         processes.wait_until(lambda: child.poll() is not None or _is_ready(address), _PROGRAM, _START_S)
         if child.poll() is not None:
-            raise Unavailable(f"{_PROGRAM} ended at once. Fix: read {folder / 'prometheus.log'}.")
-        yield f"{address}/user/index.html"
+            raise Unavailable(f"{_PROGRAM} ended at once. Fix: read {log_file}.")
+        yield Server(f"{address}/user/index.html", child, log_file)
     finally:
         processes.stop(child)
 
@@ -69,6 +97,8 @@ def build_settings(deployment: ServingDeployment) -> dict[str, Any]:
         {
             "job_name": service.name,
             "metrics_path": service.metrics_path,
+            "sample_limit": MAX_SAMPLES,
+            "label_limit": MAX_LABELS,
             "static_configs": [
                 {
                     "targets": [_find_metrics_address(deployment, service)],

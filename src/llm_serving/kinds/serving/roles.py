@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from llm_serving.fleet.model import Name
-from llm_serving.settings.document import Conflict, Settings, parse_default
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
 from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, TextOrOff, Tokens
 
 ModelName = Annotated[
@@ -67,6 +67,37 @@ MAX_WEIGHT = 32
 """Largest weight of a replica: as many entries of the router, each of which it asks for its health."""
 
 
+class Peak(Settings):
+    """A time of each day for which replicas start beforehand."""
+
+    at: Annotated[
+        str,
+        TextFormat(
+            r"(?:[01][0-9]|2[0-3]):[0-5][0-9]\.\.(?:[01][0-9]|2[0-3]):[0-5][0-9]",
+            "a time of the day in UTC, as in 16:30..23:00",
+            "16:30..23:00",
+        ),
+    ]
+    """From when until when, in UTC; until the next day where the end is the earlier."""
+
+    replicas: Annotated[int, Field(ge=1, le=10_000)]
+    """Least replicas in that time. More come with the load."""
+
+    @property
+    def minutes(self) -> tuple[int, int]:
+        """Start and end in minutes of the day."""
+        start, end = (int(time[:2]) * 60 + int(time[3:]) for time in self.at.split(".."))
+        return start, end
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_length(),)
+
+    def _check_length(self) -> Iterator[Conflict]:
+        start, end = self.minutes
+        if start == end:
+            yield Conflict(("at",), "it ends as it begins", "raise the least of `replicas` for the whole day", self.at)
+
+
 class Scale(Settings):
     """Autoscaling between the bounds of `replicas`, by one metric of the engine."""
 
@@ -81,13 +112,32 @@ class Scale(Settings):
     cool_down: Duration = parse_default("5min")
     """Time until a replica that is no longer needed stops."""
 
+    peaks: Annotated[tuple[Peak, ...], Field(max_length=8), AllowSingleItem()] = ()
+    """Times of the day for which replicas start beforehand, one or a list."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_metric(),)
+        return (self._check_one_metric(), self._check_overlap())
+
+    def _check_overlap(self) -> Iterator[Conflict]:
+        """Check that no peak ends another: at its end the least is that of `replicas` again."""
+        taken: dict[int, str] = {}
+        for number, peak in enumerate(self.peaks):
+            start, end = peak.minutes
+            times = {minute % _DAY_MINUTES for minute in range(start, end + _DAY_MINUTES * (end < start) + 1)}
+            if others := [taken[minute] for minute in times if minute in taken]:
+                reason = f"it meets {others[0]}"
+                yield Conflict(
+                    ("peaks", number, "at"), reason, "leave a minute between both, or make one of them", peak.at
+                )
+            taken |= dict.fromkeys(times, peak.at)
 
     def _check_one_metric(self) -> Iterator[Conflict]:
         if (self.queue is None) == (self.kv_usage is None):
             key_path = () if self.queue is None else ("kv_usage",)
             yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "set queue: 4, or kv_usage: 80%")
+
+
+_DAY_MINUTES = 24 * 60
 
 
 class EngineRole(Settings):
@@ -150,6 +200,12 @@ class EngineRole(Settings):
         if self.scale and self.replicas.min == self.replicas.max:
             reason = f"the replicas are always {self.replicas.max}"
             yield Conflict(("scale",), reason, f"set replicas: 1..{self.replicas.max + 1}, or remove scale")
+            return
+        for number, peak in enumerate(self.scale.peaks if self.scale else ()):
+            if not self.replicas.min < peak.replicas <= self.replicas.max:
+                reason = f"the role has {self.replicas.min} to {self.replicas.max}"
+                fix = f"set {self.replicas.min + 1} to {self.replicas.max}"
+                yield Conflict(("scale", "peaks", number, "replicas"), reason, fix, peak.replicas)
 
     def _check_executor(self) -> Iterator[Conflict]:
         if self.executor != "mp":

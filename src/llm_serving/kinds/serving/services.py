@@ -17,6 +17,7 @@ from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import (
     Call,
     Mount,
+    Peak,
     Placement,
     Probe,
     ReplicaNode,
@@ -137,6 +138,11 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
             signal="queue" if role.scale.queue else "kv-usage",
             target=role.scale.queue or role.scale.kv_usage or 0,
             cool_down_s=int(role.scale.cool_down),
+            peaks=tuple(
+                Peak(start=start, end=end, replicas=peak.replicas)
+                for peak in role.scale.peaks
+                for start, end in [peak.minutes]
+            ),
         ),
     )
 

@@ -34,6 +34,9 @@ class OperatorStream(ResolvedData):
     settings: str
     """The job's, as JSON."""
 
+    logs: str
+    """`text` or `json`."""
+
 
 class StreamingDeployment(Deployment):
     """A resolved stream. `url` is Flink's page on this machine."""

@@ -78,6 +78,7 @@ def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[s
         parallelism=settings.aws.parallelism,
         endpoint_port=cloud.find_port(deployment.endpoint_url),
         cache_port=urlsplit(deployment.cache_url).port or 6379,
+        logs=settings.logs,
         settings=json.dumps(job, separators=(",", ":")),
     )
 

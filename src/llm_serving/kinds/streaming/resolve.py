@@ -304,6 +304,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
         # Managed Flink's file system that can write. Source: aws-samples, examples of sinks to S3, 2026-11.
         "answerFiles": deployment.answer_files.replace("s3:", "s3:" if is_local else "s3a:"),
         "checkpointMs": to_ms(settings.checkpoint),
+        "logsRequests": settings.logs == "json",
     }
 
 

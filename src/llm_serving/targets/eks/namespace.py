@@ -23,14 +23,6 @@ Source: kubernetes/autoscaler at 01ea19e, cluster-autoscaler/config/flags/flags.
 def build_manifests(deployment: Deployment) -> list[Manifest]:
     """Build the namespace, the engines' service account, and the priority that a service asks for."""
     environment = deployment.environment
-    priority = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": GIVES_WAY, "labels": {"app.kubernetes.io/managed-by": "blueprint"}},
-        "description": "Replicas that give their nodes to others",
-        "value": PRIORITY,
-        "preemptionPolicy": "Never",
-    }
     needs_priority = any(service.placement.gives_way for service in deployment.services)
     return [
         {
@@ -51,8 +43,20 @@ def build_manifests(deployment: Deployment) -> list[Manifest]:
             "metadata": {"name": environment.service_account, "namespace": environment.namespace},
             "automountServiceAccountToken": False,
         },
-        *([priority] if needs_priority else []),
+        *([build_priority_class()] if needs_priority else []),
     ]
+
+
+def build_priority_class() -> Manifest:
+    """Build the priority of replicas that give way."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": GIVES_WAY, "labels": {"app.kubernetes.io/managed-by": "blueprint"}},
+        "description": "Replicas that give their nodes to others",
+        "value": PRIORITY,
+        "preemptionPolicy": "Never",
+    }
 
 
 def format_file(deployment: Deployment) -> str:

@@ -17,7 +17,15 @@ from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings.errors import Mistake
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import load_job, namespace, pod_starts, release, stacked_release, values_check
+from llm_serving.targets.eks import (
+    load_job,
+    namespace,
+    pod_starts,
+    release,
+    scaling_health,
+    stacked_release,
+    values_check,
+)
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
@@ -99,6 +107,10 @@ class EksTarget(AwsTarget):
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the release's pods."""
         return release.list_replicas(plan)
+
+    def list_notes(self, plan: DeploymentPlan) -> list[str]:
+        """List roles whose autoscaler has no metrics."""
+        return scaling_health.list_notes(plan)
 
     def list_starts(self, plan: DeploymentPlan) -> list[Start]:
         """List those of the pods."""

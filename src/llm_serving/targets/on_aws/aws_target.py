@@ -128,7 +128,12 @@ class AwsTarget(abc.ABC):
         with clients.translate_errors():
             rows += kinds.get(deployment.kind).list_managed(deployment, plan.aws.client)
         missing = f"{deployment.name}: not deployed on {self.name}"
-        return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing)
+        notes = self.list_notes(plan) if rows else []
+        return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing, notes)
+
+    def list_notes(self, plan: DeploymentPlan) -> list[str]:  # noqa: ARG002 - for targets that have some
+        """List what does not work beside the replicas."""
+        return []
 
     def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
         """Read how long the deployment's replicas took to start."""

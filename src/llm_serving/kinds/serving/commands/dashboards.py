@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -49,10 +48,10 @@ def _show_page(folder: Path) -> None:
     if not isinstance(deployment, ServingDeployment):
         fix = f"run blueprint deploy {console.shorten_path(folder)}"
         raise CheckFailed(f"{directory.name}: not deployed here. Fix: {fix}")
-    with processes.handle_interrupts(), dashboards_server.serve(deployment, directory.data / "prometheus") as address:
-        print(address, flush=True)
+    with processes.handle_interrupts(), dashboards_server.serve(deployment, directory.data / "prometheus") as server:
+        print(server.address, flush=True)
         console.err.print("Ctrl+C ends it.")
-        threading.Event().wait()
+        server.wait()
 
 
 def _write_files(folder: Path, fleet: Path, to: Path) -> None:

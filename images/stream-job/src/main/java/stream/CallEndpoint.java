@@ -15,8 +15,11 @@ import llmserving.client.ChatResponse;
 import llmserving.client.LlmClient;
 import llmserving.client.LlmException;
 import llmserving.client.Message;
+import llmserving.client.Metrics;
 import llmserving.flink.ChatFunction;
 import org.apache.flink.api.common.functions.OpenContext;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** Asks the endpoint, and writes the answer to the cache before it goes to the topic of results. */
 final class CallEndpoint extends ChatFunction<Request, Outcome> {
@@ -24,6 +27,8 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     private static final double RETRY_SHARE = 0.05;
 
     private static final Duration WARM_UP = Duration.ofSeconds(5);
+
+    private static final Logger LOG = LoggerFactory.getLogger(CallEndpoint.class);
 
     private final Settings settings;
     private transient AnswerCache cache;
@@ -45,6 +50,9 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
             this.reason = reason;
         }
     }
+
+    /** Id of the event whose call is next: the client asks for it on this function's thread. */
+    private transient String eventId;
 
     CallEndpoint(Settings settings) {
         super(Duration.ofMillis(settings.endpoint().deadlineMs()));
@@ -73,7 +81,9 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
         Settings.Endpoint endpoint = settings.endpoint();
         LlmClient.Builder builder = LlmClient.builder(endpoint.url())
                 .retries(endpoint.attempts() - 1, RETRY_SHARE)
-                .circuit(Integer.MAX_VALUE, Duration.ZERO); // each event is asked for: Kafka keeps what has to wait
+                .circuit(Integer.MAX_VALUE, Duration.ZERO) // each event is asked for: Kafka keeps what has to wait
+                .requestIds(() -> eventId)
+                .metrics(settings.logsRequests() ? new RequestLog() : Metrics.NONE);
         String key = readKey(endpoint.apiKey());
         LlmClient client = (key == null || key.isEmpty() ? builder : builder.apiKey(key)).build();
         client.chatAsync(buildRequest("ready?"), WARM_UP).handle((answer, error) -> null).join();
@@ -124,6 +134,7 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     @Override
     protected ChatRequest buildRequest(Request request) {
         request.askedAt = System.currentTimeMillis();
+        eventId = request.event.id;
         return buildRequest(request.prompt);
     }
 
@@ -154,6 +165,14 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
             reason = "bad_answer";
         }
         return DeadLetter.of(request.event, reason, failure.getMessage());
+    }
+
+    /** Logs each call, without its prompt and its answer. */
+    private static final class RequestLog implements Metrics {
+        @Override
+        public void recordCall(String requestId, String operation, String outcome, Duration latency) {
+            LOG.info("request {} {} {} in {} ms", requestId, operation, outcome, latency.toMillis());
+        }
     }
 
     private CompletionStage<Outcome> store(Request request, String answer) {

@@ -28,7 +28,8 @@ public record Settings(
         byte[] prompt,
         byte[] eventSchema,
         String answerFiles,
-        long checkpointMs)
+        long checkpointMs,
+        boolean logsRequests)
         implements Serializable {
 
     public static final String VARIABLE = "STREAM_SETTINGS";

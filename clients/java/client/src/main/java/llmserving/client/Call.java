@@ -21,6 +21,7 @@ import javax.net.ssl.SSLException;
 /** One call: its first request, retries, hedge and deadline. */
 final class Call<T> {
     static final String DEADLINE_HEADER = "X-Request-Timeout-Ms";
+    static final String ID_HEADER = "X-Request-Id";
     private static final long FIRST_BACKOFF_NANOS = TimeUnit.MILLISECONDS.toNanos(20);
     private static final int MAX_MESSAGE = 500;
 
@@ -36,6 +37,7 @@ final class Call<T> {
             Metrics metrics) {}
 
     private final Shared shared;
+    private final String id;
     private final String path;
     private final byte[] body;
     private final Duration deadline;
@@ -52,12 +54,14 @@ final class Call<T> {
     /** Make a call; without a percentile, it is not hedged. */
     Call(
             Shared shared,
+            String id,
             String path,
             byte[] body,
             Duration deadline,
             Supplier<Answers<T>> answers,
             LatencyPercentile percentile) {
         this.shared = shared;
+        this.id = id;
         this.path = path;
         this.body = body;
         this.deadline = deadline;
@@ -123,6 +127,7 @@ final class Call<T> {
                 // Without TLS, asking for HTTP/2 is an Upgrade header, which Uvicorn warns of at each request.
                 .version(endpoint.url.startsWith("https:") ? HttpClient.Version.HTTP_2 : HttpClient.Version.HTTP_1_1)
                 .header("Content-Type", "application/json")
+                .header(ID_HEADER, id)
                 .header(DEADLINE_HEADER, Long.toString(Math.max(1, TimeUnit.NANOSECONDS.toMillis(leftNanos))));
         shared.headers().forEach(request::header);
         return request.POST(HttpRequest.BodyPublishers.ofByteArray(body)).build();
@@ -262,7 +267,7 @@ final class Call<T> {
         if (error == null && percentile != null) {
             percentile.record(latency);
         }
-        shared.metrics().recordCall(path, nameOutcome(error), Duration.ofNanos(latency));
+        shared.metrics().recordCall(id, path, nameOutcome(error), Duration.ofNanos(latency));
         return true;
     }
 

@@ -11,6 +11,7 @@ import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
@@ -18,6 +19,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.regex.Pattern;
 import javax.net.ssl.SSLContext;
 
 /**
@@ -31,17 +33,24 @@ public final class LlmClient implements AutoCloseable {
     private static final String COMPLETIONS = "/v1/completions";
     private static final String EMBEDDINGS = "/v1/embeddings";
 
+    /** What the fleet's routers keep of an id; they give a request with any other a new one. */
+    private static final Pattern NOT_IN_ID = Pattern.compile("[^A-Za-z0-9._:/+=-]");
+
+    private static final int MAX_ID = 128;
+
     private final ObjectMapper json = new ObjectMapper()
             .setSerializationInclusion(JsonInclude.Include.NON_NULL)
             .disable(DeserializationFeature.FAIL_ON_UNKNOWN_PROPERTIES);
     private final Map<String, LatencyPercentile> percentiles = new ConcurrentHashMap<>();
     private final Duration deadline;
     private final double hedgePercentile;
+    private final Supplier<String> requestIds;
     private final Call.Shared shared;
 
     private LlmClient(Builder builder) {
         deadline = builder.deadline;
         hedgePercentile = builder.hedgePercentile;
+        requestIds = builder.requestIds;
         ScheduledThreadPoolExecutor executor = new ScheduledThreadPoolExecutor(1, task -> {
             Thread thread = new Thread(task, "llm-client");
             thread.setDaemon(true);
@@ -131,13 +140,22 @@ public final class LlmClient implements AutoCloseable {
     private <T> CompletableFuture<T> call(String path, Object request, Class<T> type, Duration deadline) {
         LatencyPercentile percentile =
                 percentiles.computeIfAbsent(path, key -> new LatencyPercentile(hedgePercentile));
-        return new Call<T>(shared, path, write(request), deadline, () -> new Whole<>(json, type), percentile).start();
+        Supplier<Answers<T>> answers = () -> new Whole<>(json, type);
+        return new Call<>(shared, buildId(), path, write(request), deadline, answers, percentile).start();
     }
 
     private <T> CompletableFuture<Void> stream(
             String path, Object request, Class<T> type, Duration deadline, Consumer<T> onPart) {
         Supplier<Answers<Void>> answers = () -> new Parts<>(new EventStream<>(json, type, onPart));
-        return new Call<>(shared, path, write(request), deadline, answers, null).start();
+        return new Call<>(shared, buildId(), path, write(request), deadline, answers, null).start();
+    }
+
+    private String buildId() {
+        String id = requestIds.get();
+        if (id == null || id.isEmpty()) {
+            return UUID.randomUUID().toString();
+        }
+        return NOT_IN_ID.matcher(id.substring(0, Math.min(MAX_ID, id.length()))).replaceAll("_");
     }
 
     private byte[] write(Object request) {
@@ -210,6 +228,7 @@ public final class LlmClient implements AutoCloseable {
         private double hedgeShare = 0;
         private double hedgePercentile = 0.95;
         private Metrics metrics = Metrics.NONE;
+        private Supplier<String> requestIds = () -> null;
         private SSLContext sslContext;
 
         private Builder(List<String> urls) {
@@ -266,6 +285,16 @@ public final class LlmClient implements AutoCloseable {
         /** Report what is measured. */
         public Builder metrics(Metrics metrics) {
             this.metrics = metrics;
+            return this;
+        }
+
+        /**
+         * Name each call, on the thread that makes it, such as by {@code () -> MDC.get("request_id")}. The name is the
+         * header {@code X-Request-Id}, by which logs of routers and engines tell of the call; characters that would not
+         * do there become {@code _}. A call has a random one by default, and where the name is null or empty.
+         */
+        public Builder requestIds(Supplier<String> ids) {
+            requestIds = ids;
             return this;
         }
 

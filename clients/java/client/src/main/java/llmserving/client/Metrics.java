@@ -17,6 +17,15 @@ public interface Metrics {
     default void recordCall(String operation, String outcome, Duration latency) {}
 
     /**
+     * A call ended, as above; implement this one to log it.
+     *
+     * @param requestId by which the logs of all parts tell of the call; its requests have the same
+     */
+    default void recordCall(String requestId, String operation, String outcome, Duration latency) {
+        recordCall(operation, outcome, latency);
+    }
+
+    /**
      * A request was sent.
      *
      * @param endpoint base URL of the endpoint

@@ -83,6 +83,32 @@ class LlmClientTest {
     }
 
     @Test
+    void anIdLeadsFromTheCallerThroughEachRequestToTheMetrics() throws Exception {
+        server.enqueue(new MockResponse().setResponseCode(503));
+        server.enqueue(answer());
+        server.enqueue(answer());
+        List<String> reported = new ArrayList<>();
+        Metrics metrics = new Metrics() {
+            @Override
+            public void recordCall(String requestId, String operation, String outcome, Duration latency) {
+                reported.add(requestId + " " + outcome);
+            }
+        };
+        String[] ids = {"cart 7\n", ""};
+        int[] calls = {0};
+        LlmClient.Builder builder = builder().retries(2, 1).metrics(metrics);
+        try (LlmClient client = builder.requestIds(() -> ids[calls[0]++]).build()) {
+            client.chat(HELLO, LONG);
+            client.chat(HELLO, LONG);
+        }
+        assertEquals("cart_7_", server.takeRequest().getHeader("X-Request-Id"));
+        assertEquals("cart_7_", server.takeRequest().getHeader("X-Request-Id"));
+        String random = server.takeRequest().getHeader("X-Request-Id");
+        assertEquals(36, random.length());
+        assertEquals(List.of("cart_7_ ok", random + " ok"), reported);
+    }
+
+    @Test
     void completionsAndEmbeddingsAreAnswered() throws Exception {
         server.enqueue(json("{\"model\": \"m\", \"choices\": [{\"text\": \" world\", \"finish_reason\": \"stop\"}]}"));
         server.enqueue(json("{\"model\": \"m\", \"data\": [{\"index\": 0, \"embedding\": [0.5, -1]}]}"));

@@ -1,0 +1,77 @@
+"""Where the log collector of EKS writes, and the role of its pods."""
+
+from __future__ import annotations
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import pod_identity
+from infra.constructs.account import Account
+from infra.constructs.bucket import add_bucket
+from infra.constructs.cluster import Cluster
+from infra.constructs.controllers import NAMESPACE
+from infra.constructs.policy import Statement, allow
+from infra.constructs.role import add_role
+from llm_serving.fleet import log_outputs, names
+from llm_serving.fleet.model import Fleet
+
+NAME = "logs"
+
+
+def add_log_collector(stack: TerraformStack, fleet: Fleet, *, cluster: Cluster, account: Account) -> None:
+    """Add the log group or the bucket, encrypted with the cluster's key, and a role that may only write there."""
+    _add_output(stack, fleet, cluster, account)
+    role = add_role(
+        stack,
+        NAME,
+        fleet=fleet.name,
+        account=account,
+        description=f"Lets {log_outputs.COLLECTOR} send logs",
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
+        statements=build_statements(fleet, account, cluster.key.arn),
+    )
+    pod_identity.add_association(
+        stack,
+        NAME,
+        cluster_name=cluster.resource.name,
+        namespace=NAMESPACE,
+        service_account=log_outputs.COLLECTOR,
+        role=role,
+    )
+
+
+def _add_output(stack: TerraformStack, fleet: Fleet, cluster: Cluster, account: Account) -> None:
+    """Add what holds the logs; a domain is the user's own."""
+    if fleet.logs.to == log_outputs.CLOUDWATCH:
+        aws.cloudwatch_log_group.CloudwatchLogGroup(
+            stack,
+            "container-logs",
+            name=log_outputs.format_group_name(fleet),
+            retention_in_days=fleet.logs.keep_days,
+            kms_key_id=cluster.key.arn,
+        )
+    if fleet.logs.to == log_outputs.S3:
+        add_bucket(
+            stack,
+            NAME,
+            bucket_name=log_outputs.format_bucket_name(fleet, account.id),
+            key_arn=cluster.key.arn,
+            old_versions_days=1,
+            expire_days=fleet.logs.keep_days,
+            keep=False,
+        )
+
+
+def build_statements(fleet: Fleet, account: Account, key_arn: str) -> list[Statement]:
+    """Build what the collector may do: write to the fleet's output, and read nothing.
+
+    Args:
+        key_arn: of the key that encrypts the bucket.
+    """
+    if fleet.logs.to == log_outputs.CLOUDWATCH:
+        group = account.build_arn("logs", f"log-group:{log_outputs.format_group_name(fleet)}")
+        return [allow("Write", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*")]
+    if fleet.logs.to == log_outputs.S3:
+        bucket = log_outputs.format_bucket_name(fleet, account.id)
+        objects = f"arn:{account.partition}:s3:::{bucket}/{log_outputs.PREFIX}/*"
+        return [allow("Write", ["s3:PutObject"], objects), allow("Encrypt", ["kms:GenerateDataKey"], key_arn)]
+    return [allow("Write", ["es:ESHttpPost"], account.build_arn("es", f"domain/{fleet.logs.domain}/*"))]

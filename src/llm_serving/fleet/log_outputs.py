@@ -1,0 +1,72 @@
+"""Where the log collector of EKS sends what containers write: names that the stack and the collector's chart share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_serving.fleet import names
+from llm_serving.fleet.aws_limits import build_bucket_name
+from llm_serving.fleet.model import Fleet
+
+COLLECTOR = "aws-for-fluent-bit"
+"""Its chart's release, and its service account."""
+
+CLOUDWATCH, S3 = "cloudwatch", "s3"
+
+PREFIX = "logs"
+"""Of the objects in the bucket, and of the indexes in a domain."""
+
+
+def format_group_name(fleet: Fleet) -> str:
+    """Return the log group, by the name that Container Insights shows."""
+    return f"/aws/containerinsights/{names.format_cluster_name(fleet)}/application"
+
+
+def format_bucket_name(fleet: Fleet, account: str) -> str:
+    """Return the name of the bucket."""
+    return build_bucket_name(fleet.name, PREFIX, account, fleet.region)
+
+
+def build_values(fleet: Fleet) -> dict[str, Any]:
+    """Build the outputs of the chart, of which one is on."""
+    off: dict[str, Any] = {"enabled": False}
+    return {
+        "log_group": _build_group(fleet) if fleet.logs.to == CLOUDWATCH else off,
+        "log_bucket": _build_bucket(fleet) if fleet.logs.to == S3 else off,
+        "log_domain": _build_domain(fleet) if fleet.logs.domain else off,
+    }
+
+
+def _build_group(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "region": fleet.region,
+        "logGroupName": format_group_name(fleet),
+        "logStreamTemplate": "$kubernetes['namespace_name'].$kubernetes['pod_name'].$kubernetes['container_name']",
+        "autoCreateGroup": False,  # Terraform makes it, with its key
+    }
+
+
+def _build_bucket(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "region": fleet.region,
+        "bucket": format_bucket_name(fleet, str(fleet.account)),
+        "s3KeyFormat": f"/{PREFIX}/%Y/%m/%d/$TAG/%H-%M-%S-$UUID.gz",
+        "compression": "gzip",
+        "totalFileSize": "10M",
+        # A whole object at a time: an upload in parts would also have to decrypt.
+        "usePutObject": True,
+        "retryLimit": 5,
+    }
+
+
+def _build_domain(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "host": fleet.logs.to,
+        "awsRegion": fleet.region,
+        "logstashFormat": "On",  # an index a day
+        "logstashPrefix": f"{fleet.name}-{PREFIX}",
+        "replaceDots": "On",  # in labels' names, which would be objects
+    }

@@ -1,0 +1,59 @@
+"""`status` on EKS says whose autoscaler has no metrics, as KEDA writes it where Prometheus is away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_serving.tables import status_table
+from llm_serving.targets.base import DeploymentStatus
+from llm_serving.targets.eks import release, scaling_health
+
+PROMETHEUS = "http://prometheus.monitoring.svc:9090"
+
+
+def build_scaled(role: str, health: dict[str, Any] | None) -> dict[str, Any]:
+    triggers = [{"type": "prometheus", "metadata": {"serverAddress": PROMETHEUS}}]
+    labels = {"app.kubernetes.io/component": role}
+    return {"metadata": {"labels": labels}, "spec": {"triggers": triggers}, "status": health and {"health": health}}
+
+
+def list_notes(monkeypatch: pytest.MonkeyPatch, objects: list[dict[str, Any]] | None) -> list[str]:
+    """The notes where the cluster has these objects; None is one without KEDA."""
+    asked: list[tuple[Any, ...]] = []
+
+    def list_objects(*arguments: Any, labels: str) -> list[dict[str, Any]]:
+        asked.append((*arguments, labels))
+        return objects or []
+
+    api = SimpleNamespace(has_kind=lambda _: objects is not None, list_objects=list_objects)
+    monkeypatch.setattr(release, "open_api", lambda _: api)
+    deployment = SimpleNamespace(name="mine", environment=SimpleNamespace(namespace="serving"))
+    plan: Any = SimpleNamespace(deployment=deployment)
+    notes = scaling_health.list_notes(plan)
+    assert asked in ([], [(scaling_health.SCALED_OBJECT, "serving", "app.kubernetes.io/instance=mine")])
+    return notes
+
+
+def test_a_role_whose_metrics_fail_is_named_with_what_that_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    happy = {"s0-prometheus": {"numberOfFailures": 0, "status": "Happy"}}
+    failing = {**happy, "s1-prometheus": {"numberOfFailures": 7, "status": "Failing"}}
+    roles = [build_scaled("prefill", happy), build_scaled("decode", failing), build_scaled("new", None)]
+    [note] = list_notes(monkeypatch, roles)
+    assert note == (
+        f"decode: does not scale: KEDA reads no metrics from {PROMETHEUS}, 7 times in a row; its replicas stay as many as "
+        "they are. Fix: look at the pods of Prometheus, by default `kubectl get pods --namespace monitoring`."
+    )
+    assert list_notes(monkeypatch, roles[:1]) == []
+    assert list_notes(monkeypatch, None) == []
+
+
+def test_notes_stand_in_both_forms_of_status_and_change_no_state() -> None:
+    rows = [{"role": "decode", "name": "mine-decode-0", "state": "ready"}]
+    status = DeploymentStatus("mine", "http://mine", "members", rows, "", ["decode: does not scale"])
+    assert status.build_payload()["notes"] == ["decode: does not scale"]
+    assert status.unready == []
+    *_, note = status_table.render(status).renderables  # type: ignore[union-attr]
+    assert str(note) == "• decode: does not scale"
