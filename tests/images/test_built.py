@@ -112,7 +112,7 @@ print(len(files), sum(read(file) != kept[file] for file in files))
 @pytest.mark.parametrize(
     ("name", "mode", "packages"),
     [
-        ("gateway", "CHECKED_HASH", ["prisma", "litellm/proxy"]),
+        ("gateway", "CHECKED_HASH", ["litellm/proxy"]),
         pytest.param(ENGINE, "UNCHECKED_HASH", ["vllm/v1", "vllm/entrypoints"], marks=ENGINE_MARKS),
     ],
 )
