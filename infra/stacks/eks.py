@@ -19,6 +19,7 @@ from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
+from infra.constructs.topic_rule import add_topic_rule
 from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.catalog import eks, instances
@@ -30,6 +31,9 @@ from llm_serving.settings.document import Document
 
 NAME = "eks"
 NEEDS = ("network",)
+
+_CERTIFICATE_DAYS = 21
+"""Days before a certificate's end at which ACM should have renewed it long ago: it begins 60 days before."""
 
 
 def is_enabled(fleet: Fleet) -> bool:
@@ -79,6 +83,8 @@ def add(app: App, document: Document[Fleet]) -> None:
     if fleet.logs.to:
         log_collector.add_log_collector(stack, fleet, cluster=cluster, account=account)
     model_reader.add_engine_role(stack, fleet, cluster=cluster.resource, account=account)
+    if fleet.alarms_to:
+        _add_certificate_rule(stack, fleet, fleet.alarms_to)
     _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
 
 
@@ -106,6 +112,21 @@ def _build_context(
             *list_policies(stack, "node"),
         ],
     )
+
+
+def _add_certificate_rule(stack: TerraformStack, fleet: Fleet, topic: str) -> None:
+    """Let the topic hear of every certificate that ends soon: charts make the load balancers here, and no stack knows
+    their certificates.
+
+    Source: ACM user guide, "Amazon EventBridge support for ACM", 2026-11: such events come daily.
+    """
+    pattern = {
+        "source": ["aws.acm"],
+        "detail-type": ["ACM Certificate Approaching Expiration"],
+        "detail": {"DaysToExpiry": [{"numeric": ["<=", _CERTIFICATE_DAYS]}]},
+    }
+    description = f"A certificate of the account ends within {_CERTIFICATE_DAYS} days"
+    add_topic_rule(stack, fleet, "certificate-ends", description, pattern, topic)
 
 
 def _add_outputs(

@@ -100,8 +100,6 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> 
     groups = gateway.add_groups(stack, context)
     servers = gateway.add_servers(stack, context, groups)
     gateway_watch.add_alarms(stack, context)
-    if balancer := deployment.stack.load_balancer:
-        task_watch.add_certificate_alarm(stack, fleet, deployment.name, balancer.certificate)
     if place:
         _add_tasks(stack, context, deployment, place, servers, groups)
     else:
@@ -235,6 +233,7 @@ def _add_load_balancer(
         entry_group=entry_group,
         health_path=entry.probe.health,
     )
+    task_watch.add_certificate_alarm(stack, context.fleet, context.name, settings.certificate)
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer

@@ -151,9 +151,7 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> Non
 
 
 def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
-    """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams. And the
-    alarm on the certificate of the load balancer, which the chart makes.
-    """
+    """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
     account, cluster, router = read_account(stack, fleet), names.format_cluster_name(fleet), serving.entry
     arns = secrets.find_arns(stack, router.secrets)
     router_role = role.add_role(
@@ -166,8 +164,6 @@ def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None
         statements=tuple(secrets.build_statements(router.secrets, arns, fleet.region)),
     )
     pod_identity.add_service_association(stack, fleet, serving.name, router.name, router_role)
-    if balancer := serving.stack.load_balancer:
-        task_watch.add_certificate_alarm(stack, fleet, serving.name, balancer.certificate)
 
 
 def _ask_without_key(serving: Serving) -> Serving:

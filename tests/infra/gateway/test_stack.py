@@ -176,5 +176,4 @@ def test_an_alarm_rings_before_the_load_balancers_certificate_ends(stacks: Stack
     [query] = alarm["metric_query"]
     assert query["metric"]["dimensions"] == {"CertificateArn": CERTIFICATE}
     assert alarm["alarm_name"] == "cotton-edge-certificate"
-    pods = stacks["pods"]["resource"]["aws_cloudwatch_metric_alarm"]["certificate-alarm"]
-    assert pods["alarm_name"] == "cotton-pods-certificate", "the chart's load balancer has one too"
+    assert "certificate-alarm" not in stacks["pods"]["resource"].get("aws_cloudwatch_metric_alarm", {})

@@ -198,6 +198,17 @@ def test_what_no_reset_mends_is_replaced_without_eks_s_ten_minutes(machines: Sta
     assert "nodeRepairConfigOverrides" not in repairs["system"]
 
 
+def test_the_topic_hears_of_certificates_that_end(stacks: Stacks, machines: Stack) -> None:
+    rule = machines["resource"]["aws_cloudwatch_event_rule"]["certificate-ends"]
+    pattern = json.loads(rule["event_pattern"])
+    assert pattern["detail-type"] == ["ACM Certificate Approaching Expiration"]
+    assert pattern["detail"] == {"DaysToExpiry": [{"numeric": ["<=", 21]}]}
+    target = machines["resource"]["aws_cloudwatch_event_target"]["certificate-ends-target"]
+    assert target["arn"] == "arn:aws:sns:us-west-2:123456789012:on-call"
+    quiet = stacks["eks", "eks"]["resource"]["aws_cloudwatch_event_rule"]
+    assert "certificate-ends" not in quiet, "the fleet names no topic"
+
+
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:
     longest = len("f" * 32) + len("ap-southeast-2") - len("demo") - len("us-west-2")
     for _, role in stack_rules.list_resources(stacks["eks", "eks"], "aws_iam_role"):

@@ -127,7 +127,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if context.conventions.runs_tasks:
         stack = _build_stack(deployment)
     elif context.conventions.is_kubernetes and context.door:
-        stack = ServingStack(orchestrator="eks", reads=(), load_balancer=_build_stack_balancer(deployment))
+        stack = ServingStack(orchestrator="eks", reads=())
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
 
 
@@ -139,24 +139,20 @@ def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int
 
 def _build_stack(deployment: ServingDeployment) -> ServingStack:
     """Build the data of the stack that makes the services, where no chart does."""
+    balancer = deployment.load_balancer
     adapters = [location for model in deployment.served_models for location in model.adapters.values()]
     return ServingStack(
         reads=(*(model.weights.uri for model in deployment.loaded_models), *adapters),
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
-        load_balancer=_build_stack_balancer(deployment),
-    )
-
-
-def _build_stack_balancer(deployment: ServingDeployment) -> StackLoadBalancer | None:
-    balancer = deployment.load_balancer
-    if balancer is None:
-        return None
-    return StackLoadBalancer(
-        certificate=balancer.certificate,
-        web_acl=balancer.web_acl,
-        idle_timeout_s=balancer.idle_timeout_s,
-        drain_s=balancer.drain_s,
+        load_balancer=None
+        if balancer is None
+        else StackLoadBalancer(
+            certificate=balancer.certificate,
+            web_acl=balancer.web_acl,
+            idle_timeout_s=balancer.idle_timeout_s,
+            drain_s=balancer.drain_s,
+        ),
     )
 
 
