@@ -10,7 +10,7 @@ import yaml
 
 from llm_serving import paths
 from llm_serving.catalog import instances
-from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests
+from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
 from llm_serving.fleet.groups import resolve_all
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.fleet.model import Fleet
@@ -162,7 +162,11 @@ def test_the_platform_s_own_manifests_come_after_what_brings_their_kinds() -> No
 
 def load_own_manifests(manifest: str) -> list[dict[str, Any]]:
     """Return the objects of a row of the platform that this repository writes."""
-    builders = {add_ons.NODE_POOLS: karpenter_manifests.build, add_ons.QUEUES: kueue_manifests.build}
+    builders = {
+        add_ons.NODE_POOLS: karpenter_manifests.build,
+        add_ons.QUEUES: kueue_manifests.build,
+        add_ons.SPARE: spare_manifests.build,
+    }
     if manifest in builders:
         return builders[manifest](platform_charts.FLEET, CATALOG)
     if not manifest or manifest.startswith("https://"):

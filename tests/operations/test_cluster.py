@@ -205,6 +205,7 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
         "api delete Gateway",
         "api delete Ingress",
         "api delete Service",
+        "api delete Deployment PriorityClass",
         "api delete EC2NodeClass NodePool",
         "helm uninstall karpenter --namespace",
         "helm uninstall aws-load-balancer-controller --namespace",

@@ -63,7 +63,13 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     recorder.install("helm")
     steps = WorkflowResult([])
     install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), steps)
-    assert list_installed(recorder)[len(first) :] == ["karpenter", "EC2NodeClass NodePool", "keda", "kuberay-operator"]
+    assert list_installed(recorder)[len(first) :] == [
+        "karpenter",
+        "EC2NodeClass NodePool",
+        "Deployment Namespace PriorityClass",
+        "keda",
+        "kuberay-operator",
+    ]
     skipped = ["storage-class", "nvidia-device-plugin", "aws-load-balancer-controller"]
     assert steps.skipped == [f"chart {name}" for name in skipped]
     assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
@@ -89,7 +95,7 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     progress = Checkpoints(context.data / "journal.json", "account")
     install_aws._serve_blueprint(options, serving, context, progress, WorkflowResult([]))
     kubeconfig = str(context.data / "kubeconfig")
-    assert calls == [("deploy", "eks", kubeconfig, 7), ("validate", "eks", kubeconfig, 7)]
+    assert calls == [("deploy", "eks", kubeconfig, 8), ("validate", "eks", kubeconfig, 8)]
     assert os.environ.get("KUBECONFIG") == before
     last_step = progress.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"

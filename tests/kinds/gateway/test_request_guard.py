@@ -18,6 +18,8 @@ NAMES = (
     "prisma",
     "prisma._base_client",
     "litellm",
+    "litellm.caching",
+    "litellm.caching.caching",
     "litellm.integrations",
     "litellm.integrations.custom_logger",
 )
@@ -38,6 +40,8 @@ def hook() -> Iterator[Any]:
         client = SimpleNamespace(_engine=None)
         patch.setattr(sys.modules["prisma._base_client"], "BasePrisma", client, raising=False)
         patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
+        cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
+        patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache, raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)
         sys.modules.pop(MODULE)
@@ -166,3 +170,10 @@ def test_a_request_has_its_team_s_priority_where_the_engine_schedules_by_it(hook
         "slow": {"top_k": 1, "priority": 1}, "unknown": {"top_k": 1, "priority": 0},
     }  # fmt: skip
     assert change(False, "ads")["extra_body"] == {"top_k": 1}
+
+
+def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(hook: Any) -> None:
+    cache = hook.Cache()
+    keys = {cache.get_cache_key(model="m", extra_headers={hook.ID_HEADER: request_id}) for request_id in "ab"}
+    assert keys == {cache.get_cache_key(model="m")}
+    assert cache.get_cache_key(model="n") not in keys

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import HTTPException
+from litellm.caching.caching import Cache
 from litellm.integrations.custom_logger import CustomLogger
 from prisma._base_client import BasePrisma
 
@@ -144,6 +145,18 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
         """List no model to a key that could not be looked up."""
         return [] if user_api_key_dict.user_id == UNVERIFIED_USER else model_names
+
+
+def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
+    """Let the key of a kept answer leave out the headers: they have the id alone, another for each request."""
+
+    def get_key_without_id(self: Cache, **request: Any) -> str:
+        return get_key(self, **{name: value for name, value in request.items() if name != "extra_headers"})
+
+    return get_key_without_id
+
+
+Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
 
 
 def find_request_id(kwargs: Mapping[str, Any]) -> str:
