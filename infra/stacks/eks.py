@@ -22,7 +22,7 @@ from infra.constructs.role import list_policies
 from infra.constructs.topic_rule import add_topic_rule
 from infra.constructs.vpc import Network
 from infra.stacks import base
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import eks, instances, signals
 from llm_serving.fleet import groups, log_outputs, node_template
 from llm_serving.fleet.log_outputs import CLOUDWATCH
 from llm_serving.fleet.model import Fleet
@@ -118,12 +118,13 @@ def _add_certificate_rule(stack: TerraformStack, fleet: Fleet, topic: str) -> No
     """Let the topic hear of every certificate that ends soon: charts make the load balancers here, and no stack knows
     their certificates.
 
-    Source: ACM user guide, "Amazon EventBridge support for ACM", 2026-11: such events come daily.
+    Source: ACM user guide, "Amazon EventBridge support for ACM", 2026-11: such events come daily,
+    with the days in a field of the metric's name.
     """
     pattern = {
         "source": ["aws.acm"],
         "detail-type": ["ACM Certificate Approaching Expiration"],
-        "detail": {"DaysToExpiry": [{"numeric": ["<=", _CERTIFICATE_DAYS]}]},
+        "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", _CERTIFICATE_DAYS]}]},
     }
     description = f"A certificate of the account ends within {_CERTIFICATE_DAYS} days"
     add_topic_rule(stack, fleet, "certificate-ends", description, pattern, topic)
