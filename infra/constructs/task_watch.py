@@ -22,7 +22,7 @@ _MAX_SCALE_TO_ZERO_ROLES = 8
 """CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
 
 _DAY_S = 86400
-_CERTIFICATE_DAYS = 21
+CERTIFICATE_DAYS = 21
 """ACM's own warnings begin 45 days before the end, when its renewal should be over. Source: ACM API reference,
 ExpiryEventsConfiguration, 2026-11."""
 
@@ -152,8 +152,8 @@ def add_certificate_alarm(stack: TerraformStack, fleet: Fleet, deployment: str, 
         "certificate-alarm",
         topic=fleet.alarms_to,
         name=f"{fleet.name}-{deployment}-certificate",
-        description=f"The certificate of {deployment}'s load balancer ends within {_CERTIFICATE_DAYS} days",
-        threshold=_CERTIFICATE_DAYS,
+        description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
+        threshold=CERTIFICATE_DAYS,
         comparison="LessThanThreshold",
         periods=1,
         missing="ignore",

@@ -19,6 +19,7 @@ from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
+from infra.constructs.task_watch import CERTIFICATE_DAYS
 from infra.constructs.topic_rule import add_topic_rule
 from infra.constructs.vpc import Network
 from infra.stacks import base
@@ -31,9 +32,6 @@ from llm_serving.settings.document import Document
 
 NAME = "eks"
 NEEDS = ("network",)
-
-_CERTIFICATE_DAYS = 21
-"""Days before a certificate's end at which ACM should have renewed it long ago: it begins 60 days before."""
 
 
 def is_enabled(fleet: Fleet) -> bool:
@@ -124,9 +122,9 @@ def _add_certificate_rule(stack: TerraformStack, fleet: Fleet, topic: str) -> No
     pattern = {
         "source": ["aws.acm"],
         "detail-type": ["ACM Certificate Approaching Expiration"],
-        "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", _CERTIFICATE_DAYS]}]},
+        "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
     }
-    description = f"A certificate of the account ends within {_CERTIFICATE_DAYS} days"
+    description = f"A certificate of the account ends within {CERTIFICATE_DAYS} days"
     add_topic_rule(stack, fleet, "certificate-ends", description, pattern, topic)
 
 

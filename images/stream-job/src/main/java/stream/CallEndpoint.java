@@ -5,7 +5,6 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.time.Duration;
 import java.util.Map;
 import java.util.ServiceLoader;
-import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
@@ -48,6 +47,10 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
         NotAsked(String reason, String message) {
             super(message);
             this.reason = reason;
+        }
+
+        static NotAsked overtaken() {
+            return new NotAsked("overtaken", "the shopper has a newer event");
         }
     }
 
@@ -120,12 +123,12 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     private CompletableFuture<ChatResponse> overtake(Event event, Request request) {
         Call other = newest.get(event.shopper);
         if (other != null && other.at > event.at) {
-            throw new NotAsked("overtaken", "the shopper has a newer event");
+            throw NotAsked.overtaken();
         }
         Call call = new Call(event.at, super.call(request));
         newest.put(event.shopper, call);
         if (other != null) {
-            other.answer.cancel(true);
+            other.answer.completeExceptionally(NotAsked.overtaken()); // which ends the call as to cancel it does
         }
         call.answer.whenComplete((answer, failure) -> newest.remove(event.shopper, call));
         return call.answer;
@@ -157,8 +160,6 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
         String reason = "endpoint";
         if (failure instanceof NotAsked notAsked) {
             reason = notAsked.reason;
-        } else if (failure instanceof CancellationException) {
-            return DeadLetter.of(request.event, "overtaken", "the shopper has a newer event");
         } else if (failure instanceof LlmException.DeadlineExceeded || failure instanceof TimeoutException) {
             reason = "deadline";
         } else if (failure instanceof LlmException.MalformedAnswer) {
