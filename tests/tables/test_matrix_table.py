@@ -58,7 +58,7 @@ def test_the_table_fits_the_terminal_and_has_every_reason_once(width: int) -> No
     for name in ("aggregated", "disaggregated", "distributed", "multi-model", *FLEETS, SHORT_REASON, LONG_REASON):
         assert text.count(f" {name} ") + text.endswith(f" {name}") >= 1, name
     assert text.count(SHORT_REASON) == text.count(LONG_REASON) == 1
-    assert "76 of 84 render; yes* with preset trainium2." in text
+    assert "76 of 84 render: 28 run on this machine, 48 are for AWS; yes* with preset trainium2." in text
     assert " ecs yes yes yes 1 2 1 yes yes* " in text
 
 
@@ -69,7 +69,7 @@ def test_fleets_have_letters_only_if_their_names_do_not_fit() -> None:
 
 def test_notes_wrap_at_80_columns_in_a_wider_terminal() -> None:
     lines = render(120)
-    notes = lines[next(number for number, line in enumerate(lines) if "render; yes*" in line) + 1 :]
+    notes = lines[next(number for number, line in enumerate(lines) if " render: " in line) + 1 :]
     assert max(len(line.rstrip()) for line in notes) <= 80
 
 

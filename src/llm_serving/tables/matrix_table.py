@@ -78,13 +78,16 @@ class MatrixTable:
         return Text(f"yes{'*' if cell.preset else ''}{'†' if cell.is_rendered_only else ''}", "green")
 
     def _format_summary(self) -> str:
-        rendered_count = sum(not cell.reasons for cell in self.cells)
+        rendered = [cell for cell in self.cells if not cell.reasons]
+        local_count = sum(cell.is_local for cell in rendered)
         presets = " and ".join(dict.fromkeys(cell.preset for cell in self.cells if cell.preset))
         star = f"; yes* with preset {presets}" if presets else ""
-        dagger = f"; yes† {RENDERED_ONLY}" if any(cell.is_rendered_only for cell in self.cells) else ""
-        return f"{rendered_count} of {len(self.cells)} render{star}{dagger}." + (
-            " Reasons of the others:" if self.numbers else ""
-        )
+        rendered_only_count = sum(cell.is_rendered_only for cell in rendered)
+        dagger = f", {rendered_only_count} of them yes†: {RENDERED_ONLY}" if rendered_only_count else ""
+        return (
+            f"{len(rendered)} of {len(self.cells)} render: {local_count} run on this machine, "
+            f"{len(rendered) - local_count} are for AWS{dagger}{star}."
+        ) + (" Reasons of the others:" if self.numbers else "")
 
     def _render_reasons(self, width: int) -> Table:
         table = Table.grid("number", "reason", padding=(0, 1), pad_edge=False)

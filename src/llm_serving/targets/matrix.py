@@ -59,11 +59,15 @@ class Cell:
         return next((role.pool for role in getattr(self.deployment, "engine_roles", ())), "")
 
     @property
+    def is_local(self) -> bool:
+        """Whether the target is this machine."""
+        return registry.load_target(self.target).conventions.is_local
+
+    @property
     def is_rendered_only(self) -> bool:
         """Whether nothing of the engine, or of the framework, has run, on this machine or as on AWS."""
-        is_local = registry.load_target(self.target).conventions.is_local
         engine, framework = engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework)
-        notes = (engine and engine.rendered_only, framework and not is_local and framework.rendered_only)
+        notes = (engine and engine.rendered_only, framework and not self.is_local and framework.rendered_only)
         return self.deployment is not None and any(notes)
 
     def build_payload(self) -> dict[str, str | None]:
