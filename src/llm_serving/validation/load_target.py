@@ -26,6 +26,12 @@ class TargetRole(ResolvedData):
     answers: bool = True
     """Whether clients get its answers: prefill only hands its cache on."""
 
+    accelerators: str = ""
+    """Of each replica, where other roles answer the same requests on unlike ones; else empty."""
+
+    weight: int = 1
+    """Requests that the router gives each replica, for one that it gives to a replica of weight 1."""
+
 
 class LoadTarget(ResolvedData):
     """An OpenAI-compatible URL, the traffic and the SLO of it, and what its report says besides."""

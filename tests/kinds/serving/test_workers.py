@@ -9,6 +9,7 @@ import pytest
 from llm_serving.kinds.serving import measured_capacity, predicted_load, price, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -74,6 +75,17 @@ def test_each_role_runs_on_its_accelerators_behind_one_router_that_knows_the_wei
         f"--worker={names['trn']}",
     ]
     assert "--enable-igw" in router.command
+
+
+def test_a_load_knows_the_accelerators_and_the_weight_of_each_role(tmp_path: Path) -> None:
+    roles = validate.build_target(resolve(tmp_path, weight=5), tmp_path).roles
+    assert [(role.name, role.accelerators, role.weight) for role in roles] == [
+        ("worker", "8 x H100", 5),
+        ("small", "1 x L40S", 1),
+        ("trn", "16 x Trainium2", 1),
+    ]
+    alike = WITHOUT_TRAINIUM.replace("  workers:\n    small: {pool: l40s, replicas: 4}\n", "").replace(", WEIGHT", "")
+    assert [role.accelerators for role in validate.build_target(resolve(tmp_path, alike), tmp_path).roles] == [""]
 
 
 def test_the_same_weights_leave_a_fast_replica_idle_and_those_that_are_advised_do_not(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
 from llm_serving.validation.statistics.further_latencies import Definition
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Latency, Metric
+from llm_serving.validation.statistics.unlike_workers import EngineLatency
 
 METRIC_NAMES: dict[Metric, str] = {
     "ttft_ms": "Time to first token",
@@ -57,7 +58,7 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
     """Return the page as HTML."""
     return render_page(
         "report.html.j2",
-        filters={"size": format_size, "plain": _format_setting},
+        filters={"size": format_size, "bucket": format_bucket, "plain": _format_setting},
         report=run_report,
         infinity=math.inf,
         names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
@@ -238,6 +239,14 @@ def _format_engine_value(row: Agreement) -> str:
     if row.engine_to_ms is None:
         return f"above {charts.format_number(row.engine_from_ms or 0)}"
     return f"{charts.format_number(row.engine_from_ms or 0)} to {charts.format_number(row.engine_to_ms)}"
+
+
+def format_bucket(latency: EngineLatency) -> str:
+    """Format the bucket of a percentile, or a mean."""
+    low = charts.format_number(latency.from_ms)
+    if latency.to_ms is None:
+        return f"over {low}"
+    return low if latency.to_ms == latency.from_ms else f"{low} to {charts.format_number(latency.to_ms)}"
 
 
 def format_size(count: float) -> str:

@@ -17,6 +17,7 @@ from llm_serving.validation.statistics.engine_metrics import Agreement, KvTransf
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.load_cost import Cost
 from llm_serving.validation.statistics.sample_statistics import Latency, Metric
+from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 
 class _Part(BaseModel):
@@ -224,7 +225,7 @@ class Report(_Part):
     """`pass` if every objective of the SLO is shown to be met, `fail` if one is missed, else `not shown`."""
 
     missed: list[MissedObjective]
-    """Objectives that were missed."""
+    """Objectives that were missed; those of one role of unlike accelerators name it."""
 
     not_shown: list[str]
     """Why the load shows neither, a sentence each, with what would."""
@@ -257,6 +258,9 @@ class Report(_Part):
     """The same without ramp and drain; null where nothing is left of the load."""
 
     replicas: list[Replica]
+    unlike_workers: list[UnlikeWorkers] = []
+    """Each role of a model on unlike accelerators; empty where all replicas are alike, or have no counters."""
+
     routers: dict[str, int] = {}
     """Requests that each router counted during the load; empty where their metrics were not read."""
 

@@ -42,11 +42,13 @@ from llm_serving.validation.statistics import (
     scoring,
     soundness,
     time_series,
+    unlike_workers,
 )
 from llm_serving.validation.statistics.distribution import Distribution, Estimate
 from llm_serving.validation.statistics.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import Latency, Metric
+from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers, Workers
 
 MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
@@ -96,11 +98,12 @@ def build(
     metrics = _summarize_metrics(target, answered, unmeasured)
     throughput = _compute_throughput(answered, result.duration_s, pooled=target.is_pooled)
     readings = _read_engines(target, result, source)
+    unlike = _summarize_unlike(target, readings)
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
     stall_s = soundness.find_longest_stall(samples, target.traffic.deadline)
     return Report(
-        **_judge(target, result, samples, throughput, overlap, stall_s, unmeasured),
+        **_judge(target, result, samples, throughput, overlap, stall_s, unmeasured, unlike),
         not_measured=unmeasured,
         cost=load_cost.estimate(target.price, answered, result.duration_s),
         driver=result.processes,
@@ -112,6 +115,7 @@ def build(
         by_input=_group_by_input(answered) if target.is_pooled else [],
         steady=_compute_steady(samples),
         replicas=readings.replicas,
+        unlike_workers=unlike,
         routers=_count_router_requests(target, result, source),
         weights=target.weights,
         settings=_collect_settings(target) | ({"driver": driver.name} if driver else {}),
@@ -136,6 +140,7 @@ def build(
             *notes,
             *([f"The answers were not scored: {unscored}."] if unscored else []),
             *(driver.notes if driver else ()),
+            *unlike_workers.list_unclear(unlike),
             *report_remarks.build(target, result, samples, tokens, overlap, readings.answering_replicas, unmeasured),
         ],
         method=[
@@ -155,6 +160,9 @@ class _EngineReadings(NamedTuple):
     replicas: list[Replica]
     """With the requests that each counts; none where the engine counts none."""
 
+    roles: Mapping[str, str]
+    """Role of each replica, by name."""
+
     answering: AbstractSet[str]
     """Names of the replicas whose answers clients get: with prefill and decode apart, decode's."""
 
@@ -170,7 +178,7 @@ class _EngineReadings(NamedTuple):
 
 def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
     if not target.engine:
-        return _EngineReadings(None, {}, {}, [], set())
+        return _EngineReadings(None, {}, {}, [], {}, set())
     engine = engines.get_engine(target.engine, target.framework)
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
     roles = _list_replica_roles(target, source)
@@ -179,7 +187,7 @@ def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource |
     replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
     answering_roles = {role.name for role in target.roles if role.answers}
     answering = {name for name, role in roles.items() if role in answering_roles}
-    return _EngineReadings(engine, before, after, replicas, answering)
+    return _EngineReadings(engine, before, after, replicas, roles, answering)
 
 
 def _summarize_metrics(
@@ -201,6 +209,7 @@ def _judge(
     overlap: PromptOverlap,
     stall_s: float,
     unmeasured: Mapping[str, str],
+    unlike: Sequence[UnlikeWorkers],
 ) -> dict[str, Any]:
     """Return the report's verdict, and what it rests on.
 
@@ -220,6 +229,7 @@ def _judge(
         unmeasured=unmeasured,
         score=scoring.compute_mean(samples),
     )
+    missed += unlike_workers.list_missed(unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)
     doubts = soundness.find_doubts(target.traffic, slo, result, samples, shared=overlap.prompts, cached=overlap.cached)
     not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
@@ -313,6 +323,30 @@ def _count_router_requests(target: LoadTarget, result: DriverResult, source: Loa
         after, before = (engine_metrics.count_requests(page, pattern) for page in pages)
         counts[name] = int(after if after < before else after - before)  # it restarted in between
     return counts
+
+
+def _summarize_unlike(target: LoadTarget, readings: _EngineReadings) -> list[UnlikeWorkers]:
+    """Return what each role of a model on unlike accelerators did; nothing where engines count no requests."""
+    roles = [role for role in target.roles if role.accelerators]
+    if not roles or not readings.replicas:
+        return []
+    measures_requests = not (target.is_pooled and target.traffic.inputs.max > 1)  # else single texts
+    return unlike_workers.summarize(
+        [
+            Workers(
+                role.name,
+                role.accelerators,
+                role.weight,
+                [name for name, its_role in readings.roles.items() if its_role == role.name],
+            )
+            for role in roles
+        ],
+        readings.replicas,
+        readings.before,
+        readings.after,
+        list_metrics(target) if measures_requests else (),
+        target.slo,
+    )
 
 
 def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:

@@ -42,6 +42,7 @@ def render(report: Report, folder: Path) -> RenderableType:
         *_list_stall_lines(report),
         *_list_cost_lines(report),
         *_list_transfer_lines(report),
+        *_list_unlike_lines(report),
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in remarks),
         *(Text.assemble(("? ", "bold yellow"), reason) for reason in report.not_shown),
         Text.assemble(
@@ -104,6 +105,20 @@ def _list_transfer_lines(report: Report) -> Iterable[str]:
     parts = {"prefill": transfers.prefill_ms, "decode": transfers.decode_ms, "router": transfers.router_ms}
     if transfers.router_ms is not None:
         yield "First token: " + " + ".join(f"{name} {format_number(ms or 0)} ms" for name, ms in parts.items())
+
+
+def _list_unlike_lines(report: Report) -> Iterable[Text]:
+    """Return a line for each role of a model on unlike accelerators: its share of the requests, and its limits."""
+    for row in report.unlike_workers:
+        line = Text(f"{row.role}, {row.replicas} x {row.accelerators}: {row.requests} requests")
+        if row.share is not None:
+            line.append(f", {row.share:.0%} of all; by weight {row.weight_share:.0%}")
+        for metric, latencies in row.latencies.items():
+            for statistic, latency in latencies.items():
+                if latency.state is not None and latency.limit is not None:
+                    limit = f"; {metric.removesuffix('_ms')} {statistic} {html_report.format_bucket(latency)} ms"
+                    line.append(f"{limit} ≤ {format_number(latency.limit)}", _CELL_STYLES[latency.state])
+        yield line
 
 
 def _list_cost_lines(report: Report) -> Iterable[str]:

@@ -248,7 +248,7 @@ def summarize_transfers(
         prefill_names: replicas that prefill; the others decode.
     """
     prefills = set(prefill_names)
-    added = {name: metrics.subtract(before.get(name, create_empty())) for name, metrics in after.items()}
+    added = {name: subtract(metrics, before.get(name)) for name, metrics in after.items()}
     times = _sum_histograms(added.values(), "transfer-time")
     prefill = _sum_histograms((added[name] for name in added if name in prefills), "e2e").compute_mean_ms()
     decode = _sum_histograms((added[name] for name in added if name not in prefills), "ttft").compute_mean_ms()
@@ -278,7 +278,17 @@ def _sum_histograms(parts: Iterable[EngineMetrics], name: EngineMetric) -> Histo
 
 
 def _subtract_all(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> list[EngineMetrics]:
-    return [metrics.subtract(before.get(name, create_empty())) for name, metrics in after.items()]
+    return [subtract(metrics, before.get(name)) for name, metrics in after.items()]
+
+
+def subtract(after: EngineMetrics, before: EngineMetrics | None) -> EngineMetrics:
+    """Return what a replica's metrics gained during a load; None of before if it was not there."""
+    return after.subtract(before or create_empty())
+
+
+def sum_latency(added: Iterable[EngineMetrics], metric: Metric) -> Histogram:
+    """Return the histogram of a latency over several replicas."""
+    return _sum_histograms(added, LATENCIES[metric])
 
 
 class Agreement(BaseModel):
@@ -318,7 +328,7 @@ def compare(
     rows = []
     added = _subtract_all(before, after)
     for metric, measured in latencies.items():
-        total = _sum_histograms(added, LATENCIES[metric])
+        total = sum_latency(added, metric)
         mean = total.compute_mean_ms()
         if mean is None or measured.mean is None or mean <= 0:
             continue

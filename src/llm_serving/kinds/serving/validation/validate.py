@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.aws import s3
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, instances
 from llm_serving.hub import source
 from llm_serving.kinds.serving import measured_capacity
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
@@ -69,7 +69,18 @@ def _build_role(role: Role, deployment: ServingDeployment) -> TargetRole:
         replicas=role.replicas,
         instances=tuple(service.name for service in deployment.list_services(role)),
         answers=role in deployment.answering_roles,
+        accelerators=_describe_accelerators(role, deployment) if role in deployment.mixed_roles else "",
+        weight=role.weight,
     )
+
+
+def _describe_accelerators(role: Role, deployment: ServingDeployment) -> str:
+    """Return a replica's accelerators: `8 x H100`, or `CPU`."""
+    count = role.nodes * role.resources.accelerators
+    if not count or deployment.environment.conventions.is_local:
+        return "CPU"
+    accelerators = instances.find(role.instance_types[0]).accelerators
+    return f"{count} x {accelerators.name}" if accelerators else "CPU"
 
 
 def list_remarks(deployment: ServingDeployment) -> Iterator[str]:
