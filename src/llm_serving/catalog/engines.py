@@ -252,6 +252,12 @@ class Platform(CommandPart):
     image: str = ""
     """Container image; empty where the engine's own serves this platform too."""
 
+    version: str = ""
+    """Version of the engine in that image; empty where it is the engine's own."""
+
+    version_arguments: str = ""
+    """File of engines/ with the arguments that this version takes (`engine_options.load_arguments`)."""
+
     streams: bool = True
     """Whether the engine streams weights from S3; if not, they are copied to the node's disk before it starts."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import engines, models
+from llm_serving.catalog import engine_options, engines, models
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
@@ -145,6 +145,17 @@ REFUSED = [
     (
         format_blueprint(extra="logs: json\n"),
         '7:7: logs: "json": vLLM 0.29.0, of which the plugin is, has no option for it. Fix: set logs: text.',
+    ),
+    # of a later version
+    (
+        format_blueprint(extra="engine_arguments: {engram_config: {}}\n"),
+        '7:35: engine_arguments.engram_config: "{}": on Trainium2 the engine is vllm 0.29.0, which has no such option. '
+        "Fix: remove engram_config.",
+    ),
+    (
+        format_blueprint(f"{WHOLE_MACHINE}, engine_arguments: {{engram_config: {{}}}}"),
+        '5:89: roles.worker.engine_arguments.engram_config: "{}": on Trainium2 the engine is vllm 0.29.0, which has no '
+        "such option. Fix: remove engram_config.",
     ),
     # programs that are compiled beforehand
     (
@@ -294,6 +305,36 @@ def test_the_startup_deadline_allows_for_compilation(tmp_path: Path) -> None:
     on_gpus = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN)).workers[0].probe
     assert on_neuron and on_gpus
     assert on_neuron.deadline_s > 40 * 60 > on_gpus.deadline_s
+
+
+def test_the_version_on_neuron_has_every_option_that_is_rendered(tmp_path: Path) -> None:
+    platform = engines.load_engines()["vllm"].platforms["neuron"]
+    known = engine_options.load_arguments(platform.version_arguments).arguments
+    extra = (
+        "tools: hermes\nreasoning: qwen3\ntuning: {priority: on, prefix_cache: off, batch_tokens: 4096}\n"
+        "engine_arguments: {max_num_queued_reqs: 64}\ntraces: http://collector:4318/v1/traces\n"
+    )
+    command = resolve_blueprint(tmp_path, format_blueprint(extra=extra, model=QWEN)).workers[0].command
+    names = set(engines.list_option_names(command))
+    assert names <= known
+    assert {"additional_config", "scheduling_policy", "max_num_queued_reqs", "tool_call_parser"} <= names
+    on_gpus = resolve_blueprint(
+        tmp_path, format_blueprint("pool: gpu, accelerators: 4", "logs: json\n", model=QWEN)
+    ).workers[0]
+    assert "logging_config" in set(engines.list_option_names(on_gpus.command)) - known
+
+
+@pytest.mark.parametrize(("cache", "volume"), [("claim:programs", "programs"), ("node", "")])
+def test_compiled_programs_and_traces_outlive_a_replica_where_a_cache_is_kept(
+    tmp_path: Path, cache: str, volume: str
+) -> None:
+    text = format_blueprint(extra=f"tuning: {{compile_cache: '{cache}'}}\n")
+    worker = resolve_blueprint(tmp_path, text).workers[0]
+    environment, mount = worker.env, worker.mounts["compile-cache"]
+    for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL"):
+        assert environment[name].startswith(f"{mount.path}/")
+    assert (mount.claim, environment["VLLM_NEURON_BACKEND"]) == (volume, "neuron_native")
+    assert "NEURON_LIBTORCH_REMOTE_CACHE" not in environment, "nothing would ever fill it"
 
 
 def test_compilation_caches_are_in_the_replicas_scratch_directory(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.catalog import drivers, engines, instances
+from llm_serving.catalog import drivers, engine_options, engines, instances
 from llm_serving.catalog.engines import Engine, EngineLimits, Framework, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
@@ -106,6 +106,8 @@ def check_settings(
         conflicts += options.check(Node(settings, key_path, role, role_placement, platform, environment.conventions))
         if is_real and platform.weights:
             conflicts += _check_weights(settings, key_path, role, role_placement, platform.weights)
+        if platform.version:
+            conflicts += _check_version(settings, key_path, role, role_placement, platform)
         if platform.limits:
             conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
             conflicts += _check_segments(settings, key_path, role, platform.limits)
@@ -117,6 +119,19 @@ def check_settings(
 
 def _get_engine(settings: Blueprint) -> Engine:
     return engines.get_engine(settings.engine, settings.framework)
+
+
+def _check_version(
+    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, platform: Platform
+) -> Iterator[Conflict]:
+    """Yield options of the engine that the version of a platform's own image does not have."""
+    known, device = engine_options.load_arguments(platform.version_arguments).arguments, role_placement.instance
+    name = device.accelerators.name if device.accelerators else device.name
+    for option, value in settings.merge_arguments(role).items():
+        if option not in known:
+            path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
+            reason = f"on {name} the engine is {settings.engine} {platform.version}, which has no such option"
+            yield Conflict((*path, option), reason, f"remove {option}", str(value))
 
 
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
