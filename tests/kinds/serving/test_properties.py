@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from llm_serving import paths
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm
+from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.kinds.serving import placement, resolve
@@ -147,9 +148,10 @@ def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
 def _check_efa(deployment: ServingDeployment, role: Role, fleet: Fleet) -> None:
     """EFA only of a pool that has it switched on, no more than the machine has, and several machines never without."""
     rows = [instances.find(name) for name in role.instance_types]
-    if role.resources.efa or role.resources.node_efa:
+    node_efa = sum(file.startswith(EFA_DEVICE) for file in role.resources.device_files)
+    if role.resources.efa or node_efa:
         assert fleet.pools[role.pool].efa
-        assert all(0 < role.resources.efa <= role.resources.node_efa <= row.efa_interfaces for row in rows)
+        assert all(0 < role.resources.efa <= node_efa <= row.efa_interfaces for row in rows)
     if role.nodes > 1:
         assert role.resources.efa
         assert len(role.zones) == len(role.instance_types) == 1

@@ -8,8 +8,6 @@ from pydantic import Field, JsonValue
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import EngineMetric
-from llm_serving.catalog.instances import DEVICES
-from llm_serving.fleet import interfaces
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.objectives import LatencyObjective
@@ -18,7 +16,7 @@ from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.models import LoadedModel, ServedModel
-from llm_serving.services.service import Prefetch, ResolvedData, Service, Toleration
+from llm_serving.services.service import Prefetch, ResolvedData, Resources, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -47,48 +45,6 @@ class Parallelism(ResolvedData):
 
     expert: bool = False
     """Whether whole experts are spread over the accelerators."""
-
-
-class Resources(ResolvedData):
-    """What one node gives to one replica."""
-
-    device: str = ""
-    """Kubernetes' name of the accelerator; empty where none is needed."""
-
-    accelerators: int = 0
-    """As nodes allocate them: whole Neuron devices, of several NeuronCores each."""
-
-    efa: int = 0
-    """EFA interfaces: the replica's share by accelerators."""
-
-    node_efa: int = 0
-    """EFA interfaces of the whole instance: what ECS, which hands out none of them, shows to each task."""
-
-    cpus: int = 1
-    memory_bytes: int = 0
-    shared_memory_bytes: int = 0
-    """Of /dev/shm, through which the processes of one node exchange tensors."""
-
-    @property
-    def gpus(self) -> int:
-        """NVIDIA GPUs among the accelerators."""
-        return self.accelerators if self.device == DEVICES["gpu"] else 0
-
-    @property
-    def device_files(self) -> tuple[str, ...]:
-        """Devices that a container sees where nobody hands them out, as on ECS: the whole instance's EFA interfaces,
-        of which the engine takes those next to its GPUs, and the Neuron devices.
-        """
-        neuron_devices = self.accelerators if self.device == DEVICES["neuron"] else 0
-        return (
-            *interfaces.list_device_files(self.node_efa),
-            *(f"/dev/neuron{number}" for number in range(neuron_devices)),
-        )
-
-    @property
-    def huge_page_bytes(self) -> int:
-        """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
-        return interfaces.EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
 
 
 class ResolvedLoadBalancer(ResolvedData):

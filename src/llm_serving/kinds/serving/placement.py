@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from llm_serving.catalog import engines, instances, quantizations
 from llm_serving.catalog.engines import Platform, WideExperts
-from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.instances import DEVICES, Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
-from llm_serving.fleet import groups
+from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
-from llm_serving.kinds.serving.deployment import Parallelism, Resources
+from llm_serving.kinds.serving.deployment import Parallelism
 from llm_serving.kinds.serving.roles import EngineRole
-from llm_serving.services.service import Toleration
+from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
@@ -484,11 +484,20 @@ class _PlacementSearch:
         queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
         self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
         self._check_disk(types)
+        efa = min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0
+        node_efa = min(instance.efa_interfaces for instance in types) if pool.efa else 0
+        neuron_devices = devices if device and device.device == DEVICES["neuron"] else 0
         return Resources(
             device=device.device if device else "",
             accelerators=devices,
-            efa=min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0,
-            node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
+            efa=efa,
+            # For libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside.
+            huge_page_bytes=interfaces.EFA_HUGE_PAGES * efa // node_efa * 2**21 if efa else 0,
+            # The whole instance's interfaces, of which the engine takes those next to its GPUs.
+            device_files=(
+                *interfaces.list_device_files(node_efa),
+                *(f"/dev/neuron{number}" for number in range(neuron_devices)),
+            ),
             cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * memory.NODE_SHARE)),
             memory_bytes=memory_bytes,
             shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * self.settings.tuning.ram_bytes),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.fleet import aws_limits
+from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
@@ -28,7 +29,7 @@ from llm_serving.kinds.serving import (
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.kinds.serving.checks import models as checked_models
-from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalancer, Resources, Role, ServingDeployment
+from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
@@ -39,7 +40,7 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
-from llm_serving.services.service import Prefetch, Service
+from llm_serving.services.service import Prefetch, Resources, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
@@ -264,7 +265,7 @@ def _build_role(
         accelerators=role.accelerators,
         nodes=role_placement.nodes,
         parallelism=role_placement.parallelism,
-        resources=resources if uses_efa else resources.model_copy(update={"efa": 0, "node_efa": 0}),
+        resources=resources if uses_efa else _leave_out_efa(resources),
         replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
         weight=context.blueprint.roles.get_weight(name),
         scale=resolve_scale(name, role) if not conventions.is_local else None,
@@ -274,6 +275,11 @@ def _build_role(
         kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
     )
+
+
+def _leave_out_efa(resources: Resources) -> Resources:
+    files = tuple(file for file in resources.device_files if not file.startswith(EFA_DEVICE))
+    return resources.model_copy(update={"efa": 0, "huge_page_bytes": 0, "device_files": files})
 
 
 def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -> str:

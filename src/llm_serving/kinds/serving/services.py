@@ -22,7 +22,6 @@ from llm_serving.services.service import (
     Probe,
     ReplicaNode,
     Replicas,
-    Resources,
     Scale,
     Service,
     Stop,
@@ -119,7 +118,7 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
         "stop": _build_stop(context, role, disruption),
     }
     if not conventions.is_local:
-        values["resources"] = _build_resources(role)
+        values["resources"] = role.resources
     return built.model_copy(update={**values, **update})
 
 
@@ -144,20 +143,6 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
                 for start, end in [peak.minutes]
             ),
         ),
-    )
-
-
-def _build_resources(role: Role) -> Resources:
-    resources = role.resources
-    return Resources(
-        device=resources.device,
-        accelerators=resources.accelerators,
-        efa=resources.efa,
-        cpus=resources.cpus,
-        memory_bytes=resources.memory_bytes,
-        shared_memory_bytes=resources.shared_memory_bytes,
-        huge_page_bytes=resources.huge_page_bytes,
-        device_files=resources.device_files,
     )
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import instances
-from llm_serving.kinds.serving.deployment import Resources, ServingDeployment
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.services.service import Resources
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import load_cost
