@@ -91,23 +91,17 @@ def build_signal_query(
     """
     signal = signals.load()[signal_name]
     return build_metric_query(
-        query_id,
-        namespace=signal.program,
-        name=signal.name,
-        dimensions=dimensions,
-        stat=stat,
-        period_s=period_s,
-        returned=returned,
+        query_id, signal.program, signal.name, dimensions, stat, period_s=period_s, returned=returned
     )
 
 
 def build_metric_query(
     query_id: str,
-    *,
     namespace: str,
     name: str,
     dimensions: Mapping[str, str],
     stat: str,
+    *,
     period_s: int = PERIOD_S,
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:

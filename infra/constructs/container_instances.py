@@ -82,16 +82,7 @@ def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> a
     group = security_group.add_security_group(
         stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id
     )
-    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-        stack,
-        "machines-https",
-        security_group_id=group.id,
-        # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
-        description="HTTPS to AWS and to registries",
-        cidr_ipv4="0.0.0.0/0",
-        ip_protocol="tcp",
-        from_port=443,
-        to_port=443,
-        tags={"Name": f"{name}-https"},
-    )
+    # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
+    rule, description, title = "machines-https", "HTTPS to AWS and to registries", f"{name}-https"
+    security_group.add_rule(stack, rule, group, "out", description, security_group.HTTPS, cidr="0.0.0.0/0", title=title)
     return group

@@ -17,7 +17,7 @@ from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
-from infra.constructs.security_group import add_security_group
+from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.catalog import eks
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet, NewNetwork
@@ -160,19 +160,9 @@ def _add_client_group(stack: TerraformStack, fleet: Fleet, vpc_id: str) -> aws.s
         stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
     )
     for number, client in enumerate(fleet.eks.private_from, start=1):
-        is_group = client.startswith("sg-")
-        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
-            stack,
-            f"api-client-{number}",
-            security_group_id=group.id,
-            referenced_security_group_id=client if is_group else None,
-            cidr_ipv4=None if is_group else client,
-            ip_protocol="tcp",
-            from_port=443,
-            to_port=443,
-            description="Kubernetes API",
-            tags={"Name": f"{name}-{number}"},
-        )
+        cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
+        rule, title = f"api-client-{number}", f"{name}-{number}"
+        add_rule(stack, rule, group, "in", "Kubernetes API", HTTPS, cidr=cidr, peer_id=peer_id, title=title)
     return group
 
 

@@ -11,8 +11,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
-from infra.constructs.security_group import add_security_group
-from infra.constructs.task_network import add_rule
+from infra.constructs.security_group import add_rule, add_security_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,

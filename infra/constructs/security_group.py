@@ -1,9 +1,25 @@
-"""A security group without rules: it denies all traffic until rules are added."""
+"""Security groups, which deny all traffic until rules are added, and their rules."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs.expression import format_expression
+
+HTTPS = 443
+
+_EACH_RANGE = format_expression("each.value")
+
+
+@dataclass(frozen=True)
+class VpcRanges:
+    """Ranges of a VPC; one that exists may have secondary ones, with the subnets in them."""
+
+    primary: str
+    secondary: str
+    """Terraform's set of the others."""
 
 
 def add_security_group(
@@ -13,3 +29,53 @@ def add_security_group(
     return aws.security_group.SecurityGroup(
         stack, construct_id, name=name, description=description, vpc_id=vpc_id, tags={"Name": name}
     )
+
+
+def add_rule(
+    stack: TerraformStack,
+    name: str,
+    group: aws.security_group.SecurityGroup,
+    direction: str,
+    description: str,
+    port: int | None = None,
+    *,
+    peer: aws.security_group.SecurityGroup | None = None,
+    peer_id: str | None = None,
+    cidr: str | None = None,
+    prefix_list: str | None = None,
+    for_each: str | None = None,
+    vpc: VpcRanges | None = None,
+    title: str = "",
+) -> None:
+    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a group, a range or a VPC.
+
+    Args:
+        prefix_list: id of a list of ranges.
+        title: name in AWS; the rule's own if empty.
+    """
+    if vpc:
+        add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)
+        add_rule(
+            stack, f"{name}-secondary", group, direction, description, port, cidr=_EACH_RANGE, for_each=vpc.secondary
+        )
+        return
+    rule_class = (
+        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
+        if direction == "in"
+        else aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule
+    )
+    rule = rule_class(
+        stack,
+        name,
+        security_group_id=group.id,
+        referenced_security_group_id=peer.id if peer else peer_id,
+        cidr_ipv4=cidr,
+        prefix_list_id=prefix_list,
+        ip_protocol="tcp" if port else "-1",
+        from_port=port,
+        to_port=port,
+        description=description,
+        tags={"Name": title or name},
+    )
+    if for_each:
+        rule.add_override("for_each", for_each)

@@ -11,7 +11,7 @@ from infra.constructs import policy, secrets, task_network, task_roles, valkey
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
-from infra.constructs.security_group import add_security_group
+from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from infra.constructs.vpc import Network
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
@@ -30,8 +30,6 @@ from llm_serving.kinds.streaming.stack import (
 
 KAFKA_PORT, CACHE_PORT = 9098, 6379
 """Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
-
-_HTTPS_PORT = 443
 
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false
@@ -86,26 +84,8 @@ def add_groups(stack: TerraformStack, context: StreamContext) -> Groups:
         )
     )
     for part, group, port in (("kafka", kafka, KAFKA_PORT), ("cache", cache, CACHE_PORT)):
-        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
-            stack,
-            f"{part}-from-clients",
-            security_group_id=group.id,
-            description="Clients",
-            referenced_security_group_id=clients.id,
-            ip_protocol="tcp",
-            from_port=port,
-            to_port=port,
-        )
-        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-            stack,
-            f"clients-to-{part}",
-            security_group_id=clients.id,
-            description=part,
-            referenced_security_group_id=group.id,
-            ip_protocol="tcp",
-            from_port=port,
-            to_port=port,
-        )
+        add_rule(stack, f"{part}-from-clients", group, "in", "Clients", port, peer=clients)
+        add_rule(stack, f"clients-to-{part}", clients, "out", part, port, peer=group)
     return Groups(clients, kafka, cache)
 
 
@@ -122,32 +102,14 @@ def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=context.network.vpc_id)
     everywhere = "0.0.0.0/0"
     reached = {"Endpoint": (vpc.cidr_block if stream.endpoint_in_network else everywhere, stream.endpoint_port)}
-    if stream.secrets and (everywhere, _HTTPS_PORT) not in reached.values():
-        reached["Secrets"] = (everywhere, _HTTPS_PORT)
+    if stream.secrets and (everywhere, HTTPS) not in reached.values():
+        reached["Secrets"] = (everywhere, HTTPS)
     for description, (addresses, port) in reached.items():
-        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-            stack,
-            f"job-to-{description.lower()}",
-            security_group_id=group.id,
-            description=description,
-            cidr_ipv4=addresses,
-            ip_protocol="tcp",
-            from_port=port,
-            to_port=port,
-        )
+        add_rule(stack, f"job-to-{description.lower()}", group, "out", description, port, cidr=addresses)
     if stream.answer_files:
         name = f"{context.account.service_prefix}.{context.fleet.region}.s3"
         prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(stack, "s3-addresses", name=name)
-        aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
-            stack,
-            "job-to-s3",
-            security_group_id=group.id,
-            description="S3",
-            prefix_list_id=prefixes.id,
-            ip_protocol="tcp",
-            from_port=_HTTPS_PORT,
-            to_port=_HTTPS_PORT,
-        )
+        add_rule(stack, "job-to-s3", group, "out", "S3", HTTPS, prefix_list=prefixes.id)
     return group
 
 

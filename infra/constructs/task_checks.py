@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from llm_serving.catalog import instances
 from llm_serving.catalog.ecs import MAX_STOP_S, MAX_TASKS
@@ -11,10 +12,35 @@ from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import groups
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.pool import Orchestrator
+from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
+
+
+class OnOrchestrator(Protocol):
+    """Data of a stack whose programs are tasks of ECS or pods of EKS."""
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        """What runs them."""
+
+
+StackT = TypeVar("StackT", bound=OnOrchestrator)
+
+
+def read(file: Path, fleet: Document[Fleet], model: type[Rendered[StackT]]) -> Document[Rendered[StackT]]:
+    """Read a rendered deployment; on ECS its services are checked.
+
+    Raises:
+        InputError: with every mistake of the file: of its form, then of what ECS or the fleet does not have.
+    """
+    document = rendered.read(file, fleet, model)
+    if document.value.stack.orchestrator == "ecs":
+        check_services(document, fleet.value)
+    return document
 
 
 def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs.security_group import add_security_group
-from infra.constructs.task_network import HTTPS, VpcRanges, add_rule
+from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import Service

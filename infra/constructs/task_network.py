@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs.expression import format_expression
-from infra.constructs.security_group import add_security_group
+from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.service import Service
-
-HTTPS = 443
-
-_EACH_RANGE = format_expression("each.value")
 
 EVENT_PORTS = ("events", "replay")
 """Names of an engine's ports where routers hear of its KV cache, and ask for what they missed."""
@@ -36,15 +31,6 @@ class TaskSecurityGroups:
     def select_group(self, service: Service) -> aws.security_group.SecurityGroup:
         """Return a service's own."""
         return self.router if service.is_entry else self.engine
-
-
-@dataclass(frozen=True)
-class VpcRanges:
-    """Ranges of a VPC; one that exists may have secondary ones, with the subnets in them."""
-
-    primary: str
-    secondary: str
-    """Terraform's set of the others."""
 
 
 def add_groups(
@@ -152,48 +138,6 @@ def needs_peers(service: Service) -> bool:
     """Return whether tasks talk to tasks of their own kind: nodes of a replica, or prefill and decode."""
     efa = any(device.startswith(EFA_DEVICE) for device in service.resources.device_files)
     return bool(service.node or service.address_variables or efa)
-
-
-def add_rule(
-    stack: TerraformStack,
-    name: str,
-    group: aws.security_group.SecurityGroup,
-    direction: str,
-    description: str,
-    port: int | None = None,
-    *,
-    peer: aws.security_group.SecurityGroup | None = None,
-    peer_id: str | None = None,
-    cidr: str | None = None,
-    for_each: str | None = None,
-    vpc: VpcRanges | None = None,
-) -> None:
-    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a group, a range or a VPC."""
-    if vpc:
-        add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)
-        add_rule(
-            stack, f"{name}-secondary", group, direction, description, port, cidr=_EACH_RANGE, for_each=vpc.secondary
-        )
-        return
-    rule_class = (
-        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
-        if direction == "in"
-        else aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule
-    )
-    rule = rule_class(
-        stack,
-        name,
-        security_group_id=group.id,
-        referenced_security_group_id=peer.id if peer else peer_id,
-        cidr_ipv4=cidr,
-        ip_protocol="tcp" if port else "-1",
-        from_port=port,
-        to_port=port,
-        description=description,
-        tags={"Name": name},
-    )
-    if for_each:
-        rule.add_override("for_each", for_each)
 
 
 def add_discovery_service(

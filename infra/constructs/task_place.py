@@ -11,7 +11,7 @@ from infra.constructs import network, task
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.key import find_key
-from infra.constructs.task_network import VpcRanges
+from infra.constructs.security_group import VpcRanges
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet

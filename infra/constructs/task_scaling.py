@@ -117,14 +117,9 @@ def build_task_metric(
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
     """Return a metric that the service's tasks send, by our name of it."""
+    program_name, dimensions = collector.select_metrics(service, stream)[name], build_dimensions(stream, service)
     return alarm.build_metric_query(
-        query_id,
-        namespace=stream.namespace,
-        name=collector.select_metrics(service, stream)[name],
-        dimensions=build_dimensions(stream, service),
-        stat=stat,
-        period_s=period_s,
-        returned=returned,
+        query_id, stream.namespace, program_name, dimensions, stat, period_s=period_s, returned=returned
     )
 
 

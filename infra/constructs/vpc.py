@@ -10,7 +10,7 @@ from infra.bindings.cdktf import TerraformStack
 from infra.constructs import endpoint_policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
-from infra.constructs.security_group import add_security_group
+from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.fleet import addresses, endpoints
 from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork
 
@@ -166,17 +166,8 @@ def _add_interface_endpoints(
         description="HTTPS from inside the VPC to AWS services",
         vpc_id=vpc.id,
     )
-    aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
-        stack,
-        "endpoints-https",
-        security_group_id=group.id,
-        description="HTTPS from inside the VPC",
-        cidr_ipv4=vpc.cidr_block,
-        ip_protocol="tcp",
-        from_port=443,
-        to_port=443,
-        tags={"Name": f"{fleet.name}-endpoints-https"},
-    )
+    name, title = "endpoints-https", f"{fleet.name}-endpoints-https"
+    add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, cidr=vpc.cidr_block, title=title)
     for row in endpoints.list_own(fleet):
         name, service_name = row.service.replace(".", "-"), f"{account.service_prefix}.{fleet.region}.{row.service}"
         aws.vpc_endpoint.VpcEndpoint(

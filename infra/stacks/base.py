@@ -12,13 +12,14 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from infra.bindings import aws, cdktf
+from infra.constructs.task_checks import StackT
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.fleet.pool import Orchestrator
 from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 
@@ -96,17 +97,17 @@ def list_deployments(
     return list(stacks.values())
 
 
-class TaskOrPodStack:
+class TaskOrPodStack(Generic[StackT]):
     """The stack of one deployment whose programs are tasks of ECS or pods of EKS."""
 
-    def __init__(self, kind: str, name: str, orchestrator: Orchestrator) -> None:
-        self.NAME = rendered.format_stack_name(kind, name)
-        self.NEEDS = (orchestrator, "storage")
-        self._orchestrator = orchestrator
+    def __init__(self, deployment: Rendered[StackT]) -> None:
+        self.NAME = rendered.format_stack_name(deployment.kind, deployment.name)
+        self.NEEDS = (deployment.stack.orchestrator, "storage")
+        self._deployment = deployment
 
     def is_enabled(self, fleet: Fleet) -> bool:
         """Return whether a pool of the fleet runs on the deployment's orchestrator."""
-        return self._orchestrator in fleet.orchestrators
+        return self._deployment.stack.orchestrator in fleet.orchestrators
 
 
 def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:

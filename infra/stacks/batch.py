@@ -32,7 +32,6 @@ from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import BatchStack
-from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 
@@ -47,34 +46,20 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong, or a batch is rendered for both.
     """
-    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
+    return base.list_deployments(
+        KIND, document, files, lambda file: DeploymentStack(task_checks.read(file, document, Batch).value)
+    )
 
 
-def read(file: Path, fleet: Document[Fleet]) -> Batch:
-    """Read a rendered batch.
-
-    Raises:
-        InputError: with every mistake of the file: of its form, then of what ECS does not take.
-    """
-    document = rendered.read(file, fleet, Batch)
-    if document.value.stack.orchestrator == "ecs":
-        task_checks.check_services(document, fleet.value)
-    return document.value
-
-
-class DeploymentStack(base.TaskOrPodStack):
+class DeploymentStack(base.TaskOrPodStack[BatchStack]):
     """The stack of one batch."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(KIND, batch.name, batch.stack.orchestrator)
-        self._batch = batch
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
 
         Outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too.
         """
-        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._batch)
+        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
 
 
 def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch) -> None:

@@ -30,13 +30,13 @@ from infra.constructs.gateway import GatewayContext, ServerGroups, Servers
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
+from infra.constructs.security_group import add_rule
 from infra.constructs.task_place import TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
-from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
@@ -52,27 +52,13 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[Deploy
     Raises:
         InputError: a rendered file is wrong, or a gateway is rendered for both.
     """
-    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
+    return base.list_deployments(
+        KIND, document, files, lambda file: DeploymentStack(task_checks.read(file, document, Gateway).value)
+    )
 
 
-def read(file: Path, fleet: Document[Fleet]) -> Gateway:
-    """Read a rendered gateway.
-
-    Raises:
-        InputError: with every mistake of the file: of its form, then of what ECS does not take.
-    """
-    document = rendered.read(file, fleet, Gateway)
-    if document.value.stack.orchestrator == "ecs":
-        task_checks.check_services(document, fleet.value)
-    return document.value
-
-
-class DeploymentStack(base.TaskOrPodStack):
+class DeploymentStack(base.TaskOrPodStack[GatewayStack]):
     """The stack of one gateway."""
-
-    def __init__(self, deployment: Gateway) -> None:
-        super().__init__(KIND, deployment.name, deployment.stack.orchestrator)
-        self._deployment = deployment
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.
@@ -202,8 +188,8 @@ def _add_task_groups(
             if call not in service.calls:
                 continue
             purpose = service.calls[call].purpose
-            task_network.add_rule(stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
-            task_network.add_rule(stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
+            add_rule(stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
+            add_rule(stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
         others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
         task_network.add_call_rules(stack, service.model_copy(update={"calls": others}), group, place.vpc)
     return task_groups

@@ -39,7 +39,6 @@ from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
-from llm_serving.services import rendered
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Probe, Service
@@ -76,10 +75,9 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     Raises:
         InputError: with every mistake of the file: of its form, then of what ECS or the fleet does not have.
     """
-    document = rendered.read(file, fleet, Serving)
+    document = task_checks.read(file, fleet, Serving)
     if document.value.stack.orchestrator == "eks":
         return document.value
-    task_checks.check_services(document, fleet.value)
     mistakes = [
         mistake
         for index, service in enumerate(document.value.services)
@@ -90,12 +88,8 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     return document.value
 
 
-class DeploymentStack(base.TaskOrPodStack):
+class DeploymentStack(base.TaskOrPodStack[ServingStack]):
     """The stack of one deployment."""
-
-    def __init__(self, deployment: Serving) -> None:
-        super().__init__(KIND, deployment.name, deployment.stack.orchestrator)
-        self._deployment = deployment
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app.

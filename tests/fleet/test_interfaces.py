@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import interfaces
-from llm_serving.fleet.interfaces import EFA_RULES, Interface, Layout
+from llm_serving.fleet.interfaces import Interface, Layout
 
 WITH_EFA = [row for row in instances.load().values() if row.efa_interfaces]
 LAYOUTS: tuple[Layout, ...] = ("save-addresses", "ip-bandwidth")
@@ -101,10 +101,6 @@ def test_an_efa_only_interface_takes_no_address() -> None:
     row = instances.find("p5.48xlarge")
     assert interfaces.count_addresses(interfaces.list_requested(row, efa=True)) == 1
     assert interfaces.count_addresses(interfaces.list_requested(row, efa=True, layout="ip-bandwidth")) == 8
-
-
-def test_efa_needs_all_protocols_from_itself_and_to_itself() -> None:
-    assert [(rule.direction, rule.protocol) for rule in EFA_RULES] == [("ingress", "-1"), ("egress", "-1")]
 
 
 @pytest.mark.parametrize("kind", ["p5.48xlarge", "p5e.48xlarge", "trn2.48xlarge", "p5en.48xlarge"])

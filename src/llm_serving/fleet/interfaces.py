@@ -77,24 +77,3 @@ def _select_ena_cards(row: Instance) -> tuple[int, ...]:
     """Return the cards beside the first that carry an ENA interface too, spread evenly; each has room for two."""
     step = -(-len(row.cards) // MAX_ENA)
     return tuple(card.index for card in row.cards if card.index and card.index % step == 0 and card.interfaces > 1)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of a security group whose only peer is the group itself."""
-
-    direction: Literal["ingress", "egress"]
-    protocol: str
-    """-1 means all protocols: EFA's own (SRD) has no number that a rule could name."""
-
-    description: str
-
-
-EFA_RULES = (
-    Rule("ingress", "-1", "EFA traffic from machines of this group"),
-    Rule("egress", "-1", "EFA traffic to machines of this group"),
-)
-"""Both are needed: an egress rule to 0.0.0.0/0 does not replace the second.
-
-Source: EC2 user guide, "Get started with EFA and NCCL", step "Prepare an EFA-enabled security group", 2026-11.
-"""

@@ -16,6 +16,7 @@ import yaml
 from moto.iam.access_control import IAMPolicy, PermissionResult
 
 from infra import main, stack_rules
+from infra.constructs import task_checks
 from infra.stacks import batch
 from llm_serving import paths
 from llm_serving.fleet import loading
@@ -342,7 +343,7 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     monkeypatch.syspath_prepend(IMAGE)
     from batch import settings
 
-    value = batch.read(manifests[shape], loading.load_fleet(fleet))
+    value = task_checks.read(manifests[shape], loading.load_fleet(fleet), batch.Batch).value
     batch_settings = settings.read(value.entry.env)
     looked_for = {
         batch_settings.control_queue,

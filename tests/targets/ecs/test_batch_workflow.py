@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from infra.constructs import task_checks
 from infra.stacks import batch
 from llm_serving import paths, processes
 from llm_serving.fleet.model import Fleet
@@ -69,7 +70,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
 
 def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path) -> None:
     """Run the programs with the environment of their tasks: one job by the API, one by a file in an inbox."""
-    value = batch.read(file, document)
+    value = task_checks.read(file, document, batch.Batch).value
     stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
     [machine] = stepfunctions.list_state_machines()["stateMachines"]
     api_port, model_port = processes.claim_free_ports(2)

@@ -100,6 +100,18 @@ class Driver:
         return LOCKS / f"{self.name}.txt"
 
 
+def find_conflicts_of_own_draw(traffic: Traffic) -> Iterator[Conflict]:
+    """Yield what a driver cannot send that draws Poisson or constant arrivals itself."""
+    if traffic.burstiness != 1:
+        yield Conflict(
+            ("burstiness",), "its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"
+        )
+    if traffic.replays_times:
+        yield Conflict(
+            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"
+        )
+
+
 PERCENTILES_OF_GAPS = tuple(f"itl_ms.{percentile}" for percentile in ("p50", "p90", "p95", "p99"))
 
 

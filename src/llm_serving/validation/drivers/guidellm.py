@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llm_serving.services.traffic import Traffic
-from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation.drivers.base import PERCENTILES_OF_GAPS, Driver, Job, build_failure
+from llm_serving.validation.drivers.base import (
+    PERCENTILES_OF_GAPS,
+    Driver,
+    Job,
+    build_failure,
+    find_conflicts_of_own_draw,
+)
 from llm_serving.validation.load.answer import Gap, Sample
-
-
-def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
-    if traffic.burstiness != 1:
-        yield Conflict(
-            ("burstiness",), "its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"
-        )
-    if traffic.replays_times:
-        yield Conflict(
-            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"
-        )
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:
@@ -116,7 +109,7 @@ DRIVER = Driver(
     clock="it was due by GuideLLM's own schedule",
     build_command=_build_command,
     read=_read,
-    find_conflicts=_find_conflicts,
+    find_conflicts=find_conflicts_of_own_draw,
     unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),
     environment={"HF_HUB_OFFLINE": "1", "GUIDELLM__LOGGING__DISABLED": "true"},
     # Sum of the wheels of requirements/drivers/guidellm.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.

@@ -15,21 +15,14 @@ import yaml
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import Conflict
-from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample, find_conflicts_of_own_draw
 from llm_serving.validation.load.answer import Sample
 
 _REPORTS = "reports"
 
 
 def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
-    if traffic.burstiness != 1:
-        yield Conflict(
-            ("burstiness",), "its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"
-        )
-    if traffic.replays_times:
-        yield Conflict(
-            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"
-        )
+    yield from find_conflicts_of_own_draw(traffic)
     if traffic.max_concurrency:
         yield Conflict(("max_concurrency",), "its arrivals have no cap", "leave max_concurrency out")
 
