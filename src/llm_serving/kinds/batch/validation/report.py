@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.reports.kind_report import KindReport, ReportPart
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class RowCounts(_Part):
+class RowCounts(ReportPart):
     """The rows of the sample job."""
 
     total: int
@@ -33,7 +27,7 @@ class RowCounts(_Part):
     """Rows that could not run and have an answer, and rows that could run and failed."""
 
 
-class Moment(_Part):
+class Moment(ReportPart):
     """The job at one time."""
 
     seconds: float
@@ -49,14 +43,14 @@ class Moment(_Part):
     """Of all workers, as each last said."""
 
 
-class Reference(_Part):
+class Reference(ReportPart):
     """Rate of the endpoint at a fixed concurrency."""
 
     concurrency: int
     output_tokens_per_s: float
 
 
-class TeamUse(_Part):
+class TeamUse(ReportPart):
     """Usage of a team's jobs since the deployment began, including the sample job."""
 
     team: str
@@ -70,7 +64,7 @@ class TeamUse(_Part):
     """Of that time; null on a target without prices."""
 
 
-class ShareMoment(_Part):
+class ShareMoment(ReportPart):
     """The jobs at one time."""
 
     seconds: float
@@ -83,7 +77,7 @@ class ShareMoment(_Part):
     """Output tokens of the urgent job."""
 
 
-class TeamShare(_Part):
+class TeamShare(ReportPart):
     """A team's share of the output tokens while all teams had rows."""
 
     team: str
@@ -94,7 +88,7 @@ class TeamShare(_Part):
     rows: int
 
 
-class UrgentJob(_Part):
+class UrgentJob(ReportPart):
     """A job of `priority: high` that was submitted while the others ran."""
 
     team: str
@@ -106,7 +100,7 @@ class UrgentJob(_Part):
     """From its submission to the first row with a result."""
 
 
-class FairShare(_Part):
+class FairShare(ReportPart):
     """Jobs of all teams at once, each with as many rows as its weight."""
 
     teams: tuple[TeamShare, ...]
@@ -114,16 +108,10 @@ class FairShare(_Part):
     moments: tuple[ShareMoment, ...]
 
 
-class BatchReport(_Part):
+class BatchReport(KindReport):
     """One validation."""
 
     kind: Literal["batch"] = "batch"
-    name: str
-    verdict: Literal["pass", "fail"]
-    missed: tuple[MissedObjective, ...]
-    started_at: str
-    """UTC, ISO 8601."""
-
     job: str
     state: str
     rows: RowCounts
@@ -151,6 +139,3 @@ class BatchReport(_Part):
 
     moments: tuple[Moment, ...]
     error_kinds: dict[str, int]
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    emulated: tuple[str, ...]

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from llm_serving import console
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
@@ -36,6 +35,7 @@ from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.reports import run_folder
+from llm_serving.validation.reports.kind_report import render_end
 from llm_serving.validation.statistics.gate import MissedObjective
 
 CONCURRENCIES = (8, 32, 128)
@@ -132,13 +132,11 @@ def render(report: BatchReport, folder: Path) -> RenderableType:
     """Render the report that was saved in `folder`."""
     rows = report.rows
     use = f", {report.endpoint_use:.0%} of the endpoint's best" if report.endpoint_use is not None else ""
-    style = "bold green" if report.verdict == "pass" else "bold red"
     return Group(
         f"{rows.total} rows: {rows.completed} completed, {rows.failed} failed, {rows.lost} lost, "
         f"{rows.duplicated} duplicated",
         f"{report.seconds:.1f} s from submission to results; {report.output_tokens_per_s:.0f} output tokens/s{use}",
-        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
-        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+        *render_end(report, folder),
     )
 
 

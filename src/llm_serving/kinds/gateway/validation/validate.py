@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from llm_serving import console
 from llm_serving.kinds.gateway.access import LocalAccess
@@ -34,6 +33,7 @@ from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.load.api_key import OPENER
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import run_folder
+from llm_serving.validation.reports.kind_report import render_end
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.gate import MissedObjective
 
@@ -199,9 +199,7 @@ def render(report: GatewayReport, folder: Path) -> RenderableType:
     """Render the report that was saved in `folder`."""
     sent, answered = (sum(getattr(row, name) for row in report.teams) for name in ("sent", "answered"))
     refused = sum(refusal.status == refusal.expected for refusal in report.refusals)
-    style = "bold green" if report.verdict == "pass" else "bold red"
     return Group(
         f"{answered} of {sent} requests answered; {refused} of {len(report.refusals)} calls refused as they must be",
-        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
-        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+        *render_end(report, folder),
     )

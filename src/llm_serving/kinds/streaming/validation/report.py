@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.reports.kind_report import KindReport, ReportPart
 from llm_serving.validation.statistics.sample_statistics import Latency
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class EventCounts(_Part):
+class EventCounts(ReportPart):
     """The events that were sent."""
 
     sent: int
@@ -32,7 +26,7 @@ class EventCounts(_Part):
     """Valid events with a dead letter, and others with an answer."""
 
 
-class StreamMetrics(_Part):
+class StreamMetrics(ReportPart):
     """Times of valid events, in milliseconds."""
 
     answer_ms: Latency
@@ -48,22 +42,13 @@ class StreamMetrics(_Part):
     """From the moment at which an event was due to its answer at a `read_committed` reader of Kafka."""
 
 
-class StreamReport(_Part):
+class StreamReport(KindReport):
     """One validation."""
 
     kind: Literal["streaming"] = "streaming"
-    name: str
-    verdict: Literal["pass", "fail"]
-    missed: tuple[MissedObjective, ...]
-    started_at: str
-    """UTC, ISO 8601."""
-
     events: EventCounts
     metrics: StreamMetrics
     events_per_s: float
     """At which they were sent."""
 
     dead_reasons: dict[str, int]
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    emulated: tuple[str, ...]

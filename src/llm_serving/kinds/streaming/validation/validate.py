@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from llm_serving import console
 from llm_serving.kinds.streaming import programs
@@ -32,6 +31,7 @@ from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.remote.play import ProgramLoad
 from llm_serving.validation.reports import run_folder
+from llm_serving.validation.reports.kind_report import render_end
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import Latency
@@ -225,7 +225,6 @@ def _judge_percentile(
 def render(report: StreamReport, folder: Path) -> RenderableType:
     """Render the report that was saved in `folder`."""
     counts, answer, pipeline = report.events, report.metrics.answer_ms, report.metrics.pipeline_ms
-    style = "bold green" if report.verdict == "pass" else "bold red"
     lines = [
         f"{counts.sent} events: {counts.answered} answered, {counts.dead} dead, {counts.lost} lost, "
         f"{counts.duplicated} duplicated",
@@ -237,6 +236,5 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
         )
     return Group(
         *lines,
-        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
-        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+        *render_end(report, folder),
     )

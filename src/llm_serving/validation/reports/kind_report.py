@@ -1,0 +1,42 @@
+"""What each kind's own report has: report.json of a validation that sends no load of the common kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from rich.text import Text
+
+from llm_serving import console
+from llm_serving.validation.reports import run_folder
+from llm_serving.validation.statistics.gate import MissedObjective
+
+
+class ReportPart(BaseModel):
+    """Base of a report and of its parts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KindReport(ReportPart):
+    """One validation."""
+
+    kind: str
+    name: str
+    verdict: Literal["pass", "fail"]
+    missed: tuple[MissedObjective, ...]
+    started_at: str
+    """UTC, ISO 8601."""
+
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    emulated: tuple[str, ...]
+
+
+def render_end(report: KindReport, folder: Path) -> Iterator[Text]:
+    """Render what was emulated, and the verdict with the page that was saved in `folder`."""
+    yield from (Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated)
+    style = "bold green" if report.verdict == "pass" else "bold red"
+    yield Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}")
