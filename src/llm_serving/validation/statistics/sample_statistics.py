@@ -99,12 +99,6 @@ def compute_upper_rank(count: int, share: float, confidence: float = CONFIDENCE)
     return rank
 
 
-def compute_coverage(count: int, share: float) -> float | None:
-    """Return how often the bound of so many values holds, exactly; at least CONFIDENCE."""
-    rank = compute_upper_rank(count, share)
-    return None if rank is None else 1 - _compute_tail(rank + 1, count, share)
-
-
 @functools.cache
 def compute_min_samples(share: float, exceeding: float = 0.0, limit: int = 10_000_000) -> int | None:
     """Return the samples that bound a percentile if a share `exceeding` of them lies above the limit.
