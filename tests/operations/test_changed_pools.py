@@ -1,4 +1,4 @@
-"""An ECS fleet whose pool loses a zone, and one that is applied again after a destroy; by the real Terraform."""
+"""An ECS fleet whose pool loses a zone, and that finds the log group of an earlier one; by the real Terraform."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ def write_fleet(zones: str) -> None:
 
 @pytest.fixture(scope="module")
 def applied(emulator_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The working folder of an applied fleet with two zones, which each test leaves applied."""
+    """The working folder of an applied fleet with two zones, after one whose log was written to after its destroy."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in emulator.build_client_env(emulator_endpoint, REGION).items():
             patch.setenv(name, value)
         patch.chdir(tmp_path_factory.mktemp("moved"))
+        logs = AwsSession(REGION).client("logs")
+        logs.create_log_group(logGroupName=LATE_GROUP)
+        logs.create_log_stream(logGroupName=LATE_GROUP, logStreamName="late")
         write_fleet(TWO_ZONES)
         assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
         yield
         assert main.run(["fleet", "destroy", "--yes", "--with-data"]) == 0
+        assert not logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
 
 
 def list_events(kind: str) -> list[str]:
@@ -63,6 +67,13 @@ def list_events(kind: str) -> list[str]:
 
 def list_providers(ecs: Any) -> set[str]:
     return set(ecs.describe_clusters(clusters=["moved"])["clusters"][0]["capacityProviders"])
+
+
+def test_a_log_group_that_was_written_to_after_a_destroy_is_taken_over(applied: None) -> None:
+    logs = AwsSession(REGION).client("logs")
+    [group] = logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
+    assert (group["retentionInDays"], "kmsKeyId" in group) == (90, True)
+    assert logs.describe_log_streams(logGroupName=LATE_GROUP)["logStreams"][0]["logStreamName"] == "late"
 
 
 def test_a_zone_leaves_the_cluster_before_its_capacity_provider_is_deleted(applied: None) -> None:
@@ -81,19 +92,6 @@ def test_a_zone_leaves_the_cluster_before_its_capacity_provider_is_deleted(appli
     ]
     assert order == sorted(order)
     assert list_providers(ecs) == {PROVIDERS["b"], *FARGATE}
-
-
-def test_a_log_group_that_was_written_to_after_a_destroy_is_taken_over(applied: None) -> None:
-    assert main.run(["fleet", "destroy", "--yes", "--with-data"]) == 0
-    logs = AwsSession(REGION).client("logs")
-    assert not logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
-    logs.create_log_group(logGroupName=LATE_GROUP)
-    logs.create_log_stream(logGroupName=LATE_GROUP, logStreamName="late")
-    write_fleet(TWO_ZONES)
-    assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
-    [group] = logs.describe_log_groups(logGroupNamePrefix=LATE_GROUP)["logGroups"]
-    assert (group["retentionInDays"], "kmsKeyId" in group) == (90, True)
-    assert logs.describe_log_streams(logGroupName=LATE_GROUP)["logStreams"][0]["logStreamName"] == "late"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from llm_serving.catalog import own_image
 from llm_serving.fleet import names
 from llm_serving.kinds.serving.validation import validate as run
 from llm_serving.rehearsal import emulator
+from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -264,14 +265,14 @@ def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
 def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
     plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def list_tasks(_: Any, __: Any, name: str, status: str) -> list[dict[str, Any]]:
+    def list_tasks(_: Any, __: Any, service: Service, status: str) -> list[dict[str, Any]]:
         assert status == "RUNNING"
         details = [{"name": "privateIPv4Address", "value": "10.0.0.7"}]
         attachments = [{"type": "ElasticNetworkInterface", "details": details}]
-        return [{"taskArn": f"arn/{name}-t", "attachments": attachments}, {"taskArn": "arn/new", "attachments": []}]
+        return [{"taskArn": f"arn/{service.name}-t", "attachments": attachments}, {"taskArn": "arn/new", "attachments": []}]
 
     monkeypatch.setattr(stack, "_list_tasks", list_tasks)
     pages = {(page.name, page.role, page.url) for page in stack.list_metrics_pages(plan)}
-    assert ("aggregated-router-t", "router", "http://10.0.0.7:9090/metrics") in pages
-    assert ("aggregated-worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages
+    assert ("router-t", "router", "http://10.0.0.7:9090/metrics") in pages
+    assert ("worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages
     assert not {name for name, _, _ in pages} & {"new"}

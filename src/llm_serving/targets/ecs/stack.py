@@ -70,12 +70,6 @@ class _EcsDeployment:
     fleet: Fleet
     deployment: Rendered[Any]
 
-    @property
-    def services(self) -> Iterator[tuple[Service, str]]:
-        """Each ECS service with its name."""
-        for service in self.deployment.services:
-            yield from ((service, name) for name in self.list_service_names(service))
-
     def list_service_names(self, service: Service) -> list[str]:
         """List the ECS services of a service: one for each choice of its pool."""
         choices = list_choices(self.fleet, service.placement.pool, service.node.replica if service.node else None)
@@ -177,11 +171,7 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     """
     deployed, ecs = _read_deployed(plan), plan.aws.client("ecs")
     with clients.translate_errors():
-        tasks = [
-            _build_replica_status(service, task)
-            for service, name in deployed.services
-            for task in _list_tasks(ecs, deployed, name, "RUNNING")
-        ]
+        tasks = [_build_replica_status(service, task) for service, task in _list_running(ecs, deployed)]
     return sorted(tasks, key=lambda replica: (replica.role, replica.name))
 
 
@@ -196,8 +186,7 @@ def list_starts(plan: DeploymentPlan) -> list[Start]:
     with clients.translate_errors():
         found = [
             _build_start(service, task, _read_first_events(logs, deployed, service, task), lines)
-            for service, name in deployed.services
-            for task in _list_tasks(ecs, deployed, name, "RUNNING")
+            for service, task in _list_running(ecs, deployed)
         ]
     return sorted(found, key=lambda start: (start.role, start.name))
 
@@ -212,12 +201,7 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
     deployed, aws = _read_deployed(plan), plan.aws
     cluster, ecs = names.format_cluster_name(deployed.fleet), aws.client("ecs")
     with clients.translate_errors():
-        tasks = [
-            (service, _shorten_arn(task["taskArn"]))
-            for service, name in deployed.services
-            if service.role == role
-            for task in _list_tasks(ecs, deployed, name, "RUNNING")
-        ]
+        tasks = [(service, _shorten_arn(task["taskArn"])) for service, task in _list_running(ecs, deployed, role)]
     return [
         ReplicaContainer(
             task,
@@ -257,9 +241,8 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
     with clients.translate_errors():
         addresses = [
             (_shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
-            for service, name in deployed.services
+            for service, task in _list_running(ecs, deployed)
             if service.metrics_path and not (service.node and service.node.rank)
-            for task in _list_tasks(ecs, deployed, name, "RUNNING")
         ]
     return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
 
@@ -278,9 +261,8 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[s
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
     entry = deployed.deployment.entry
-    services = [name for service, name in deployed.services if service.role == entry.role]
     with clients.translate_errors():
-        tasks = [task for name in services for task in _list_tasks(aws.client("ecs"), deployed, name, "RUNNING")]
+        tasks = [task for _, task in _list_running(aws.client("ecs"), deployed, entry.role)]
     containers = [
         (_shorten_arn(task["taskArn"]), container["runtimeId"])
         for task in tasks
@@ -399,9 +381,7 @@ def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, 
 
 
 def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> int:
-    tasks = [
-        task for name in deployed.list_service_names(service) for task in _list_tasks(ecs, deployed, name, "RUNNING")
-    ]
+    tasks = _list_tasks(ecs, deployed, service, "RUNNING")
     return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
 
 
@@ -411,11 +391,7 @@ def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Servic
     try:
         with clients.translate_errors():
             ecs = aws.client("ecs")
-            stopped = [
-                task
-                for name in deployed.list_service_names(service)
-                for task in _list_tasks(ecs, deployed, name, "STOPPED")
-            ]
+            stopped = _list_tasks(ecs, deployed, service, "STOPPED")
             lines += [f"  {_shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
             lines += list(_read_last_lines(aws.client("logs"), deployed, service.role, _LAST_LINES))
     except Unavailable as error:
@@ -451,18 +427,26 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
             raise CheckFailed(f"the test request failed: {task.get('stoppedReason', 'timed out')}\n{log_lines}")
 
 
-def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> list[dict[str, Any]]:
-    """List the tasks of an ECS service; empty if there is no such service or cluster."""
+def _list_running(ecs: Any, deployed: _EcsDeployment, role: str = "") -> Iterator[tuple[Service, dict[str, Any]]]:
+    """List the running tasks of the services of a role, or of all."""
+    for service in deployed.deployment.services:
+        if role in ("", service.role):
+            yield from ((service, task) for task in _list_tasks(ecs, deployed, service, "RUNNING"))
+
+
+def _list_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, status: str) -> list[dict[str, Any]]:
+    """List the tasks of a service; empty if it or its cluster is not there."""
     from botocore.exceptions import ClientError
 
-    cluster = names.format_cluster_name(deployed.fleet)
-    try:
-        pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=name, desiredStatus=status)
-        arns = [arn for page in pages for arn in page["taskArns"]]
-    except ClientError as error:
-        if clients.get_error_code(error) in ("ServiceNotFoundException", "ClusterNotFoundException"):
-            return []
-        raise
+    cluster, paginator = names.format_cluster_name(deployed.fleet), ecs.get_paginator("list_tasks")
+    arns: list[str] = []
+    for name in deployed.list_service_names(service):
+        try:
+            for page in paginator.paginate(cluster=cluster, serviceName=name, desiredStatus=status):
+                arns += page["taskArns"]
+        except ClientError as error:
+            if clients.get_error_code(error) not in ("ServiceNotFoundException", "ClusterNotFoundException"):
+                raise
     batches = [arns[start : start + 100] for start in range(0, len(arns), 100)]
     return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
 
