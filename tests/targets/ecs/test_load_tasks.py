@@ -269,7 +269,10 @@ def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
         assert status == "RUNNING"
         details = [{"name": "privateIPv4Address", "value": "10.0.0.7"}]
         attachments = [{"type": "ElasticNetworkInterface", "details": details}]
-        return [{"taskArn": f"arn/{service.name}-t", "attachments": attachments}, {"taskArn": "arn/new", "attachments": []}]
+        return [
+            {"taskArn": f"arn/{service.name}-t", "attachments": attachments},
+            {"taskArn": "arn/new", "attachments": []},
+        ]
 
     monkeypatch.setattr(stack, "_list_tasks", list_tasks)
     pages = {(page.name, page.role, page.url) for page in stack.list_metrics_pages(plan)}
