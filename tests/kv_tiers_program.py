@@ -1,14 +1,17 @@
 """One engine process with tiers of cached prompts: asks prompts in turn, and prints what each answer took from a cache.
 
-Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, and `steps`: a number is a prompt
-of its own, and `truncate` halves every file of the tier.
+Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `steps`, and `connector`, the
+settings of a connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves
+every file of the tier, `kill` ends the server beside this process, and `recover` asks prompts until one comes from it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +20,15 @@ KV_BYTES = 6_000_000
 
 PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
 
+RECOVERY_S = 300
+"""Longest wait for a server that starts again."""
+
 
 def main(settings: dict[str, Any]) -> None:
     """Answer all steps."""
-    import cpu_tiers
     from vllm import LLM, SamplingParams
 
     folder = Path(settings["folder"])
-    tiers = {
-        "spec_name": cpu_tiers.CpuTieringSpec.__name__,
-        "spec_module_path": cpu_tiers.__name__,
-        "cpu_bytes_to_use": KV_BYTES,
-        "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
-    }
     engine = LLM(
         settings["model"],
         dtype=settings.get("dtype", "auto"),
@@ -40,24 +39,70 @@ def main(settings: dict[str, Any]) -> None:
         kv_cache_memory_bytes=KV_BYTES,
         max_num_seqs=2,
         block_size=CHUNK_TOKENS,
-        kv_transfer_config={
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": tiers,
-        },
+        kv_transfer_config=settings.get("connector") or _build_tiers(folder),
     )
-    answers = []
-    for step in settings["steps"]:
-        if step == "truncate":
-            for file in folder.rglob("*.bin"):
-                os.truncate(file, file.stat().st_size // 2)
-            continue
-        tokens = [(step * 7919 + place * 104729) % 900 + 10 for place in range(PROMPT_TOKENS)]
+
+    def ask(number: int) -> list[Any]:
+        tokens = [(number * 7919 + place * 104729) % 900 + 10 for place in range(PROMPT_TOKENS)]
         [output] = engine.generate(
             [{"prompt_token_ids": tokens}], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
         )
-        answers.append([output.num_cached_tokens, list(output.outputs[0].token_ids)])
+        return [output.num_cached_tokens, list(output.outputs[0].token_ids)]
+
+    answers = []
+    for step in settings["steps"]:
+        if step == "truncate":
+            for file in (path for path in folder.rglob("*") if path.is_file()):
+                os.truncate(file, file.stat().st_size // 2)
+        elif step == "kill":
+            os.kill(_find_server(), signal.SIGKILL)
+        elif step == "recover":
+            answers.append(_recover(ask))
+        else:
+            answers.append(ask(step))
     print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
+
+
+def _build_tiers(folder: Path) -> dict[str, Any]:
+    """Return the settings of the engine's own tiers."""
+    import cpu_tiers
+
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": cpu_tiers.CpuTieringSpec.__name__,
+            "spec_module_path": cpu_tiers.__name__,
+            "cpu_bytes_to_use": KV_BYTES,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
+        },
+    }
+
+
+def _find_server() -> int:
+    """Return the process of the server, which is a child of this process's child."""
+    for status in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words, state = status.read_bytes().split(b"\0"), status.with_name("stat").read_text()
+            parent = Path("/proc", state.rpartition(")")[2].split()[1], "stat").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        if b"-m" in words and int(parent.rpartition(")")[2].split()[1]) == os.getpid():
+            return int(status.parent.name)
+    raise SystemExit("no server runs beside this process")
+
+
+def _recover(ask: Any) -> list[Any]:
+    """Return the first answer of prompt 0 that came from the server; two others evict it from the engine between."""
+    deadline = time.monotonic() + RECOVERY_S
+    while time.monotonic() < deadline:
+        for number in (1, 2):
+            ask(number)
+        answer: list[Any] = ask(0)
+        if answer[0]:
+            return answer
+        time.sleep(1)
+    raise SystemExit("no prompt came from the server")
 
 
 def _read_metrics(engine: Any) -> dict[str, float]:

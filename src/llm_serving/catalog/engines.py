@@ -35,7 +35,7 @@ FIELD_NAMES = frozenset(
         "stream_bytes",  # memory for weights on their way from S3 to an accelerator
         "host",  # the address to listen on
         "port",
-        "hidden_host",  # the loopback address that a router listens on, behind its front
+        "hidden_host",  # the loopback address of what processes of the same machine or container alone call
         "router_port",
         "max_requests",  # in flight at a router's front; an argument is left out where there is no limit
         "log_format",  # of the logs of a router and its front, where it is not text
@@ -71,6 +71,10 @@ FIELD_NAMES = frozenset(
         "offload_rank_bytes",  # in bytes
         "disk_tier",  # folder of cached prompts on the node's NVMe
         "shared_tier",  # folder of cached prompts that all replicas share
+        "cache_tiers",  # settings of the tiers below memory, for a server beside the engine, JSON
+        "cache_gib",  # memory of that server for cached prompts, GiB
+        "cache_port",  # where it listens
+        "cache_workers",  # accelerators that read from it and write to it at once
         "speculative_method",  # eagle, eagle3 or draft_model
         "speculative_tokens",  # guessed at a time
         "draft",  # s3://BUCKET/PREFIX/ of the model that guesses, or the folder that it was copied to
@@ -148,6 +152,9 @@ class CommandPart(_Row):
     environment: Mapping[str, Template] = {}
     address_variables: tuple[str, ...] = ()
     """Variables that must hold the address by which other nodes reach the process."""
+
+    beside: tuple[Template, ...] = ()
+    """A program that runs beside the engine, and starts again where it ends."""
 
 
 class Transfer(CommandPart):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import processes
-from llm_serving.kinds.serving import cache_folder, kv_tiers, summary
+from llm_serving.kinds.serving import cache_keeper, kv_tiers, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.document import load
@@ -28,6 +28,8 @@ pools:
   volumes: {types: g6e.12xlarge, size: 0..4, disk: gp3}
   on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
   trainium: {types: trn2.48xlarge, size: 0..2}
+  plain: {types: m8i.8xlarge, size: 0..2}
+  pair: {types: p5.48xlarge, size: 0..2, zones: us-west-2a, efa: on}
 """
 BOTH = "{ram: 8Gi, disk: 100Gi, shared: {size: 1Ti, claim: kv}}"
 GROUPS = "shared_prefix: 50%, prefix_groups: 1000, "
@@ -72,6 +74,39 @@ def test_memory_alone_is_what_kv_offload_was(tmp_path: Path) -> None:
     commands.append(resolving.resolve_files(tmp_path, text, FLEET, "eks").workers[0].command)
     assert commands[0] == commands[1]
     assert commands[0][commands[0].index("--kv-offloading-size") + 1] == "8"
+
+
+def test_lmcaches_server_starts_beside_the_engine_with_the_same_folders(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, BOTH.replace("{ram", "{by: lmcache, ram", 1))
+    [engine] = deployment.workers
+    connector = _read_connector(deployment)
+    assert (connector["kv_connector"], connector["kv_load_failure_policy"]) == ("LMCacheMPConnector", "recompute")
+    separator = [place for place, word in enumerate(engine.command) if word == "--"]
+    assert engine.command[3 : separator[0]] == (f"/kv-disk={100 * 2**30}", f"/kv-shared={2**40}")
+    server = engine.command[separator[0] + 1 : separator[1]]
+    assert server[:3] == ("python3", "-m", "lmcache.v1.multiprocess.server")
+    assert (server[server.index("--host") + 1], server[server.index("--l1-size-gb") + 1]) == ("127.0.0.1", "8")
+    folders = [json.loads(word.partition("=")[2])["base_path"] for word in server if word.startswith("--l2-adapter=")]
+    assert folders == ["/kv-disk", "/kv-shared"] == [engine.mounts[name].path for name in ("kv-disk", "kv-shared")]
+    assert engine.command[separator[1] + 1] == "vllm"
+    assert "cache" not in engine.ports, "no other container reaches the server"
+    assert engine.env["LMCACHE_TRACK_USAGE"] == "false"
+
+
+def test_lmcache_has_another_folder_for_all_that_changes_what_is_computed(tmp_path: Path) -> None:
+    tiers = BOTH.replace("{ram", "{by: lmcache, ram", 1)
+    keys = [
+        _resolve(tmp_path, f"{tiers}{more}", extra=extra).workers[0].mounts["kv-shared"].key
+        for more, extra in (
+            ("", ""),
+            ("", "image: my/vllm:1\n"),
+            (", kv_cache: fp8", ""),
+            (", quantization: fp8", ""),
+            ("", "engine_arguments: {seed: 7}\n"),
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == _resolve(tmp_path, tiers, traffic=GROUPS).workers[0].mounts["kv-shared"].key
 
 
 def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -140,6 +175,13 @@ def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
             "Fix: remove kv_tiers in a copy to try here.",
         ),
         (
+            "{by: lmcache, ram: 8Gi}",
+            "trainium",
+            "eks",
+            'tuning.kv_tiers: "ram": the documentation of vLLM\'s plugin for Neuron does not mention KV offloading to CPU '
+            "memory. Fix: remove kv_tiers.",
+        ),
+        (
             "{ram: 8Gi}, kv_offload: 8Gi",
             "general",
             "eks",
@@ -152,6 +194,44 @@ def test_tiers_that_have_no_room_or_no_way_there_are_refused(
 ) -> None:
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, tiers, pool, target)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "extra", "message"),
+    [
+        (
+            "pool: plain",
+            "",
+            'tuning.kv_tiers.by: "lmcache": the nodes of plain have no accelerators: the engine\'s own cache is in their '
+            "memory already. Fix: remove kv_tiers.",
+        ),
+        (
+            "pool: pair, accelerators: 16, pipeline: 2",
+            "pattern: distributed",
+            'tuning.kv_tiers.by: "lmcache": LMCache\'s server is rendered for one node, and a replica of worker has several. '
+            "Fix: remove kv_tiers.",
+        ),
+        (
+            "pool: general, accelerators: 4, adapters: {law: s3://demo/law/, tax: s3://demo/tax/}",
+            "",
+            'roles.worker.adapters: "law, tax": LMCache knows a prompt by its words alone, and would give what one adapter '
+            "computed to another. Fix: remove adapters, or by of tuning.kv_tiers.",
+        ),
+        (
+            "pool: general, accelerators: 4",
+            "pattern: aggregated\nengine: sglang",
+            'tuning.kv_tiers: "ram": the engine sglang has no option for it in the catalog. Fix: remove by.',
+        ),
+    ],
+)
+def test_what_lmcache_cannot_keep_is_refused(tmp_path: Path, role: str, extra: str, message: str) -> None:
+    text = (
+        f"name: mine\nmodel: Qwen/Qwen3-8B\n{extra or 'pattern: aggregated'}\nroles: {{worker: {{{role}}}}}\n"
+        "tuning: {kv_tiers: {by: lmcache, ram: 8Gi}}\ntraffic: {users: 2}\nslo: {}\n"
+    )
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, text, FLEET, "eks")
     assert message in str(error.value)
 
 
@@ -201,10 +281,10 @@ def _write(folder: Path, name: str, size: int, used_at: int) -> None:
 def test_what_was_used_longest_ago_makes_room_and_nothing_goes_while_there_is_room(tmp_path: Path) -> None:
     for number in range(10):
         _write(tmp_path, f"{number % 3}/{number}.bin", 100, 1_000 + number)
-    cache_folder.trim(str(tmp_path), 1_000)
+    cache_keeper.trim(str(tmp_path), 1_000)
     assert len(list(tmp_path.rglob("*.bin"))) == 10
     os.utime(tmp_path / "0" / "0.bin", (9_000, 1_000))
-    cache_folder.trim(str(tmp_path), 500)
+    cache_keeper.trim(str(tmp_path), 500)
     kept = {file.stem for file in tmp_path.rglob("*.bin")}
     assert kept == {"0", "7", "8", "9"}, "the oldest was read last, and goes last"
 
@@ -213,9 +293,9 @@ def test_the_engine_takes_the_place_of_the_program_which_trims_beside_it(tmp_pat
     """As a container runs it: the text by `python3 -c`, and the engine with the process's own number."""
     for number in range(10):
         _write(tmp_path / "kv", f"{number}.bin", 100, 1_000 + number)
-    text = Path(cache_folder.__file__).read_text(encoding="utf-8")
+    text = Path(cache_keeper.__file__).read_text(encoding="utf-8")
     engine = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", text, f"{tmp_path}/kv=500", "--", sys.executable, "-c", engine]
+    command = [sys.executable, "-c", text, f"{tmp_path}/kv=500", "--", "--", sys.executable, "-c", engine]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin and child.stdout
         assert int(child.stdout.readline()) == child.pid

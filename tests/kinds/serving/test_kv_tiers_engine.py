@@ -1,21 +1,25 @@
 """The file tier of cached prompts with the real engine: what it evicts comes back, and a damaged file costs time alone.
 
-The engine runs in a process of its own on CPU, without a server; tests/cpu_tiers.py replaces the copy from GPUs. Connector,
-tiers, eviction, files and metrics are vLLM's own.
+The engine runs in a process of its own on CPU, without an HTTP server. For its own tiers tests/cpu_tiers.py replaces the
+copy from GPUs; connector, tiers, eviction, files and metrics are vLLM's. LMCache and its server run as they are rendered.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llm_serving import processes
 from llm_serving.hub import make_tiny
 from llm_serving.targets.local import engine_env
+from tests.kinds.serving import resolving
 from tests.kv_tiers_program import CHUNK_TOKENS, PROMPT_TOKENS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1900)]
@@ -28,11 +32,19 @@ CACHED_TOKENS = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
 CHUNK_BYTES = 262_144
 """Of `tiny`, 128 tokens."""
 
+LMCACHE_CHUNK_TOKENS = 256
+"""Its default."""
+
 HITS, QUERIES = "vllm:external_prefix_cache_hits", "vllm:external_prefix_cache_queries"
 READ_BYTES, FAILED = "vllm:kv_offload_tiering_read_bytes 1:fs", "vllm:kv_offload_tiering_promotion_job_failures 1:fs"
 
 
-def _run(settings: dict[str, Any]) -> dict[str, Any]:
+def _run(settings: dict[str, Any], starter: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the program and return what it printed.
+
+    Args:
+        starter: what starts it in place of the engine, and a server beside it.
+    """
     variables = {
         "PYTHONPATH": str(PROGRAM.parent),
         "HF_HUB_OFFLINE": "1",
@@ -42,13 +54,14 @@ def _run(settings: dict[str, Any]) -> dict[str, Any]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    command = [str(engine_env.find_executables() / "python"), str(PROGRAM), json.dumps(settings)]
+    command = [*starter, str(engine_env.find_executables() / "python"), str(PROGRAM), json.dumps(settings)]
     result = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900, check=False
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return answer
+    [answer] = [line for line in result.stdout.splitlines() if line.startswith('{"answers"')]
+    parsed: dict[str, Any] = json.loads(answer)
+    return parsed
 
 
 def test_an_evicted_prompt_comes_back_from_files_and_a_damaged_one_is_computed_again(tmp_path: Path) -> None:
@@ -67,3 +80,42 @@ def test_an_evicted_prompt_comes_back_from_files_and_a_damaged_one_is_computed_a
     assert damaged == [0, first["answers"][0][1]], "computed again, the same text"
     assert second["metrics"][HITS] == CACHED_TOKENS, "of the first request alone"
     assert second["metrics"][FAILED] == 1
+
+
+def _render_lmcache(folder: Path) -> tuple[list[str], dict[str, Any], Path]:
+    """Return what starts an engine on this machine beside LMCache, its connector, and the folder of the file tier."""
+    deployment = resolving.resolve_files(
+        folder,
+        "name: mine\npattern: aggregated\nmodel: tiny\nroles: {worker: {pool: small}}\ntraffic: {users: 1}\nslo: {}\n"
+        "tuning: {kv_tiers: {by: lmcache, ram: 64Mi, disk: 1Gi}}\n",
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools: {small: {types: g6e.xlarge, size: 0..1}}\n",
+        "local",
+        engine_folder=str(engine_env.find_executables()),
+        data_folder=str(folder),
+        ports={"worker-0-cache": processes.claim_free_ports(1)[0]},
+    )
+    [engine] = deployment.workers
+    command = list(engine.command)
+    connector = json.loads(command[command.index("--kv-transfer-config") + 1])
+    [tier] = [json.loads(word.partition("=")[2]) for word in command if word.startswith("--l2-adapter=")]
+    return command[: command.index(str(engine_env.find_executables() / "vllm"))], connector, Path(tier["base_path"])
+
+
+def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_server_computes(tmp_path: Path) -> None:
+    starter, connector, folder = _render_lmcache(tmp_path)
+    model = make_tiny.make("tiny", tmp_path / "model")
+    settings = {"model": str(model), "folder": str(folder), "connector": connector}
+    cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
+    first = _run({**settings, "steps": [0, 1, 2, 0, "kill", 1, "recover"]}, starter)
+    assert [tokens for tokens, _ in first["answers"]] == [0, 0, 0, cached_tokens, 0, cached_tokens]
+    texts = [text for _, text in first["answers"]]
+    assert (texts[3], texts[4], texts[5]) == (texts[0], texts[1], texts[0])
+
+    # Another engine, and another server with empty memory: from files, at the first request. Then every file is half.
+    second = _run({**settings, "steps": [1, "truncate", 2]}, starter)
+    assert second["answers"] == [[cached_tokens, texts[1]], [0, texts[2]]]
+    assert second["metrics"][HITS] == cached_tokens
+
+    other = shutil.copytree(model, tmp_path / "other")
+    third = _run({**settings, "model": str(other), "steps": [1]}, starter)
+    assert third["metrics"][HITS] == 0, "another model"

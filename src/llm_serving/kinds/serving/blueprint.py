@@ -136,6 +136,9 @@ class KvTiers(Settings):
     """Where cached prompts stay that no longer fit into the accelerators, the fastest first. A prompt is looked for in
     each."""
 
+    by: Literal["engine", "lmcache"] = "engine"
+    """What keeps them: the engine itself, or LMCache's server beside each replica's engine, on CPUs too."""
+
     ram: Memory | None = None
     """Memory of the node, of each replica. The slower ones are read and written through it."""
 
@@ -154,7 +157,7 @@ class KvTiers(Settings):
     @property
     def names(self) -> tuple[str, ...]:
         """The tiers that are asked for."""
-        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return tuple(name for name in type(self).model_fields if name != "by" and getattr(self, name) is not None)
 
     def _check_ram(self) -> Iterator[Conflict]:
         if self.ram is None:
@@ -215,6 +218,11 @@ class Tuning(Settings):
     def ram_bytes(self) -> int:
         """Memory of the node for cached prompts, of each replica."""
         return self.kv_offload or (self.kv_tiers.ram if self.kv_tiers else None) or 0
+
+    @property
+    def uses_lmcache(self) -> bool:
+        """Whether LMCache keeps cached prompts."""
+        return self.kv_tiers is not None and self.kv_tiers.by == "lmcache"
 
     @property
     def folder_bytes(self) -> dict[str, int]:

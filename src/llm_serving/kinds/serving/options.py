@@ -193,12 +193,15 @@ def _build_tier_values(node: Node) -> engines.Values:
         "offload_gib": f"{offload_bytes / 2**30:g}",
         "offload_rank_bytes": _compute_offload_rank_bytes(node),
         "offload_rank_gb": max(1, int(_compute_offload_rank_bytes(node) / 1e9)),
-        **{f"{name}_tier": folder for name, folder in TIER_FOLDERS.items()},
+        # One server for all ranks of a node.
+        "cache_gib": f"{node.tuning.ram_bytes / 2**30:g}",
+        "cache_workers": max(1, node.role.accelerators // node.placement.nodes),
     }
 
 
 def _has_folders(node: Node, *names: str) -> bool:
-    return tuple(node.tuning.folder_bytes) == names
+    """Return whether the engine itself keeps these folders and no other."""
+    return not node.tuning.uses_lmcache and tuple(node.tuning.folder_bytes) == names
 
 
 OPTIONS = (
@@ -257,6 +260,12 @@ OPTIONS = (
             "remove kv_tiers",
         )
         for names in (("disk",), ("shared",), ("disk", "shared"))
+    ),
+    Option(
+        "kv-lmcache",
+        lambda node: node.tuning.uses_lmcache,
+        "tuning.kv_tiers",
+        lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
     ),
     Option("kv-s3", lambda node: node.tuning.kv_tiers and node.tuning.kv_tiers.s3, "tuning.kv_tiers", "remove s3"),
     Option(

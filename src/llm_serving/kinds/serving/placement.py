@@ -40,7 +40,7 @@ is free (vLLM 0.32.0, v1/kv_offload/cpu/shared_offload_region.py)."""
 
 
 DISK_SHARE = 0.7
-"""Of a node's NVMe that may hold cached prompts; `cache_folder` looks every ten seconds how much it is."""
+"""Of a node's NVMe that may hold cached prompts; `cache_keeper` looks every ten seconds how much it is."""
 
 
 @dataclass(frozen=True)

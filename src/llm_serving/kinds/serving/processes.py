@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,8 @@ SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes
 LEADER_LABELS = {"inference/listens": "true"}
 """Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
 
-PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345}
-"""Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica."""
+PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "cache": 5655}
+"""Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica, LMCache's server."""
 
 MIN_LOAD_BYTES_S = 200e6
 """Lowest rate of streaming weights, bytes per second, for the limit of a start: a tenth of a good S3's."""
@@ -58,6 +59,9 @@ RUNAI_STREAMER_S3_TARGET_GBPS; connections counted with 0.17.0, 2026-11-23."""
 STREAM_CPU_S_PER_BYTE = 2e-9
 """Seconds of one core for each byte that is streamed: kernel, copies and first writes to memory. 1.1 to 1.6 without TLS
 (measured 2026-11-23 over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
+
+CACHE_SERVER_BYTES = 640_000_000
+"""Memory of LMCache's server without the prompts that it holds: 0.5.6 on CPU, 2026-11-26."""
 
 EMBEDDING_NUMBER_BYTES = 2
 
@@ -148,7 +152,12 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
     processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
     extra_names = [
         name
-        for name, is_used in (("side", is_disaggregated), ("events", has_kv_events), ("replay", has_kv_events))
+        for name, is_used in (
+            ("side", is_disaggregated),
+            ("events", has_kv_events),
+            ("replay", has_kv_events),
+            ("cache", blueprint.tuning.uses_lmcache),
+        )
         if is_used
     ]
     return [
@@ -219,9 +228,12 @@ def build_engine_service(
     process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
     node = context.describe_node(name, role, role_placement, rank)
     parts = list_command_parts(context, node)
+    tiers = locate_tiers(context, role, served_model)
     values = {
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
+        **{f"{tier}_tier": folder for tier, folder in tiers.items()},
+        "cache_tiers": tuple(json.dumps({"type": "fs_native", "base_path": folder}) for folder in tiers.values()),
     }
     settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     command = engines.fill_arguments(
@@ -246,7 +258,11 @@ def build_engine_service(
             *(environment.fetcher if fetches else ()),
             *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
             *(("--",) if fetches else ()),
-            *_limit_folders(context.blueprint.tuning.folder_bytes),
+            *_keep_cache(
+                environment,
+                {folder: context.blueprint.tuning.folder_bytes[tier] for tier, folder in tiers.items()},
+                engines.fill_arguments((word for part in parts for word in part.beside), values),
+            ),
             *_write_settings(values["settings_file"], settings),
             resolve_executable(environment, command[0]),
             *command[1:],
@@ -268,13 +284,43 @@ def build_engine_service(
     )
 
 
-def _limit_folders(folder_bytes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return what starts the engine where it keeps folders of files, and keeps them within their sizes."""
-    if not folder_bytes:
+def locate_tiers(context: Context, role: EngineRole, served_model: ServedModel) -> dict[str, str]:
+    """Return the folders of cached prompts, by tier: mounts of a container, or folders of the deployment here."""
+    if not context.conventions.is_local:
+        return {tier: options.TIER_FOLDERS[tier] for tier in context.blueprint.tuning.folder_bytes}
+    key = build_tier_key(context, role, served_model)
+    return {
+        tier: f"{context.environment.data_folder}/kv/{tier}/{key}" for tier in context.blueprint.tuning.folder_bytes
+    }
+
+
+def build_tier_key(context: Context, role: EngineRole, served_model: ServedModel, image: str = "") -> str:
+    """Return the name of the folder of prompts that may be of use to one another: of one image and model.
+
+    LMCache knows no more of a prompt than its words, so all else that changes what is computed is in the name.
+    """
+    parts = [image, served_model.weights.uri]
+    if context.blueprint.tuning.uses_lmcache:
+        tuning = context.blueprint.tuning
+        arguments = json.dumps(context.blueprint.merge_arguments(role), sort_keys=True, default=str)
+        parts += [tuning.quantization or "", tuning.kv_cache, arguments]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _keep_cache(environment: Environment, folder_bytes: Mapping[str, int], server: Sequence[str]) -> tuple[str, ...]:
+    """Return what starts the engine where it keeps folders of files, or has a server beside it.
+
+    Args:
+        folder_bytes: largest sizes of the folders.
+        server: command of the server; empty for none.
+    """
+    if not folder_bytes and not server:
         return ()
-    program = Path(__file__).with_name("cache_folder.py").read_text(encoding="utf-8")
-    sizes = (f"{options.TIER_FOLDERS[name]}={size}" for name, size in folder_bytes.items())
-    return ("python3", "-c", program, *sizes, "--")
+    file = Path(__file__).with_name("cache_keeper.py")
+    program = (str(file),) if environment.conventions.is_local else ("-c", file.read_text(encoding="utf-8"))
+    sizes = (f"{folder}={size}" for folder, size in folder_bytes.items())
+    server = (resolve_executable(environment, server[0]), *server[1:]) if server else ()
+    return (resolve_executable(environment, "python3"), *program, *sizes, "--", *server, "--")
 
 
 def _write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, ...]:
@@ -372,6 +418,8 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
     cache_folder = f"{environment.data_folder}/cache"
     return {
         "port": _select_port(context, process_name, ENGINE_PORT),
+        "hidden_host": environment.hidden_host,
+        "cache_port": _select_port(context, f"{process_name}-cache", PORTS["cache"]),
         "nixl_side_channel_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
         "kv_events_endpoint": _build_kv_endpoint(context, process_name, "events"),
         "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
@@ -480,7 +528,10 @@ def _compute_memory_bytes(
         return 0
     platform = context.select_platform(role_placement)
     rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
-    return int(_count_ranks(role) * rank_bytes + role.data * platform.weight_copies * served_model.weights.bytes)
+    tuning = context.blueprint.tuning
+    tier_bytes = CACHE_SERVER_BYTES + tuning.ram_bytes if tuning.uses_lmcache else 0
+    weight_bytes = role.data * platform.weight_copies * served_model.weights.bytes
+    return int(_count_ranks(role) * rank_bytes + weight_bytes + tier_bytes)
 
 
 def count_concurrent_requests(traffic: Traffic) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import math
 import urllib.parse
@@ -90,7 +89,7 @@ def _build_engine_service(
     built = processes.build_engine_service(
         context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
-    mounts = _build_mounts(resolved.compile_cache) | _build_tier_mounts(context, resolved)
+    mounts = _build_mounts(resolved.compile_cache) | _build_tier_mounts(context, role, resolved)
     update: dict[str, object] = {
         "prefetch": resolved.prefetch,
         "mounts": mounts,
@@ -209,10 +208,12 @@ def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:
     return {"compile-cache": Mount(path=cache.path, node_path=cache.node_path, claim=cache.claim, key=key)}
 
 
-def _build_tier_mounts(context: Context, role: Role) -> dict[str, Mount]:
-    """Build the folders of cached prompts: those of one image and model are of no use to another."""
-    tuning, conventions, model = context.blueprint.tuning, context.conventions, role.served_model
-    key = hashlib.sha256(f"{role.image}\n{model.weights.uri if model else ''}".encode()).hexdigest()[:16]
+def _build_tier_mounts(context: Context, role: EngineRole, resolved: Role) -> dict[str, Mount]:
+    """Build the folders of cached prompts, of containers."""
+    tuning, conventions, model = context.blueprint.tuning, context.conventions, resolved.served_model
+    if conventions.is_local or model is None:
+        return {}
+    key = processes.build_tier_key(context, role, model, resolved.image)
     mounts = {}
     if "disk" in tuning.folder_bytes:
         node_path = f"{conventions.node_disk}/kv-cache/{context.name}/{key}"

@@ -6,8 +6,10 @@ BLUEPRINT_LOCAL_SHORTCUTS=off turns off what production does not do; AMX's tiles
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -44,6 +46,24 @@ def let_transfers_sleep() -> None:
             super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
 
     bindings.nixlAgentConfig = Config
+
+
+def read_odd_objects() -> None:
+    """Let the engine start on CPU where LMCache is installed.
+
+    Its worker looks through the attributes of all that modules hold, and ends with an AttributeError at an object whose
+    `__dict__` is none, such as those of llvmlite, which LMCache imports by numba. Source: vLLM 0.32.0, triton_utils/
+    dispatcher.py, `_rebind_kernels`.
+    """
+    if importlib.util.find_spec("lmcache") is None:
+        return
+    dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
+
+    def read_attributes(value: object) -> dict[str, Any]:
+        attributes = builtins.vars(value)
+        return attributes if isinstance(attributes, dict) else {}
+
+    dispatcher.vars = read_attributes
 
 
 def fork_processes() -> None:

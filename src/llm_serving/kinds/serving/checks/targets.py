@@ -42,6 +42,7 @@ def check(
     """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
+    yield from _check_lmcache(settings, conventions, placed_roles)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
         yield from _check_claims(settings, conventions)
@@ -143,6 +144,27 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
         baseline = patterns.load_patterns()[settings.pattern].baseline
         fix = f"remove {key}, or set pattern: {baseline}" if baseline else f"remove {key}"
         yield Conflict(("tuning", key), reason, fix, value)
+
+
+def _check_lmcache(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield what LMCache cannot keep the cache of, or would take wrongly for the same. Source: LMCache 0.5.6."""
+    if not settings.tuning.uses_lmcache:
+        return
+    for key_path, role, role_placement in placed_roles:
+        if role.adapters:
+            # integration/vllm/lmcache_mp_connector.py: keys hold tokens and the request's salt, and no adapter.
+            reason = "LMCache knows a prompt by its words alone, and would give what one adapter computed to another"
+            names = ", ".join(role.adapters)
+            yield Conflict((*key_path, "adapters"), reason, "remove adapters, or by of tuning.kv_tiers", names)
+        reason = ""
+        if role_placement.nodes > 1:
+            reason = f"LMCache's server is rendered for one node, and a replica of {role_placement.role} has several"
+        if role_placement.instance.accelerators is None and not conventions.is_local:
+            reason = f"the nodes of {role.pool} have no accelerators: the engine's own cache is in their memory already"
+        if reason:
+            yield Conflict(("tuning", "kv_tiers", "by"), reason, "remove kv_tiers", "lmcache")
 
 
 def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:

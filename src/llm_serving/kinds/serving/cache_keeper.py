@@ -1,0 +1,90 @@
+"""Starts an engine, and keeps what holds its cached prompts: folders within their sizes, and a server beside it.
+
+    python3 -c TEXT FOLDER=BYTES... -- SERVER ... -- PROGRAM ...
+
+Engines delete nothing in the folders: a child removes the files that were read longest ago once a folder is larger than
+it may be, down to nine tenths. An engine recomputes what it does not find. The child starts the server, if there is
+one, again whenever it ends; an engine computes all prompts meanwhile. This text is all of the program: it runs in the
+engine's image.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+INTERVAL_S = 10.0
+"""Between two looks at the folders, and between two starts of the server; a look that takes long is followed by nine
+times as long a pause."""
+
+POLL_S = 0.5
+
+KEPT_SHARE = 0.9
+
+
+def list_files(folder: str) -> Iterator[tuple[float, int, Path]]:
+    """Yield last use, bytes and path of the files below a folder; what vanishes meanwhile is left out."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root) / name
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            yield max(status.st_atime, status.st_mtime), status.st_size, path
+
+
+def trim(folder: str, max_bytes: int) -> None:
+    """Remove the files that were used longest ago, if the folder is too large."""
+    files = sorted(list_files(folder))
+    size = sum(file_bytes for _, file_bytes, _ in files)
+    if size <= max_bytes:
+        return
+    for _, file_bytes, path in files:
+        if size <= KEPT_SHARE * max_bytes:
+            return
+        try:
+            path.unlink()
+        except OSError:  # another replica was faster, or may not
+            continue
+        size -= file_bytes
+
+
+def keep(engine: int, folders: Mapping[str, int], server: Sequence[str]) -> None:
+    """Trim the folders and keep the server running as long as the engine, the parent, lives."""
+    process: subprocess.Popen[bytes] | None = None
+    next_look = next_start = 0.0
+    while os.getppid() == engine:
+        now = time.monotonic()
+        if server and now >= next_start and (process is None or process.poll() is not None):
+            process, next_start = subprocess.Popen(server), now + INTERVAL_S
+        if now >= next_look:
+            for folder, max_bytes in folders.items():
+                trim(folder, max_bytes)
+            end = time.monotonic()
+            next_look = end + max(INTERVAL_S, 9 * (end - now))
+        time.sleep(POLL_S)
+    if process is not None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(INTERVAL_S)
+
+
+def main(words: list[str]) -> None:
+    """Become the program, with a child that keeps its cache."""
+    first = words.index("--")
+    second = words.index("--", first + 1)
+    folders = {folder: int(size) for folder, _, size in (word.rpartition("=") for word in words[:first])}
+    engine = os.getpid()
+    if os.fork() == 0:
+        keep(engine, folders, words[first + 1 : second])
+        return
+    program = words[second + 1 :]
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
