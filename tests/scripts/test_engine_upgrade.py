@@ -123,8 +123,12 @@ def test_each_pin_is_written_and_the_engines_packages_alone_are_locked(
     assert row["fleet_image"] == "{registry}/vllm:99.0.1-efa.1", "the first image of ours with it"
     engine_upgrade.pin(PINNED, copied_root)
     differing = {name for name, content in _read_files(copied_root).items() if content != before[name]}
-    # The revision of our own image is that of a first one again.
-    assert differing == {"src/llm_serving/catalog/engines/vllm.yaml", "images/vllm/Dockerfile"}
+    # The revisions of our own images are those of a first one again.
+    assert differing == {
+        "src/llm_serving/catalog/engines/vllm.yaml",
+        "images/vllm/Dockerfile",
+        "images/vllm-cpu/Dockerfile",
+    }
 
 
 def test_packages_that_do_not_resolve_leave_every_file_as_it_was(
