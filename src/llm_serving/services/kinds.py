@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
 from llm_serving.services import rendered
-from llm_serving.services.blueprint import DEFAULT_KIND, BaseBlueprint
+from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, BaseBlueprint
 from llm_serving.services.deployment import Deployment, FoundDeployment
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.services.local_server import LocalServer
-from llm_serving.settings.document import Conflict, Document
+from llm_serving.settings.document import Conflict, Document, load
 from llm_serving.settings.errors import InputError, quote_value
 
 _MODULE = "kind"
@@ -65,7 +65,7 @@ ReadRemoteFiles = Callable[[str, str], tuple[Container[str], str] | None]
 class Kind(ABC, Generic[B, D]):
     """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
 
-    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `read` and `resolve` it must have.
+    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT` and `resolve` it must have.
     """
 
     NAME: ClassVar[str]
@@ -82,13 +82,13 @@ class Kind(ABC, Generic[B, D]):
         """Return the reason why a target with these conventions cannot carry this kind; empty where it can."""
         return ""
 
-    @abstractmethod
     def read(self, folder: Path) -> Document[B]:
         """Read the blueprint in `folder`.
 
         Raises:
             InputError: with every mistake of its file.
         """
+        return load(folder / FILE_NAME, self.SETTINGS)
 
     def list_port_names(self, blueprint: B) -> list[str]:
         """Return the names of the ports that a target must choose where processes share one machine."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -11,10 +10,10 @@ from pydantic import AfterValidator, ConfigDict, Field
 from llm_serving.fleet.model import Name, parse_network
 from llm_serving.kinds.serving.roles import ModelName
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
-from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
-from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
@@ -392,12 +391,3 @@ class Blueprint(BaseBlueprint):
 def resolve_deadline(team: Team, limits: Limits) -> float:
     """Return the deadline of a team's jobs whose submission has none."""
     return limits.deadline if team.deadline is None else team.deadline
-
-
-def read(folder: Path) -> Document[Blueprint]:
-    """Read the blueprint in `folder`.
-
-    Raises:
-        InputError: with every mistake of its file at once.
-    """
-    return load(folder / FILE_NAME, Blueprint)

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.batch import blueprint as blueprints
 from llm_serving.kinds.batch import resolve, summary
 from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.deployment import BatchDeployment
@@ -26,9 +24,6 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = BatchDeployment
     VALIDATOR = "llm_serving.kinds.batch.validation.validate"
-
-    def read(self, folder: Path) -> Document[Blueprint]:
-        return blueprints.read(folder)
 
     def list_port_names(self, blueprint: Blueprint) -> list[str]:
         return resolve.list_port_names(blueprint)

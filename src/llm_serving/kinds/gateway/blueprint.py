@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
-from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.load_balancer import LoadBalancer
 from llm_serving.services.rendered import S3Location
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import Secret
-from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load, parse_default
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
 from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, TextFormat
 
 _ONE = Decimal(1)
@@ -403,12 +402,3 @@ class Blueprint(BaseBlueprint):
     def _choose_route(self, besides: str = "") -> str:
         others = [name for name in self.routes if name != besides]
         return f"choose {' or '.join(others)}" if others else "remove it"
-
-
-def read(folder: Path) -> Document[Blueprint]:
-    """Read the blueprint in `folder`.
-
-    Raises:
-        InputError: with every mistake of its file at once.
-    """
-    return load(folder / FILE_NAME, Blueprint)

@@ -10,7 +10,6 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.gateway import blueprint as blueprints
 from llm_serving.kinds.gateway import managed, price, resolve
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
@@ -32,9 +31,6 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = GatewayDeployment
     VALIDATOR = "llm_serving.kinds.gateway.validation.validate"
-
-    def read(self, folder: Path) -> Document[Blueprint]:
-        return blueprints.read(folder)
 
     def list_port_names(self, blueprint: Blueprint) -> list[str]:
         return resolve.list_port_names()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
 from llm_serving.services.addresses import build_cache_format, build_endpoint_format
-from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
-from llm_serving.settings.document import Conflict, Document, OneOrMore, Settings, load, parse_default
+from llm_serving.settings.document import Conflict, OneOrMore, Settings, parse_default
 from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
@@ -268,12 +267,3 @@ class Blueprint(BaseBlueprint):
 
     slo: StreamSlo = StreamSlo()
     """Limits for the sample."""
-
-
-def read(folder: Path) -> Document[Blueprint]:
-    """Read the blueprint in `folder`.
-
-    Raises:
-        InputError: with every mistake of its file at once.
-    """
-    return load(folder / FILE_NAME, Blueprint)

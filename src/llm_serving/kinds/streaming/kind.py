@@ -10,7 +10,6 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.streaming import blueprint as blueprints
 from llm_serving.kinds.streaming import load_program, managed, price, programs, resolve
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
@@ -32,9 +31,6 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = StreamingDeployment
     VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
-
-    def read(self, folder: Path) -> Document[Blueprint]:
-        return blueprints.read(folder)
 
     def list_port_names(self, blueprint: Blueprint) -> list[str]:
         return resolve.list_port_names(blueprint)

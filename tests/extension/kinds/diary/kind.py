@@ -15,7 +15,6 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.service import Probe, Replicas, ResolvedData, Resources, Service, Stop
 from llm_serving.services.slo import BaseSlo
-from llm_serving.settings.document import load
 
 PORT = 8080
 
@@ -48,9 +47,6 @@ class DiaryKind(Kind):
     SETTINGS = Diary
     DEPLOYMENT = DiaryDeployment
     VALIDATOR = "llm_serving.kinds.diary.validate"
-
-    def read(self, folder):
-        return load(folder / "blueprint.yaml", Diary)
 
     def list_port_names(self, blueprint):
         return ["reader"]
