@@ -121,29 +121,20 @@ TARGET = '''\
 """The target `moon`: renders, and refuses to run anything."""
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.base import require_kind
+from llm_serving.targets.base import Target
 from llm_serving.services.environment import Conventions, Environment
 
 
-class MoonTarget:
+class MoonTarget(Target):
     name = "moon"
     conventions = Conventions(title="the moon", url="http://{deployment}.moon:{port}")
     needs_aws = False
-
-    def check_kind(self, kind):
-        require_kind(self, kind)
 
     def assume_environment(self, blueprint, fleet, *, cores):
         return Environment(target="moon", conventions=self.conventions, region=fleet.region, bucket="models")
 
     def resolve_environment(self, directory, blueprint, fleet, *, account, port):
         return self.assume_environment(blueprint, fleet, cores=0)
-
-    def render_companions(self, deployment):
-        return {}
-
-    def find_mistakes(self, deployment, text):
-        return ()
 
     def deploy(self, plan, confirm, *, force=False):
         raise Unavailable("the moon is out of reach")

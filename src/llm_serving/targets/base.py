@@ -1,17 +1,18 @@
 """The seam between the commands and where a deployment runs.
 
-A target is a package next to this module: its module `target` holds `TARGET`, an object with everything below. Patterns
+A target is a package next to this module: its module `target` holds `TARGET`, a `Target`. Patterns
 render for it with a template TARGET.*.j2 in their folder. Nothing outside the package compares a target's name.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
@@ -82,7 +83,7 @@ class ValidationInputs:
     options: ValidationOptions
 
 
-class Target(Protocol):
+class Target(ABC):
     """Where a deployment runs."""
 
     name: str
@@ -95,13 +96,15 @@ class Target(Protocol):
     """Whether it runs in the fleet's AWS account; otherwise on this machine."""
 
     def check_kind(self, kind: str) -> None:
-        """Refuse a kind of work that the target cannot run.
+        """Refuse a kind of work that does not work with the target's conventions.
 
         Raises:
-            InputError: with the reason.
+            InputError: with the kind's reason.
         """
-        ...
+        if reason := kinds.get(kind).find_refusal(self.conventions):
+            raise InputError(f"kind: {kind}: {reason}. Fix: choose another --target.")
 
+    @abstractmethod
     def resolve_environment(
         self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
@@ -114,32 +117,32 @@ class Target(Protocol):
         Raises:
             Unavailable: `port` is taken.
         """
-        ...
 
+    @abstractmethod
     def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment for a deployment that is only checked: asks nothing, claims nothing.
 
         Args:
             cores: of the machine that a deployment on this machine would have.
         """
-        ...
 
-    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002 - for targets that have some
         """Return further files that are rendered beside the template's, by name."""
-        ...
+        return {}
 
-    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
         """Find what cannot work in what a user's own template rendered, each at its line of `text`.
 
         Raises:
             InputError: it cannot be read at all; at its line.
         """
-        ...
+        return ()
 
+    @abstractmethod
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change, one line each; empty where nothing."""
-        ...
 
+    @abstractmethod
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Bring up the plan and wait until it is ready; returns what is deployed, None where nothing changed.
 
@@ -150,20 +153,20 @@ class Target(Protocol):
             CheckFailed: it did not become ready; what ran before runs again.
             Unavailable: a program is missing, or AWS, the cluster or this machine cannot do it.
         """
-        ...
 
+    @abstractmethod
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
         """Ask what runs of the blueprint in `folder`."""
-        ...
 
+    @abstractmethod
     def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
         """Read how long the replicas that run took to start; none where nothing is deployed."""
-        ...
 
+    @abstractmethod
     def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
         """Print the log output of one process or role, or of all."""
-        ...
 
+    @abstractmethod
     def open_validation(
         self,
         folder: Path,
@@ -185,22 +188,11 @@ class Target(Protocol):
             InputError: the target has no such origin.
             Unavailable: the blueprint is not deployed, or its endpoint cannot be reached.
         """
-        ...
 
+    @abstractmethod
     def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
         """Remove the deployment of the blueprint in `folder`; returns whether there was one.
 
         Args:
             aws: the session to use on AWS; the user's own environment if None.
         """
-        ...
-
-
-def require_kind(target: Target, kind: str) -> None:
-    """Refuse a kind of work that does not work with a target's conventions.
-
-    Raises:
-        InputError: with the kind's reason.
-    """
-    if reason := kinds.get(kind).find_refusal(target.conventions):
-        raise InputError(f"kind: {kind}: {reason}. Fix: choose another --target.")

@@ -10,7 +10,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import tunnel
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
-from llm_serving.targets.base import Confirm, Target
+from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import load_tasks, stack
 from llm_serving.targets.ecs.conventions import CONVENTIONS
@@ -91,4 +91,4 @@ class EcsTarget(AwsTarget):
         return stack.destroy(plan)
 
 
-TARGET: Target = EcsTarget()
+TARGET = EcsTarget()

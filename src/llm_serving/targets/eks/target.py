@@ -15,7 +15,7 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings.errors import Mistake
-from llm_serving.targets.base import Confirm, Target
+from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import (
     load_job,
@@ -152,4 +152,4 @@ class EksTarget(AwsTarget):
         return stacked_release.destroy(plan) if plan.deployment.stack else release.destroy(plan)
 
 
-TARGET: Target = EksTarget()
+TARGET = EksTarget()

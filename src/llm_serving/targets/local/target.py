@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import BaseBlueprint, resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
-from llm_serving.settings.errors import InputError, Mistake, Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import render
-from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs, require_kind
+from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, environment, logs, servers, status, supervisor
@@ -27,16 +27,12 @@ from llm_serving.validation.base import ValidationOptions
 _FIRST_ASSUMED_PORT = 20000
 
 
-class LocalTarget:
+class LocalTarget(Target):
     """Processes on this machine."""
 
     name = environment.NAME
     conventions = CONVENTIONS
     needs_aws = False
-
-    def check_kind(self, kind: str) -> None:
-        """Refuse a kind of work that the target cannot run."""
-        require_kind(self, kind)
 
     def resolve_environment(
         self,
@@ -63,14 +59,6 @@ class LocalTarget:
             ports=ports,
             cores=cores,
         )
-
-    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
-        """Return further rendered files, by name."""
-        return {}
-
-    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
-        """Find none: supervisord reads its own configuration."""
-        return ()
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in supervisord's configuration."""
@@ -187,4 +175,4 @@ class LocalTarget:
         return DeploymentDir(resolve_name(document), Path.cwd())
 
 
-TARGET: Target = LocalTarget()
+TARGET = LocalTarget()

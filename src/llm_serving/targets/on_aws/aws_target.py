@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,12 +17,11 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
-from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
-from llm_serving.settings.errors import InputError, Mistake, quote_value
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import planning, registry
-from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
+from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import load_drivers, remote_files
@@ -33,11 +32,9 @@ from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 
 
-class AwsTarget(abc.ABC):
+class AwsTarget(Target):
     """A target in the fleet's AWS account."""
 
-    name: str
-    conventions: Conventions
     needs_aws = True
 
     has_add_ons = False
@@ -45,10 +42,6 @@ class AwsTarget(abc.ABC):
 
     rehearsal_limit: str
     """Why a rehearsal against the embedded AWS ends before the deployment."""
-
-    def check_kind(self, kind: str) -> None:
-        """Refuse a kind of work that the target cannot run."""
-        require_kind(self, kind)
 
     def resolve_environment(
         self,
@@ -65,14 +58,6 @@ class AwsTarget(abc.ABC):
     def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
         """Return the environment of the embedded AWS's account."""
         return self.build_environment(fleet, emulator.ACCOUNT)
-
-    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002
-        """Return further rendered files, by name."""
-        return {}
-
-    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
-        """Find none: a stack reads the rendered file back into its classes."""
-        return ()
 
     @abc.abstractmethod
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
@@ -101,10 +86,6 @@ class AwsTarget(abc.ABC):
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:  # noqa: ARG002
         """List the commands that prepare a cluster for the first deployment."""
         return []
-
-    @abc.abstractmethod
-    def diff(self, plan: DeploymentPlan) -> str:
-        """Return what a deploy would change; empty where nothing."""
 
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Check the files in S3 that the blueprint names, then bring up the plan and wait until it is ready.
