@@ -28,6 +28,7 @@ from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4
 from llm_serving.catalog.step_times import EFFICIENCIES, SECONDS, Coefficients, FittedDevice, Interval, StepTimes
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
 from llm_serving.prediction.step_time import Split, StepTime
@@ -246,7 +247,7 @@ def read_maximum(row: Mapping[str, str], known: Mapping[str, Mapping[str, str]])
 
 def _count_cache_tokens(model: Architecture, instance: Instance, tensor: int, context: int) -> int:
     assert isinstance(model, Model), "maxima are of models that the catalog has"
-    return vllm.compute_fit(model, instance, tensor, context=context, dtype="fp8").cache_tokens
+    return vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context, dtype="fp8")).cache_tokens
 
 
 @dataclass(frozen=True)

@@ -66,16 +66,17 @@ def compute_cpu_cache_bytes(model, *, context, lengths, block, tensor_parallel, 
     return sequences * context
 
 
-def compute_fit(model, instance, tensor_parallel, *, utilization=UTILIZATION, context=None, batch=None, **_):
+def compute_fit(model, instance, setup):
     device = instance.accelerators
-    batch = batch or select_batch(device)
-    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
+    batch = setup.batch or select_batch(device)
+    share = setup.utilization or UTILIZATION
+    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * share)
     free = budget - 10 * model.weight_bytes
     return Fit(
-        instance=instance.name, tensor_parallel=tensor_parallel, fits=free > 0, budget_bytes=budget,
+        instance=instance.name, tensor_parallel=setup.tensor, fits=free > 0, budget_bytes=budget,
         why="" if free > 0 else f"parrot repeats its weights ten times, in {batch.tokens} tokens",
         weight_bytes=10 * model.weight_bytes, reserve_bytes=0, cache_bytes=free, cache_tokens=free,
-        context=context, calibrated=True,
+        context=setup.context, calibrated=True,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from llm_serving.catalog import engine_options, engines, instances, models
 from llm_serving.engines import sglang, tensorrt_llm, vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -366,8 +367,8 @@ def test_what_sglangs_prefill_and_decode_lack_is_refused(tmp_path: Path, extra: 
 
 def test_tensorrt_llms_cache_is_a_share_of_what_is_free() -> None:
     model, instance = models.load()[SMALL], instances.load()["p5.48xlarge"]
-    whole = vllm.compute_fit(model, instance, 1, context=8192, utilization=1.0, batch=tensorrt_llm.BATCH)
-    fit = tensorrt_llm.compute_fit(model, instance, 1, context=8192)
+    whole = vllm.compute_fit(model, instance, ReplicaSetup(1, context=8192, utilization=1.0, batch=tensorrt_llm.BATCH))
+    fit = tensorrt_llm.compute_fit(model, instance, ReplicaSetup(1, context=8192))
     assert (fit.cache_bytes, fit.cache_tokens) == (int(whole.cache_bytes * 0.9), int(whole.cache_tokens * 0.9))
     assert not fit.calibrated
 
@@ -382,7 +383,7 @@ def test_a_value_is_spelt_as_the_command_line_spells_its_option() -> None:
 
 def test_sglang_keeps_a_fixed_reserve_and_vllm_a_share() -> None:
     model, instance = models.load()[SMALL], instances.load()["p5.48xlarge"]
-    fits = {module: module.compute_fit(model, instance, 1, context=8192) for module in (sglang, vllm)}
+    fits = {module: module.compute_fit(model, instance, ReplicaSetup(1, context=8192)) for module in (sglang, vllm)}
     # 512 + 8192 * 1.5 + 128 + 256 * 2 + 1536 MiB, above the least of 10 GiB.
     assert fits[sglang].reserve_bytes == 14_976 * 2**20
     assert fits[sglang].weight_bytes == fits[vllm].weight_bytes

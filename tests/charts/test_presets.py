@@ -14,6 +14,7 @@ import yaml
 from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving import processes
 from llm_serving.targets.local import engine_env
 from tests.charts import objects
@@ -91,7 +92,7 @@ def compute_fit(values: Mapping[str, Any], engine: Engine, row: Instance) -> mem
     tensor_parallel, pipeline = engine.read_flag("tensor-parallel-size"), engine.read_flag("pipeline-parallel-size")
     context = engine.read_flag("max-model-len")
     return vllm.compute_fit(
-        models.find(values["model"]["name"]), row, tensor_parallel, pipeline=pipeline, context=context
+        models.find(values["model"]["name"]), row, ReplicaSetup(tensor_parallel, pipeline=pipeline, context=context)
     )
 
 

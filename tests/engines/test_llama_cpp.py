@@ -11,6 +11,7 @@ from rich.console import Console
 from llm_serving import processes
 from llm_serving.catalog import engines, gguf, instances, models
 from llm_serving.engines import base, llama_cpp, memory
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.hub import make_gguf
 from llm_serving.tables import fit_table
 from llm_serving.targets.local import engine_setups
@@ -76,11 +77,11 @@ def test_a_text_to_embed_is_one_step_whose_buffers_are_what_the_server_logs(cont
 
 def test_a_model_fits_where_weights_slots_and_buffers_do() -> None:
     model, memory_model = models.find("bartowski/Qwen_Qwen3-8B-GGUF:Q8_0"), base.get_memory_model("llama.cpp")
-    fit = memory_model.compute_fit(model, instances.find("m8g.xlarge"), 1, context=4096)
+    fit = memory_model.compute_fit(model, instances.find("m8g.xlarge"), ReplicaSetup(1, context=4096))
     assert fit.fits and fit.weight_bytes == 8_710_000_000
     # 36 layers, 8 heads of 128 numbers, keys and values, 16 bits: 147,456 bytes a token.
     assert fit.cache_tokens == fit.cache_bytes // 147_456
-    too_small = memory_model.compute_fit(model, instances.find("m8g.large"), 1, context=4096)
+    too_small = memory_model.compute_fit(model, instances.find("m8g.large"), ReplicaSetup(1, context=4096))
     assert not too_small.fits
     assert too_small.why == (
         "weights 8.71 GB, 4 slots of 4096 tokens with 2.42 GB and buffers are 4.03 GB more than the 7.3 GB that a replica "

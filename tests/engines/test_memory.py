@@ -14,6 +14,7 @@ from llm_serving.catalog import architecture, engines, families, instances, mode
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.engines import memory, vllm
+from llm_serving.engines.memory import ReplicaSetup
 
 CATALOG = sorted(models.load())
 
@@ -177,7 +178,7 @@ def test_latent_attention_is_replicated_on_each_accelerator() -> None:
 def test_weights_match_vllms_measurements(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
-    assert vllm.compute_weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
+    assert vllm.compute_weight_bytes(model, ReplicaSetup(ways)) / memory.GIB == pytest.approx(weights, abs=0.1)
 
 
 @measured
@@ -207,7 +208,7 @@ def test_a_newer_vllm_on_an_h200_has_the_cache_that_is_computed_and_up_to_3_perc
     # `--gpu-memory-utilization 0.9`, 2026-11-26.
     batch = memory.Batch(tokens=8192, sequences=256)
     instance = instances.load()["p5en.48xlarge"]
-    fit = vllm.compute_fit(models.find(name), instance, 1, context=8192, utilization=0.9, batch=batch)
+    fit = vllm.compute_fit(models.find(name), instance, ReplicaSetup(1, context=8192, utilization=0.9, batch=batch))
     assert fit.weight_bytes / memory.GIB == pytest.approx(weights, abs=0.01)
     assert fit.cache_tokens == computed
     assert 0.97 * tokens <= fit.cache_tokens <= tokens
@@ -237,7 +238,7 @@ def _format_start(
         f"H100 x {ways}",
         name,
         f"{weights:.2f}",
-        f"{vllm.compute_weight_bytes(model, ways) / memory.GIB:.2f}",
+        f"{vllm.compute_weight_bytes(model, ReplicaSetup(ways)) / memory.GIB:.2f}",
         f"{reserve:.2f}",
         f"{vllm.compute_reserve_bytes(model, MEASURED_BATCH, ways) / memory.GIB:.2f}",
         f"{tokens:,}",
@@ -248,7 +249,7 @@ def _format_start(
 
 def test_weights_split_over_four_gpus_match_vllms_load() -> None:
     # "Model loading took 14.2474 GiB" for Qwen3-30B-A3B over 4 GPUs. Source: vllm-project/vllm#17327, 2025-04-29.
-    assert vllm.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(
+    assert vllm.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), ReplicaSetup(4)) / memory.GIB == pytest.approx(
         14.2474, abs=0.02
     )
 
@@ -256,13 +257,13 @@ def test_weights_split_over_four_gpus_match_vllms_load() -> None:
 def test_padded_experts_match_vllms_load() -> None:
     # "Model loading took 65.9651 GiB" for gpt-oss-120b on one H100. Source: vllm-project/vllm#23278, 2025-08-20.
     model = models.find("openai/gpt-oss-120b")
-    assert vllm.compute_weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
+    assert vllm.compute_weight_bytes(model, ReplicaSetup()) / memory.GIB == pytest.approx(65.97, abs=0.1)
     assert model.weight_bytes / memory.GIB == pytest.approx(60.77, abs=0.01)  # the checkpoint alone would mislead
 
 
 def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
-    assert vllm.compute_weight_bytes(model) < model.weight_bytes
+    assert vllm.compute_weight_bytes(model, ReplicaSetup()) < model.weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -319,35 +320,44 @@ def test_splits_that_vllm_accepts_are_accepted(name: str, ways: int) -> None:
 
 
 def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), 1, context=8192)
+    fit = vllm.compute_fit(
+        models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), ReplicaSetup(1, context=8192)
+    )
     assert not fit.fits
     assert fit.cache_tokens == 0
     assert fit.why == "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator"
 
 
 def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), ReplicaSetup(1, context=40960))
     assert not fit.fits
     assert fit.why == f"the cache holds 31344 tokens, {40960 - 31344} short of one request of 40960"
 
 
 def test_a_request_beyond_the_models_context_does_not_fit() -> None:
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
+    fit = vllm.compute_fit(
+        models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), ReplicaSetup(8, context=100_000)
+    )
     assert fit.why == "the model was made for 40960 tokens a request, not 100000"
 
 
 def test_a_split_over_more_accelerators_than_the_machine_has_does_not_fit() -> None:
-    assert vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one instance has 4, not 8"
+    assert (
+        vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), ReplicaSetup(8)).why
+        == "one instance has 4, not 8"
+    )
 
 
 def test_an_encoder_needs_no_cache() -> None:
-    fit = vllm.compute_fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), 1)
+    fit = vllm.compute_fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), ReplicaSetup(1))
     assert fit.fits
     assert fit.cache_tokens == 0
 
 
 def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
+    fit = vllm.compute_fit(
+        models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), ReplicaSetup(32, context=8192)
+    )
     assert fit.fits
     assert not fit.calibrated
 
@@ -369,7 +379,9 @@ def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
 def test_a_reserve_is_calibrated_where_it_was_measured(
     name: str, ways: int, changed: dict[str, Any], calibrated: bool
 ) -> None:
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-30B-A3B"), instances.find(name), ways, context=8192, **changed)
+    fit = vllm.compute_fit(
+        models.find("Qwen/Qwen3-30B-A3B"), instances.find(name), ReplicaSetup(ways, context=8192, **changed)
+    )
     assert fit.calibrated is calibrated
 
 
@@ -383,7 +395,10 @@ def test_a_reserve_is_calibrated_where_it_was_measured(
     ],
 )
 def test_a_reserve_is_calibrated_for_weights_that_were_measured(model: str, calibrated: bool) -> None:
-    assert vllm.compute_fit(models.find(model), instances.find("p5.48xlarge"), 1, context=512).calibrated is calibrated
+    assert (
+        vllm.compute_fit(models.find(model), instances.find("p5.48xlarge"), ReplicaSetup(1, context=512)).calibrated
+        is calibrated
+    )
 
 
 def test_experts_over_data_parallel_ranks_need_buffers_for_the_batches_of_all() -> None:
@@ -417,7 +432,9 @@ def test_modules_that_a_checkpoint_does_not_quantize_keep_their_size() -> None:
     assert _list_spared(plain) == {"query": 126, "key": 126, "value": 126, "attention output": 126, "feed-forward": 2}
     assert plain.parameters == quantized.parameters
     attention, feed_forward = 126 * 2 * (16384**2 + 1024 * 16384), 2 * 3 * 16384 * 53248
-    difference = vllm.compute_weight_bytes(plain, 8) - vllm.compute_weight_bytes(quantized, 8)
+    difference = vllm.compute_weight_bytes(plain, ReplicaSetup(8)) - vllm.compute_weight_bytes(
+        quantized, ReplicaSetup(8)
+    )
     assert difference == pytest.approx((attention + feed_forward) / 8, rel=0.001)
     assert difference == pytest.approx(9.64e9, rel=0.001), "on each of eight accelerators"
 
@@ -451,7 +468,7 @@ def _list_spared(model: Architecture) -> dict[str, int]:
 
 def test_the_cache_uses_at_most_three_tenths_of_a_neuroncores_24_gib() -> None:
     trn2 = instances.find("trn2.48xlarge")
-    fit = vllm.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, ReplicaSetup(16, context=8192))
     assert trn2.accelerators
     assert memory.compute_rank_bytes(trn2.accelerators) == 24 * memory.GIB
     assert fit.cache_bytes == pytest.approx(0.3 * fit.budget_bytes, rel=0.001)
@@ -461,8 +478,8 @@ def test_the_cache_uses_at_most_three_tenths_of_a_neuroncores_24_gib() -> None:
 def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_does_not_fit() -> None:
     batch = memory.Batch(tokens=2048, sequences=8)
     trn2, llama = instances.find("trn2.48xlarge"), models.find("meta-llama/Llama-3.3-70B-Instruct")
-    reason = vllm.compute_fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
-    assert vllm.compute_fit(llama, trn2, 16, context=512, batch=batch).fits
+    reason = vllm.compute_fit(llama, trn2, ReplicaSetup(8, context=512, batch=batch, utilization=0.9)).why
+    assert vllm.compute_fit(llama, trn2, ReplicaSetup(16, context=512, batch=batch)).fits
     assert reason.endswith("are left for the cache of a NeuronCore, and the engine ends below 1 GiB"), reason
 
 
@@ -470,7 +487,7 @@ def test_a_machine_without_accelerators_has_no_sizes() -> None:
     machine = _build_machine(80_000).model_copy(update={"accelerators": None})
     assert memory.list_tensor_sizes(models.find("mid"), machine) == ()
     with pytest.raises(ValueError, match="no accelerators"):
-        vllm.compute_fit(models.find("mid"), machine, 2)
+        vllm.compute_fit(models.find("mid"), machine, ReplicaSetup(2))
 
 
 # Properties.
@@ -488,7 +505,9 @@ def _build_machine(memory_mib: int) -> Instance:
 @given(names, parallel_degrees)
 def test_a_wider_split_never_adds_weights_or_cache_to_one_accelerator(name: str, ways: int) -> None:
     model = models.find(name)
-    assert vllm.compute_weight_bytes(model, 2 * ways) <= vllm.compute_weight_bytes(model, ways)
+    assert vllm.compute_weight_bytes(model, ReplicaSetup(2 * ways)) <= vllm.compute_weight_bytes(
+        model, ReplicaSetup(ways)
+    )
     assert memory.compute_kv_bytes_per_token(model, 2 * ways) <= memory.compute_kv_bytes_per_token(model, ways)
 
 
@@ -496,7 +515,7 @@ def test_a_wider_split_never_adds_weights_or_cache_to_one_accelerator(name: str,
 def test_all_accelerators_together_fit_at_least_the_weights(name: str, ways: int) -> None:
     model = models.find(name)
     loaded = sum(group.bytes for group in model.list_tensors() if group.loaded)
-    assert vllm.compute_weight_bytes(model, ways) * ways >= loaded - ways
+    assert vllm.compute_weight_bytes(model, ReplicaSetup(ways)) * ways >= loaded - ways
 
 
 @given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(0, 100_000))
@@ -507,8 +526,8 @@ def test_more_memory_never_fits_fewer_tokens(name: str, ways: int, memory_mib: i
     if vllm.select_batch(_get_device(smaller)) != vllm.select_batch(_get_device(larger)):
         return
     before, after = (
-        vllm.compute_fit(model, smaller, ways, context=512),
-        vllm.compute_fit(model, larger, ways, context=512),
+        vllm.compute_fit(model, smaller, ReplicaSetup(ways, context=512)),
+        vllm.compute_fit(model, larger, ReplicaSetup(ways, context=512)),
     )
     assert after.cache_tokens >= before.cache_tokens
     assert after.fits or not before.fits
@@ -519,7 +538,7 @@ def test_a_fit_covers_one_request_and_a_misfit_has_a_reason(
     name: str, ways: int, memory_mib: int, context: int
 ) -> None:
     model = models.find(name)
-    fit = vllm.compute_fit(model, _build_machine(memory_mib), ways, context=context)
+    fit = vllm.compute_fit(model, _build_machine(memory_mib), ReplicaSetup(ways, context=context))
     assert fit.fits == (not fit.why)
     assert not fit.fits or model.encoder or fit.cache_tokens >= context
     assert fit.fits or fit.cache_tokens == 0
@@ -548,4 +567,4 @@ def test_pictures_of_many_patches_need_memory_that_text_does_not() -> None:
     # layers, less what text takes in its place.
     pictures = 65_536 * 2 * (2 * 4304 + 4 * 1152) + 16_384 * 4096 * 4 * 2
     assert more == pictures - max(8192 * 2 * (3 * 12_288 + 4 * 4096), 256 * 151_936 * 16)
-    assert not vllm.compute_fit(model, instances.find("p5.48xlarge"), 1, context=8192).calibrated
+    assert not vllm.compute_fit(model, instances.find("p5.48xlarge"), ReplicaSetup(1, context=8192)).calibrated

@@ -14,7 +14,7 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines.memory import Batch, Fit
+from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
 from llm_serving.settings.errors import InputError
 
 
@@ -47,21 +47,8 @@ class MemoryModel(Protocol):
             lengths: of all requests under way at once.
         """
 
-    def compute_fit(
-        self,
-        model: Model,
-        instance: Instance,
-        tensor_parallel: int,
-        *,
-        pipeline: int = 1,
-        expert_ranks: int = 0,
-        spare_experts: int = 0,
-        context: int | None = None,
-        utilization: float = ...,
-        dtype: str = "auto",
-        batch: Batch | None = None,
-    ) -> Fit:
-        """Return whether one replica serves requests of `context` tokens, and what remains for its KV cache."""
+    def compute_fit(self, model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+        """Return whether one replica serves requests of its context, and what remains for its KV cache."""
 
     def describe_indivisible(self, model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
         """Return why the model cannot be split this many ways, as a sentence; empty where it can."""

@@ -13,7 +13,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, Fit
+from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = memory.NODE_SHARE
@@ -72,29 +72,17 @@ def compute_cpu_cache_bytes(
     return compute_cache_bytes(model, sequences, context) + compute_buffer_bytes(model, context)
 
 
-def compute_fit(
-    model: Model,
-    instance: Instance,
-    tensor_parallel: int,
-    *,
-    pipeline: int = 1,
-    expert_ranks: int = 0,  # noqa: ARG001
-    spare_experts: int = 0,  # noqa: ARG001
-    context: int | None = None,
-    utilization: float = UTILIZATION,
-    dtype: str = "auto",  # noqa: ARG001
-    batch: Batch | None = None,
-) -> Fit:
+def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` has room in the memory of one `instance`, with a slot for each request."""
-    context, batch = context or model.max_context, batch or BATCH
-    budget = int(instance.memory_mib * 2**20 * utilization)
+    context, batch = setup.context or model.max_context, setup.batch or BATCH
+    budget = int(instance.memory_mib * 2**20 * (setup.utilization or UTILIZATION))
     reserve = compute_buffer_bytes(model, context) + PROGRAM_BYTES
     free = budget - model.weight_bytes - reserve
     reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
     return Fit(
         instance=instance.name,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
+        tensor_parallel=setup.tensor,
+        pipeline=setup.pipeline,
         fits=not reason,
         why=reason,
         budget_bytes=budget,
@@ -111,8 +99,8 @@ def compute_fit(
 
 
 def _describe_shortage(model: Model, instance: Instance, slots: int, context: int, budget: int, free: int) -> str:
-    if context > model.max_context:
-        return f"the model was made for {model.max_context} tokens a request, not {context}"
+    if reason := memory.describe_long_context(model, context):
+        return reason
     cache = compute_cache_bytes(model, slots, context)
     if cache <= free:
         return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog.architecture import Architecture
@@ -35,6 +37,35 @@ class Batch(BaseModel):
 
     sequences: int
     """Most requests of a step."""
+
+
+@dataclass(frozen=True)
+class ReplicaSetup:
+    """How one replica of a model runs; what is left out is the engine's own choice."""
+
+    tensor: int = 1
+    """Accelerators that each layer is split over, in one instance."""
+
+    pipeline: int = 1
+    """Stages of layers, each on another such instance."""
+
+    expert_ranks: int = 0
+    """Accelerators over which whole experts are spread; 0 splits each expert."""
+
+    spare_experts: int = 0
+    """Copies of experts beside these, spread with them."""
+
+    context: int = 0
+    """The longest request, prompt and answer; 0 is the model's maximum."""
+
+    utilization: float = 0.0
+    """Share of each accelerator's memory that the engine may use; 0 is the engine's own."""
+
+    dtype: str = "auto"
+    """Of the KV cache: `auto` or `fp8`."""
+
+    batch: Batch | None = None
+    """The largest step."""
 
 
 class Fit(BaseModel):
@@ -77,6 +108,32 @@ class Fit(BaseModel):
     def requests(self) -> float:
         """Requests of the full context that the cache holds at once."""
         return self.cache_tokens / self.context
+
+
+def describe_long_context(model: Model, context: int) -> str:
+    """Return why the model takes no requests of so many tokens, as a sentence; empty where it does."""
+    if context > model.max_context:
+        return f"the model was made for {model.max_context} tokens a request, not {context}"
+    return ""
+
+
+def describe_shortage(
+    model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int, owner: str = "of one accelerator"
+) -> str:
+    """Return which memory is short, as a sentence; empty where none is.
+
+    Args:
+        tokens: that the cache holds.
+        owner: of the budget.
+    """
+    if weights + reserve > budget:
+        return (
+            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
+            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
+        )
+    if not model.encoder and tokens < context:
+        return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
+    return ""
 
 
 def compute_unknown_fit(

@@ -17,12 +17,14 @@ from llm_serving.engines.memory import (
     VISIBLE_SHARE,
     Batch,
     Fit,
+    ReplicaSetup,
     compute_kv_bytes_per_token,
     compute_rank_bytes,
     count_ranks,
+    describe_long_context,
+    describe_shortage,
     select_stage,
 )
-from llm_serving.settings.units import format_bytes
 
 UTILIZATION = 1.0
 """SGLang takes no share of the memory: it takes all but its reserve."""
@@ -97,20 +99,8 @@ def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int
     return int(max(reserve, _LARGE_RESERVE_BYTES if compute_rank_bytes(device) > _LARGE_BYTES else 0))
 
 
-def compute_fit(
-    model: Model,
-    instance: Instance,
-    tensor_parallel: int,
-    *,
-    pipeline: int = 1,
-    expert_ranks: int = 0,
-    spare_experts: int = 0,
-    context: int | None = None,
-    utilization: float = UTILIZATION,
-    dtype: str = "auto",
-    batch: Batch | None = None,
-) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens.
+def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+    """Compute whether a replica of `model` on `instance` serves requests of its context.
 
     Layers with a sliding window are counted as whole ones: SGLang keeps a smaller cache for them, of a size of its own.
 
@@ -120,21 +110,19 @@ def compute_fit(
     device = instance.accelerators
     if device is None:
         raise ValueError(f"{instance.name} has no accelerators")
-    context, batch = context or model.max_context, batch or select_batch(device)
-    weights = vllm.compute_weight_bytes(
-        model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks, spare_experts=spare_experts
-    )
-    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * utilization)
-    reserve = compute_reserve_bytes(device, batch, tensor_parallel * pipeline)
+    context, batch = setup.context or model.max_context, setup.batch or select_batch(device)
+    weights = vllm.compute_weight_bytes(model, setup)
+    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
+    reserve = compute_reserve_bytes(device, batch, setup.tensor * setup.pipeline)
     cache = budget - weights - reserve
-    token_bytes = compute_kv_bytes_per_token(select_stage(model, pipeline), tensor_parallel, dtype)
+    token_bytes = compute_kv_bytes_per_token(select_stage(model, setup.pipeline), setup.tensor, setup.dtype)
     tokens = max(0, cache) // token_bytes if token_bytes else 0
-    reason = _describe_misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks))
-    reason = reason or _describe_shortage(model, budget, weights, reserve, tokens, context)
+    reason = _describe_misfit(model, device, setup.tensor, context, whole_experts=bool(setup.expert_ranks))
+    reason = reason or describe_shortage(model, budget, weights, reserve, tokens, context)
     return Fit(
         instance=instance.name,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
+        tensor_parallel=setup.tensor,
+        pipeline=setup.pipeline,
         fits=not reason,
         why=reason,
         budget_bytes=budget,
@@ -153,19 +141,8 @@ def _describe_misfit(
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
-    if context > model.max_context:
-        return f"the model was made for {model.max_context} tokens a request, not {context}"
+    if reason := describe_long_context(model, context):
+        return reason
     if model.linear_layers:
         return "SGLang divides memory between its cache and the states of linear layers in a way that is not computed"
     return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
-
-
-def _describe_shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int) -> str:
-    if weights + reserve > budget:
-        return (
-            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
-            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} of one accelerator"
-        )
-    if not model.encoder and tokens < context:
-        return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
-    return ""

@@ -6,10 +6,12 @@ and step take is computed as for vLLM; no start was measured.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Batch, Fit
+from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
 
 UTILIZATION = 1.0
 """It takes no share of the whole memory, but one of what is free."""
@@ -36,32 +38,10 @@ describe_indivisible = vllm.describe_indivisible
 """Heads and experts are split as vLLM does."""
 
 
-def compute_fit(
-    model: Model,
-    instance: Instance,
-    tensor_parallel: int,
-    *,
-    pipeline: int = 1,
-    expert_ranks: int = 0,
-    spare_experts: int = 0,
-    context: int | None = None,
-    utilization: float = UTILIZATION,
-    dtype: str = "auto",
-    batch: Batch | None = None,
-) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens."""
-    fit = vllm.compute_fit(
-        model,
-        instance,
-        tensor_parallel,
-        pipeline=pipeline,
-        expert_ranks=expert_ranks,
-        spare_experts=spare_experts,
-        context=context,
-        utilization=utilization,
-        dtype=dtype,
-        batch=batch or BATCH,
-    )
+def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+    """Compute whether a replica of `model` on `instance` serves requests of its context."""
+    own = replace(setup, utilization=setup.utilization or UTILIZATION, batch=setup.batch or BATCH)
+    fit = vllm.compute_fit(model, instance, own)
     cache, tokens = int(fit.cache_bytes * FREE_SHARE), int(fit.cache_tokens * FREE_SHARE)
     shortage = f"the cache holds {tokens} tokens, {fit.context - tokens} short of one request of {fit.context}"
     reason = fit.why or (shortage if tokens < fit.context and not model.encoder else "")

@@ -22,11 +22,14 @@ from llm_serving.engines.memory import (
     VISIBLE_SHARE,
     Batch,
     Fit,
+    ReplicaSetup,
     compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
     compute_rank_bytes,
     compute_state_bytes,
     count_ranks,
+    describe_long_context,
+    describe_shortage,
     divide_up,
     estimate_tokens_per_s,
     select_stage,
@@ -141,25 +144,14 @@ def compute_cpu_cache_bytes(
     return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * block * compute_kv_bytes_per_token(model, tensor_parallel))
 
 
-def compute_weight_bytes(
-    model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0, spare_experts: int = 0
-) -> int:
-    """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them.
-
-    Args:
-        expert_ranks: accelerators over which whole experts are spread (expert parallelism); 0 splits each of them.
-        spare_experts: copies of experts beside these, spread with them.
-    """
-    model = select_stage(model, pipeline)
-    total_bytes = sum(
-        _compute_group_bytes(model, group, tensor_parallel, expert_ranks, spare_experts)
-        for group in model.list_tensors()
-        if group.loaded
-    )
+def compute_weight_bytes(model: Architecture, setup: ReplicaSetup) -> int:
+    """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them."""
+    model = select_stage(model, setup.pipeline)
+    total_bytes = sum(_compute_group_bytes(model, group, setup) for group in model.list_tensors() if group.loaded)
     if model.latent:
         # vLLM keeps the keys' and values' up-projection twice: as loaded, and in 16 bits as decode multiplies it.
         width = model.latent.nope_dim + model.latent.value_dim
-        total_bytes += 2 * model.layers * model.latent.kv_rank * model.heads * width / tensor_parallel
+        total_bytes += 2 * model.layers * model.latent.kv_rank * model.heads * width / setup.tensor
     return round(total_bytes) + 2 * model.rotary_numbers
 
 
@@ -217,65 +209,40 @@ def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: i
     return tower + max(batch.tokens, vision.image_tokens) * model.hidden * vision.outputs * activation_bytes
 
 
-def compute_fit(
-    model: Model,
-    instance: Instance,
-    tensor_parallel: int,
-    *,
-    pipeline: int = 1,
-    expert_ranks: int = 0,
-    spare_experts: int = 0,
-    context: int | None = None,
-    utilization: float = UTILIZATION,
-    dtype: str = "auto",
-    batch: Batch | None = None,
-) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens.
-
-    Args:
-        tensor_parallel: accelerators that each layer is split over, in one instance.
-        pipeline: stages of layers, each on another such instance.
-        expert_ranks: accelerators over which whole experts are spread; 0 splits each expert.
-        spare_experts: copies of experts beside these, spread with them.
-        context: the longest request, prompt and answer; default: the model's maximum.
-        utilization: share of each accelerator's memory that the engine may use.
-        dtype: of the KV cache: `auto` or `fp8`.
-        batch: the largest step; default: the engine's own.
+def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+    """Compute whether a replica of `model` on `instance` serves requests of its context.
 
     Raises:
         ValueError: `instance` has no accelerators to split a layer over.
     """
-    context = context or model.max_context
-    if instance.accelerators is None and tensor_parallel == 1:
-        return _compute_cpu_fit(model, instance, context, utilization, dtype, batch or select_batch(None))
+    context = setup.context or model.max_context
+    if instance.accelerators is None and setup.tensor == 1:
+        return _compute_cpu_fit(model, instance, context, setup)
     device = _require_accelerators(instance)
-    batch = batch or select_batch(device)
-    weights = compute_weight_bytes(
-        model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks, spare_experts=spare_experts
-    )
-    memory = _divide_memory(
-        model, device, batch, tensor_parallel, pipeline, expert_ranks, weights, utilization, context, dtype
-    )
-    reason = _describe_problem(model, device, memory, tensor_parallel, context, whole_experts=bool(expert_ranks))
-    is_measured_split = tensor_parallel <= _MEASURED_WAYS and pipeline == 1 and not expert_ranks
-    calibrated = device.name == _MEASURED_DEVICE and is_measured_split and _is_measured_engine(model, batch, dtype)
-    return _build_fit(instance.name, tensor_parallel, pipeline, context, memory, reason, calibrated=calibrated)
+    batch = setup.batch or select_batch(device)
+    memory = _divide_memory(model, device, batch, context, setup)
+    whole_experts = bool(setup.expert_ranks)
+    reason = _describe_problem(model, device, memory, setup.tensor, context, whole_experts=whole_experts)
+    is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not whole_experts
+    is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype)
+    calibrated = device.name == _MEASURED_DEVICE and is_measured
+    return _build_fit(instance.name, setup.tensor, setup.pipeline, context, memory, reason, calibrated=calibrated)
 
 
-def _compute_cpu_fit(
-    model: Model, instance: Instance, context: int, utilization: float, dtype: str, batch: Batch
-) -> Fit:
+def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup) -> Fit:
     """Compute a replica that has all CPUs of a node; the engine takes memory of one socket alone."""
     platform = engines.load_engines()["vllm"].platforms["cpu"]
-    budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * utilization)
-    weights = int(platform.weight_copies * compute_weight_bytes(model))
+    batch = setup.batch or select_batch(None)
+    budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * (setup.utilization or UTILIZATION))
+    weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup()))
     reserve = platform.base_bytes + _compute_step_bytes(model, batch)
     cache = budget - weights - reserve
     tokens = count_cache_tokens(
-        model, cache, context=context, block=platform.kv_block, batch_tokens=batch.tokens, dtype=dtype
+        model, cache, context=context, block=platform.kv_block, batch_tokens=batch.tokens, dtype=setup.dtype
     )
     memory = _Memory(budget, weights, reserve, cache, tokens)
-    reason = _describe_long_context(model, context) or _describe_shortage(model, memory, context, "of a replica")
+    reason = describe_long_context(model, context)
+    reason = reason or describe_shortage(model, budget, weights, reserve, tokens, context, "of a replica")
     fit = _build_fit(instance.name, 1, 1, context, memory, reason, calibrated=False)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
         return fit
@@ -308,26 +275,21 @@ class _Memory(NamedTuple):
     tokens: int
 
 
-def _divide_memory(
-    model: Model,
-    device: Accelerators,
-    batch: Batch,
-    tensor_parallel: int,
-    pipeline: int,
-    expert_ranks: int,
-    weights: int,
-    utilization: float,
-    context: int,
-    dtype: str,
-) -> _Memory:
-    largest_stage = select_stage(model, pipeline)
-    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * utilization)
-    reserve = compute_reserve_bytes(largest_stage, batch, tensor_parallel, expert_ranks)
+def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> _Memory:
+    weights = compute_weight_bytes(model, setup)
+    largest_stage = select_stage(model, setup.pipeline)
+    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
+    reserve = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
     cache = budget - weights - reserve
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
     tokens = count_cache_tokens(
-        largest_stage, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
+        largest_stage,
+        cache,
+        context=context,
+        tensor_parallel=setup.tensor,
+        batch_tokens=batch.tokens,
+        dtype=setup.dtype,
     )
     return _Memory(budget, weights, reserve, cache, tokens)
 
@@ -399,7 +361,7 @@ def _describe_problem(
     """Return why the model does not fit, as a sentence; empty if it does."""
     return (
         _describe_misfit(model, device, tensor_parallel, context, whole_experts=whole_experts)
-        or _describe_shortage(model, memory, context)
+        or describe_shortage(model, memory.budget, memory.weights, memory.reserve, memory.tokens, context)
         or _describe_cache_shortage(model, device, memory.cache)
     )
 
@@ -410,27 +372,9 @@ def _describe_misfit(
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
-    return _describe_long_context(model, context) or describe_indivisible(
+    return describe_long_context(model, context) or describe_indivisible(
         model, tensor_parallel, whole_experts=whole_experts
     )
-
-
-def _describe_long_context(model: Model, context: int) -> str:
-    if context > model.max_context:
-        return f"the model was made for {model.max_context} tokens a request, not {context}"
-    return ""
-
-
-def _describe_shortage(model: Model, memory: _Memory, context: int, owner: str = "of one accelerator") -> str:
-    budget, weights, reserve, _, tokens = memory
-    if weights + reserve > budget:
-        return (
-            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
-            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
-        )
-    if not model.encoder and tokens < context:
-        return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
-    return ""
 
 
 def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> str:
@@ -439,21 +383,18 @@ def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> 
     return f"{format_bytes(cache)} are left for the cache of a NeuronCore, and the engine ends below 1 GiB"
 
 
-def _compute_group_bytes(
-    model: Architecture, group: TensorGroup, tensor_parallel: int, expert_ranks: int, spare_experts: int
-) -> float:
-    """Return bytes of a group on one accelerator."""
-    if group.name == EXPERTS and expert_ranks:
-        return group.bytes * divide_up(model.experts + spare_experts, expert_ranks) / model.experts
+def _compute_group_bytes(model: Architecture, group: TensorGroup, setup: ReplicaSetup) -> float:
+    if group.name == EXPERTS and setup.expert_ranks:
+        return group.bytes * divide_up(model.experts + setup.spare_experts, setup.expert_ranks) / model.experts
     if group.name == EXPERTS and model.quantization == "mxfp4":
         # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
         # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.
-        width = divide_up(divide_up(model.expert_intermediate, tensor_parallel), 128) * 128
+        width = divide_up(divide_up(model.expert_intermediate, setup.tensor), 128) * 128
         hidden = divide_up(model.hidden, 256) * 256
         count = group.parameters // (model.expert_intermediate * model.hidden)
         return count * MXFP4.compute_bytes(hidden, width)
     if group.split == "even":
-        return group.bytes / tensor_parallel
+        return group.bytes / setup.tensor
     if group.split == "kv":
-        return group.bytes / min(tensor_parallel, model.kv_heads)
+        return group.bytes / min(setup.tensor, model.kv_heads)
     return group.bytes

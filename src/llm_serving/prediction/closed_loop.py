@@ -9,7 +9,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes, load
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import count_ranks
+from llm_serving.engines.memory import ReplicaSetup, count_ranks
 from llm_serving.prediction.simulation import Limits, Request, Simulation
 from llm_serving.prediction.step_time import Split, StepTime
 from llm_serving.settings.errors import CheckFailed, InputError
@@ -55,7 +55,7 @@ def predict(
     if tensor > count_ranks(device):
         raise InputError(f"--tensor: {tensor}: {instance.name} has {count_ranks(device)}. Fix: use that or less.")
     context = round((input_tokens + output_tokens) * (1 + _SPREAD))
-    fit = vllm.compute_fit(model, instance, tensor, context=context)
+    fit = vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context))
     if not fit.fits:
         raise CheckFailed(f"{model.name} on {instance.name}: {fit.why}. Fix: use more accelerators or fewer bits.")
     step = StepTime(model, device, Split(tensor), times=times)

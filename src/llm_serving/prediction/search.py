@@ -18,7 +18,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Fit, count_ranks, list_tensor_sizes
+from llm_serving.engines.memory import Fit, ReplicaSetup, count_ranks, list_tensor_sizes
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.simulation import (
     Limits,
@@ -696,11 +696,13 @@ def _compute_fit(model: Model, instance: Instance, split: Split, context: int, k
     return vllm.compute_fit(
         model,
         instance,
-        split.tensor,
-        pipeline=split.pipeline,
-        expert_ranks=expert_ranks,
-        context=context,
-        dtype=kv_type,
+        ReplicaSetup(
+            split.tensor,
+            pipeline=split.pipeline,
+            expert_ranks=expert_ranks,
+            context=context,
+            dtype=kv_type,
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
-from llm_serving.engines.memory import Fit
+from llm_serving.engines.memory import Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 NOT_COMPUTED = "not computed"
@@ -38,7 +38,7 @@ def _compute_fit(model: Model, instance: Instance, degree: int, context: int, dt
     memory_model = _select_memory_model(model)
     if not model.is_known:
         return memory.compute_unknown_fit(model, instance, degree, 1, memory_model.UTILIZATION, context)
-    return memory_model.compute_fit(model, instance, degree, context=context, dtype=dtype)
+    return memory_model.compute_fit(model, instance, ReplicaSetup(degree, context=context, dtype=dtype))
 
 
 def _select_platforms(model: Model) -> set[str]:

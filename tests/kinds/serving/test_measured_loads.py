@@ -16,6 +16,7 @@ from llm_serving import paths
 from llm_serving.catalog import instances, models, step_times
 from llm_serving.cli import main
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving import measured_loads
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
@@ -54,7 +55,7 @@ def measure(load: Mapping[str, Any], times: step_times.StepTimes, count: int, re
     """Return what one of the replicas with such step times would measure."""
     device, model = instances.find(TYPE).accelerators, models.find("Qwen/Qwen3-8B")
     assert device
-    batch, fit = vllm.select_batch(device), vllm.compute_fit(model, instances.find(TYPE), 1, context=2000)
+    batch, fit = vllm.select_batch(device), vllm.compute_fit(model, instances.find(TYPE), ReplicaSetup(1, context=2000))
     traffic = build_traffic(load)
     rows = itertools.islice(load_plan.draw_lengths(traffic, "load"), count)
     lengths = [Length(row.input_tokens, row.output_tokens) for row in rows]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from llm_serving import paths
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import AddOns, Fleet
@@ -135,11 +136,13 @@ def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
         fit = vllm.compute_fit(
             models.find(role.served_model.model),
             instances.find(name),
-            parallelism.tensor,
-            pipeline=parallelism.pipeline,
-            expert_ranks=parallelism.tensor * parallelism.data if parallelism.expert else 0,
-            context=blueprint.context,
-            dtype=blueprint.tuning.kv_cache,
+            ReplicaSetup(
+                parallelism.tensor,
+                pipeline=parallelism.pipeline,
+                expert_ranks=parallelism.tensor * parallelism.data if parallelism.expert else 0,
+                context=blueprint.context,
+                dtype=blueprint.tuning.kv_cache,
+            ),
         )
         assert fit.fits, fit.why
         assert fit.cache_tokens >= blueprint.context

@@ -8,6 +8,7 @@ import pytest
 
 from llm_serving.catalog import engines, instances, models
 from llm_serving.engines import memory, vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -60,7 +61,12 @@ def test_the_cache_is_what_the_smallest_type_leaves(tmp_path: Path) -> None:
     cache = int(_get_flag(deployment, "--kv-cache-memory-bytes"))
     weights = cpu.weight_copies * models.find(MODEL).weight_bytes
     assert cpu.base_bytes + weights + cache < role.resources.memory_bytes - role.resources.shared_memory_bytes
-    assert cache == vllm.compute_fit(models.find(MODEL), instances.find("m8g.4xlarge"), 1, context=4096).cache_bytes
+    assert (
+        cache
+        == vllm.compute_fit(
+            models.find(MODEL), instances.find("m8g.4xlarge"), ReplicaSetup(1, context=4096)
+        ).cache_bytes
+    )
     alone = resolving.resolve_files(
         tmp_path, _format("pool: graviton"), FLEET.replace("[m8g.8xlarge, m8g.4xlarge]", "m8g.8xlarge"), "eks"
     )
@@ -69,7 +75,8 @@ def test_the_cache_is_what_the_smallest_type_leaves(tmp_path: Path) -> None:
 
 def test_a_replica_has_the_memory_of_one_socket_alone() -> None:
     half, whole = (
-        vllm.compute_fit(models.find(MODEL), instances.find(f"m8g.{size}xlarge"), 1, context=4096) for size in (24, 48)
+        vllm.compute_fit(models.find(MODEL), instances.find(f"m8g.{size}xlarge"), ReplicaSetup(1, context=4096))
+        for size in (24, 48)
     )
     assert (instances.find("m8g.48xlarge").sockets, instances.find("m8g.24xlarge").sockets) == (2, 1)
     assert half.budget_bytes == whole.budget_bytes == pytest.approx(384 * memory.GIB * memory.NODE_SHARE * 0.92)

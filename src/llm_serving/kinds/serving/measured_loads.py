@@ -14,6 +14,7 @@ from llm_serving.catalog import instances, step_times
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.prediction.calibration import BURST, Load, calibrate
@@ -193,7 +194,9 @@ def _build_load(load: MeasuredLoad, model: Model) -> Load:
     assert device
     step, batch = StepTime(model, device, setup.split, setup.kv_type), vllm.select_batch(device)
     context = traffic.input_tokens.max + traffic.output_tokens.max
-    fit = vllm.compute_fit(model, setup.instance, setup.split.tensor, dtype=setup.kv_type, context=context)
+    fit = vllm.compute_fit(
+        model, setup.instance, ReplicaSetup(setup.split.tensor, dtype=setup.kv_type, context=context)
+    )
     limits = Limits(batch.sequences, setup.batch_tokens or batch.tokens, fit.cache_tokens)
     count = max(1, min(MAX_REQUESTS, load.requests // load.replicas))
     return build_load(step, limits, traffic, load.point.metrics, count, load.replicas)

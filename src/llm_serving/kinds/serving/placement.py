@@ -16,6 +16,7 @@ from llm_serving.catalog.instances import DEVICES, Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
@@ -381,14 +382,16 @@ class _PlacementSearch:
         return self._memory_model.compute_fit(
             apply_quantization(self.model, tuning),
             instance,
-            self.role.tensor,
-            pipeline=self.role.pipeline,
-            expert_ranks=self._expert_ranks,
-            spare_experts=self._spare_experts,
-            utilization=self._utilization,
-            context=min(self.context, self.model.max_context),
-            dtype=tuning.kv_cache,
-            batch=self._select_batch(instance.accelerators),
+            ReplicaSetup(
+                self.role.tensor,
+                pipeline=self.role.pipeline,
+                expert_ranks=self._expert_ranks,
+                spare_experts=self._spare_experts,
+                utilization=self._utilization,
+                context=min(self.context, self.model.max_context),
+                dtype=tuning.kv_cache,
+                batch=self._select_batch(instance.accelerators),
+            ),
         )
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
@@ -422,7 +425,7 @@ class _PlacementSearch:
             if instance.accelerators and instance.accelerators.kind == "gpu"
             for degree in memory.list_tensor_sizes(model, instance)
             if self._memory_model.compute_fit(
-                model, instance, degree, context=context, dtype=self.settings.tuning.kv_cache
+                model, instance, ReplicaSetup(degree, context=context, dtype=self.settings.tuning.kv_cache)
             ).fits
         ]
         if not candidates:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from llm_serving.catalog import instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.engines import base
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -161,11 +162,13 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
     fit = memory.compute_fit(
         model,
         instance,
-        split.tensor,
-        pipeline=split.pipeline,
-        expert_ranks=split.expert_ranks if split.whole_experts else 0,
-        context=context,
-        dtype=tuning.kv_cache,
+        ReplicaSetup(
+            split.tensor,
+            pipeline=split.pipeline,
+            expert_ranks=split.expert_ranks if split.whole_experts else 0,
+            context=context,
+            dtype=tuning.kv_cache,
+        ),
     )
     batch = memory.select_batch(device)
     limits = Limits(tuning.sequences or batch.sequences, tuning.batch_tokens or batch.tokens, fit.cache_tokens)
