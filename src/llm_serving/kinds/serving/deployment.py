@@ -16,7 +16,7 @@ from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.models import LoadedModel, ServedModel
-from llm_serving.services.service import Prefetch, ResolvedData, Resources, Service, Toleration
+from llm_serving.services.service import Mount, Prefetch, ResolvedData, Resources, Service, Toleration
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -66,22 +66,6 @@ class ResolvedLoadBalancer(ResolvedData):
     """Address ranges from which it calls the routers."""
 
 
-class CompileCache(ResolvedData):
-    """Where a role's compiled programs outlive its containers."""
-
-    path: str
-    """In the container."""
-
-    key: str
-    """Folder below the claim: of this image, model and accelerator alone."""
-
-    node_path: str = ""
-    """Folder of the node, the key's; empty with a claim."""
-
-    claim: str = ""
-    """PersistentVolumeClaim; empty on a node."""
-
-
 class Role(ResolvedData):
     """One kind of process in a deployment."""
 
@@ -113,8 +97,8 @@ class Role(ResolvedData):
     prefetch: Prefetch | None = None
     """None where nothing of S3 is copied to the node."""
 
-    compile_cache: CompileCache | None = None
-    """None where programs are compiled at each start."""
+    compile_cache: Mount | None = None
+    """Where what it compiles for its image, model and accelerator outlives it; None: each start compiles again."""
 
     nodes: int = 1
     """Of one replica: more than one start together, in one zone."""

@@ -29,7 +29,7 @@ from llm_serving.kinds.serving import (
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.kinds.serving.checks import models as checked_models
-from llm_serving.kinds.serving.deployment import CompileCache, ResolvedLoadBalancer, Role, ServingDeployment
+from llm_serving.kinds.serving.deployment import ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
@@ -40,7 +40,7 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
-from llm_serving.services.service import Prefetch, Resources, Service
+from llm_serving.services.service import Mount, Prefetch, Resources, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
@@ -292,7 +292,7 @@ def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -
 
 def _build_compile_cache(
     context: Context, role_placement: Placement, served_model: ServedModel, uses_efa: bool
-) -> CompileCache | None:
+) -> Mount | None:
     setting = context.blueprint.tuning.compile_cache
     if setting is None or context.conventions.is_local:
         return None
@@ -304,8 +304,12 @@ def _build_compile_cache(
     )
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     claim = setting.partition(":")[2]
-    node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
-    return CompileCache(path=processes.COMPILE_CACHE_FOLDER, key=key, node_path="" if claim else node_path, claim=claim)
+    if claim:
+        return Mount(path=processes.COMPILE_CACHE_FOLDER, claim=claim, key=key)
+    return Mount(
+        path=processes.COMPILE_CACHE_FOLDER,
+        node_path=f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}",
+    )
 
 
 def _build_prefetch(context: Context, role_placement: Placement, served_model: ServedModel) -> Prefetch | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.kinds.serving import options, placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
-from llm_serving.kinds.serving.deployment import CompileCache, Role
+from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import (
@@ -89,7 +89,9 @@ def _build_engine_service(
     built = processes.build_engine_service(
         context, resolved.name, role, role_placement, resolved.served_model, replica, rank
     )
-    mounts = _build_mounts(resolved.compile_cache) | _build_tier_mounts(context, role, resolved)
+    mounts = _build_tier_mounts(context, role, resolved)
+    if resolved.compile_cache:
+        mounts = {"compile-cache": resolved.compile_cache, **mounts}
     update: dict[str, object] = {
         "prefetch": resolved.prefetch,
         "mounts": mounts,
@@ -199,13 +201,6 @@ def _build_calls(traces: str | None) -> dict[str, Call]:
     port = url.port or (http.client.HTTPS_PORT if is_secure else http.client.HTTP_PORT)
     # Spans that nothing encrypts stay in the fleet's network.
     return {"traces": Call(purpose="Spans of requests", port=port, in_network=not is_secure)}
-
-
-def _build_mounts(cache: CompileCache | None) -> dict[str, Mount]:
-    if cache is None:
-        return {}
-    key = cache.key if cache.claim else ""
-    return {"compile-cache": Mount(path=cache.path, node_path=cache.node_path, claim=cache.claim, key=key)}
 
 
 def _build_tier_mounts(context: Context, role: EngineRole, resolved: Role) -> dict[str, Mount]:
