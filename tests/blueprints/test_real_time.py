@@ -37,7 +37,8 @@ def plan(
     file = root / "mine" / "blueprint.yaml"
     text = file.read_text()
     assert "max_requests: 64" in text
-    text = text.replace("max_requests: 64", f"max_requests: {LIMIT}").replace("replicas: 2", "replicas: 1")
+    text = text.replace("max_requests: 64", f"max_requests: {LIMIT}")
+    text = text.replace("replicas: 2", f"replicas: 1, max_requests: {LIMIT}")
     file.write_text(f"{text}\nlogs: json\n")
     with start_blueprint(root / "mine", root) as running:
         yield running
@@ -49,9 +50,9 @@ def engine(plan: DeploymentPlan) -> Service:
     return worker
 
 
-def ask(plan: DeploymentPlan, system: str, **body: Any) -> http.client.HTTPConnection:
-    """Send a chat through the router, and do not wait for its answer."""
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(plan.deployment.url).netloc, timeout=60)
+def ask(plan: DeploymentPlan, system: str, address: str = "", **body: Any) -> http.client.HTTPConnection:
+    """Send a chat through the router, or to another address, and do not wait for its answer."""
+    connection = http.client.HTTPConnection(address or urllib.parse.urlsplit(plan.deployment.url).netloc, timeout=60)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "Which?"}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 1, **body}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -76,6 +77,20 @@ def test_the_system_prompt_is_cached_before_the_first_request(plan: DeploymentPl
     text = (paths.PATTERNS / "real-time" / "system-prompt.txt").read_text()
     assert count_hits(text) > 0
     assert count_hits(f"Not {text}") == 0, "another beginning was never computed"
+
+
+def test_a_full_replica_refuses_as_the_router_does(plan: DeploymentPlan, engine: Service) -> None:
+    with contextlib.ExitStack() as at_the_end:
+        for _ in range(LIMIT):
+            at_the_end.enter_context(contextlib.closing(ask(plan, "", **LONG)))
+        processes.wait_until(lambda: count_running(engine) == LIMIT, "both requests in the engine", 60, 0.05)
+        with contextlib.closing(ask(plan, "", f"{engine.host}:{engine.port}", stream=True)) as refused:
+            response = refused.getresponse()
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert json.load(response)["error"]["type"] == "rate_limit_exceeded"
+    processes.wait_until(lambda: count_running(engine) == 0, "room in the engine", 60, 0.05)
+    with contextlib.closing(ask(plan, "", f"{engine.host}:{engine.port}")) as accepted:
+        assert accepted.getresponse().status == 200
 
 
 def test_a_request_that_its_client_gives_up_leaves_the_engine_and_makes_room(

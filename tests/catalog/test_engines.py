@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 import subprocess
 from collections.abc import Iterable
@@ -115,6 +116,7 @@ CASES = [
         ("on-ecs", "ecs"),
     )),
     (_format_blueprint("tiny", "pool: general, accelerators: 2"), "local"),
+    (_format_blueprint("tiny", "pool: general, max_requests: 8"), "local"),
     (_format_blueprint("tiny", "pool: general, accelerators: 2, data: 2"), "local"),
     *((_format_blueprint(SMALL, f"pool: {pool}, accelerators: 2, data: 2").replace("}}", "}, router: {policy: cache-aware}}"), target) for pool, target in (
         ("general", "eks"),
@@ -247,13 +249,30 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
         f"{registry}/router:0.1.17-7",
-        f"{registry}/vllm:0.32.0-efa.2",
+        f"{registry}/vllm:0.32.0-efa.3",
     )
     [engine] = deployment.workers
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
     assert engine.command[engine.command.index("--middleware") + 1] == "event_sources.EventSources"
     assert engine.env["PYTHONPATH"] == "/opt/vllm"
     assert deployment.roles[0].ports == {"events": 5557, "replay": 5558}
+
+
+@pytest.mark.parametrize("policy", ["load-aware", "kv-aware"])
+def test_a_limit_of_requests_at_a_replica_takes_the_image_with_its_module(tmp_path: Path, policy: str) -> None:
+    text = _format_blueprint(SMALL, "pool: general, max_requests: 48")
+    text = text.replace("}}", f"}}, router: {{policy: {policy}}}}}")
+    deployment = _resolve(tmp_path, text, "eks")
+    [engine] = deployment.workers
+    words = engine.command
+    assert words[words.index("--max-num-queued-reqs") + 1] == "48"
+    modules = [word for flag, word in itertools.pairwise(words) if flag == "--middleware"]
+    assert modules == ["bounded_queue.BoundedQueue", *(["event_sources.EventSources"] if policy == "kv-aware" else [])]
+    assert engine.env["PYTHONPATH"] == "/opt/vllm"
+    assert deployment.roles[0].image.endswith("/vllm:0.32.0-efa.3")
+    without = _resolve(tmp_path, text.replace(", max_requests: 48", ""), "eks")
+    assert "--max-num-queued-reqs" not in without.workers[0].command
+    assert without.roles[0].image.endswith("/vllm:0.32.0-efa.3") == (policy == "kv-aware")
 
 
 def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ FIELD_NAMES = frozenset(
         "max_adapters",  # adapters loaded at once
         "memory_share",  # share of an accelerator's memory that the engine uses, 0 to 1
         "spare_experts",  # copies of busy experts
+        "replica_requests",  # most requests at a replica, computed or waiting
         "tools",  # the engine's parser of calls of tools
         "reasoning",  # the engine's parser of reasoning
         "chat_template",  # a file, or the template itself

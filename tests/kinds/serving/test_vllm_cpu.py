@@ -44,7 +44,7 @@ def test_a_replica_has_a_node_for_itself_with_its_own_image_and_binds_its_thread
 ) -> None:
     deployment = resolving.resolve_files(tmp_path, _format(f"pool: {pool}, replicas: 4"), FLEET, target)
     [role] = deployment.workers
-    assert role.image.endswith("/demo/vllm-cpu:0.32.0-2")
+    assert role.image.endswith("/demo/vllm-cpu:0.32.0-3")
     assert (role.resources.device, role.resources.accelerators, role.resources.cpus) == ("", 0, 13)
     assert role.env["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
     assert not {"OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING"} & role.env.keys()

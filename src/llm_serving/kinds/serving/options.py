@@ -17,7 +17,7 @@ from llm_serving.kinds.serving import answer_parsers, patterns
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
 from llm_serving.kinds.serving.placement import Placement, count_accelerators
-from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.kinds.serving.roles import AnsweringRole, EngineRole
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
@@ -56,6 +56,11 @@ class Node:
     def parsers(self) -> SelectedParsers:
         """What the engine reads the answers with."""
         return answer_parsers.select(self.settings, self.role, self.placement.model)
+
+    @property
+    def max_requests(self) -> int | None:
+        """Most requests at the replica; None for any number."""
+        return self.role.max_requests if isinstance(self.role, AnsweringRole) else None
 
     @property
     def is_compiled(self) -> bool:
@@ -300,6 +305,13 @@ OPTIONS = (
         "model-config",
         lambda node: node.parsers.model_config_json,
         values=lambda node: {"model_config": node.parsers.model_config_json},
+    ),
+    Option(
+        "bounded-queue",
+        lambda node: node.max_requests,
+        "role.max_requests",
+        "remove max_requests, or set roles.router.max_requests",
+        lambda node: {"replica_requests": node.max_requests or 0},
     ),
     Option("tools", lambda node: node.parsers.tools, values=lambda node: {"tools": node.parsers.tools}),
     Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),

@@ -33,7 +33,13 @@ from llm_serving.kinds.serving.deployment import ResolvedLoadBalancer, Role, Ser
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
+from llm_serving.kinds.serving.roles import (
+    AnsweringRole,
+    EngineRole,
+    RouterPolicy,
+    compute_fixed_replicas,
+    resolve_scale,
+)
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import deployments, load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
@@ -254,7 +260,7 @@ def _build_role(
     return Role(
         name=name,
         kind="engine",
-        image=_select_image(context, role_placement, uses_efa) if not conventions.is_local else "",
+        image=_select_image(context, role, role_placement, uses_efa) if not conventions.is_local else "",
         served_model=served_model,
         pool=role.pool,
         instance_types=tuple(instance.name for instance in role_placement.instances),
@@ -270,7 +276,7 @@ def _build_role(
         weight=context.blueprint.roles.get_weight(name),
         scale=resolve_scale(name, role) if not conventions.is_local else None,
         prefetch=_build_prefetch(context, role_placement, served_model),
-        compile_cache=_build_compile_cache(context, role_placement, served_model, uses_efa),
+        compile_cache=_build_compile_cache(context, role, role_placement, served_model, uses_efa),
         ports=_build_ports(context, role_placement),
         kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
@@ -282,23 +288,23 @@ def _leave_out_efa(resources: Resources) -> Resources:
     return resources.model_copy(update={"efa": 0, "huge_page_bytes": 0, "device_files": files})
 
 
-def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -> str:
+def _select_image(context: Context, role: EngineRole, role_placement: Placement, uses_efa: bool) -> str:
     engine = context.engine
-    engine_image = (
-        engine.fleet_image if engine.fleet_image and (uses_efa or context.policy == "kv-aware") else engine.image
-    )
+    has_limit = isinstance(role, AnsweringRole) and role.max_requests
+    needs_own = uses_efa or context.policy == "kv-aware" or has_limit
+    engine_image = engine.fleet_image if engine.fleet_image and needs_own else engine.image
     return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
 
 
 def _build_compile_cache(
-    context: Context, role_placement: Placement, served_model: ServedModel, uses_efa: bool
+    context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel, uses_efa: bool
 ) -> Mount | None:
     setting = context.blueprint.tuning.compile_cache
     if setting is None or context.conventions.is_local:
         return None
     accelerators = role_placement.instances[0].accelerators
     parts = (
-        _select_image(context, role_placement, uses_efa),
+        _select_image(context, role, role_placement, uses_efa),
         served_model.weights.uri,
         accelerators.name if accelerators else "",
     )

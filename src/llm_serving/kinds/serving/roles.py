@@ -213,7 +213,15 @@ class EngineRole(Settings):
             yield Conflict(("executor",), reason, "remove executor")
 
 
-class WorkerRole(EngineRole):
+class AnsweringRole(EngineRole):
+    """Replicas whose answers clients get, and that see a whole request."""
+
+    max_requests: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Most requests at a replica, computed or waiting. Beyond it the router asks another replica, and the client gets
+    429 with Retry-After where all are full. Default is no limit."""
+
+
+class WorkerRole(AnsweringRole):
     """Replicas that do prefill and decode, beside which others may run on other accelerators."""
 
     weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
@@ -251,7 +259,7 @@ class ModelSettings(Settings):
     requests, so that their prefix is cached. Clients send it all the same."""
 
 
-class ModelRole(EngineRole, ModelSettings):
+class ModelRole(AnsweringRole, ModelSettings):
     """One of many models behind one endpoint: clients use the name of its role, or its `served_name`, as `model`."""
 
     model: ModelName

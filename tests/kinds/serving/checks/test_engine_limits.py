@@ -143,6 +143,11 @@ REFUSED = [
         "of vLLM, for GPUs, alone. Fix: set policy: cache-aware.",
     ),
     (
+        format_blueprint(f"{WHOLE_MACHINE}, max_requests: 16"),
+        "5:69: roles.worker.max_requests: 16: the module that refuses requests as routers expect it is in the fleet's own "
+        "image of vLLM, for GPUs, alone. Fix: remove max_requests, or set roles.router.max_requests.",
+    ),
+    (
         format_blueprint(extra="logs: json\n"),
         '7:7: logs: "json": vLLM 0.29.0, of which the plugin is, has no option for it. Fix: set logs: text.',
     ),
@@ -312,12 +317,12 @@ def test_the_version_on_neuron_has_every_option_that_is_rendered(tmp_path: Path)
     known = engine_options.load_arguments(platform.version_arguments).arguments
     extra = (
         "tools: hermes\nreasoning: qwen3\ntuning: {priority: on, prefix_cache: off, batch_tokens: 4096}\n"
-        "engine_arguments: {max_num_queued_reqs: 64}\ntraces: http://collector:4318/v1/traces\n"
+        "engine_arguments: {max_logprobs: 5}\ntraces: http://collector:4318/v1/traces\n"
     )
     command = resolve_blueprint(tmp_path, format_blueprint(extra=extra, model=QWEN)).workers[0].command
     names = set(engines.list_option_names(command))
     assert names <= known
-    assert {"additional_config", "scheduling_policy", "max_num_queued_reqs", "tool_call_parser"} <= names
+    assert {"additional_config", "scheduling_policy", "max_logprobs", "tool_call_parser"} <= names
     on_gpus = resolve_blueprint(
         tmp_path, format_blueprint("pool: gpu, accelerators: 4", "logs: json\n", model=QWEN)
     ).workers[0]

@@ -219,6 +219,12 @@ REFUSED = {
         'blueprint.yaml:8:35: engine_arguments.engram_config: "{}": ray 2.60.0 runs vllm 0.29.0, which has no such '
         "option. Fix: remove engram_config, or use another framework.",
     ),
+    "a limit at each replica": (
+        format_blueprint("{pool: gpus, accelerators: 2, max_requests: 8}"),
+        "eks",
+        "blueprint.yaml:7:55: roles.worker.max_requests: 8: Ray bounds the requests of a replica by settings of its own, "
+        "which were not compared. Fix: remove max_requests, or set roles.router.max_requests.",
+    ),
     "several ranks on this machine": (
         LOCAL.replace("accelerators: 1", "accelerators: 2"),
         "local",
