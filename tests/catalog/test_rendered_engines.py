@@ -290,8 +290,8 @@ def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path) ->
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, _format_disaggregated("tensorrt-llm", "eks"), "eks")
     reason = (
-        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, with which nothing "
-        "was tried here"
+        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, whose engines are fixed "
+        "addresses, or register beside its API without a key unless it has TLS; nothing of it was tried here"
     )
     message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
     assert message in str(error.value)

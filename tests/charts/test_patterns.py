@@ -228,6 +228,34 @@ def test_the_chart_refuses_a_typo_in_a_users_template(render_chart: Render) -> N
         render_chart(invalid)
 
 
+@pytest.mark.parametrize("gang", ["on", "off"])
+def test_a_replica_over_several_nodes_waits_for_all_of_them_in_the_queue_of_its_pool(
+    render_chart: Render, schema_location: str, tmp_path: Path, gang: str
+) -> None:
+    shutil.copytree(paths.PATTERNS / "distributed", tmp_path / "mine")
+    (tmp_path / "mine" / "blueprint.yaml").write_text(
+        "pattern: distributed\nmodel: Qwen/Qwen3-235B-A22B-FP8\nroles:\n"
+        f"  worker: {{pool: p5en, accelerators: 16, pipeline: 2, expert: on, gang: {gang}}}\n"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2c]\norchestrator: eks\nadd_ons: {schedulers: on}\n"
+        "pools:\n  p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}\n"
+    )
+    plan = planning.plan(tmp_path / "mine", fleet, target="eks", root=tmp_path, account="123456789012")
+    manifests = render_chart(yaml.safe_load(planning.write_rendered(plan).read_text()))
+    assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
+    [group] = [manifest for manifest in manifests if manifest["kind"] == "LeaderWorkerSet"]
+    assert group["spec"]["startupPolicy"] == "LeaderCreated", "Kueue takes no other"
+    template = group["spec"]["leaderWorkerTemplate"]
+    queues = [
+        part["metadata"]["labels"].get("kueue.x-k8s.io/queue-name")
+        for part in (group, template["leaderTemplate"], template["workerTemplate"])
+    ]
+    assert queues == ["p5en" if gang == "on" else None] * 3
+
+
 def test_one_model_on_unlike_accelerators_has_a_deployment_for_each_that_kubernetes_accepts(
     render_chart: Render, schema_location: str, tmp_path: Path
 ) -> None:

@@ -91,6 +91,9 @@ class Role(ResolvedData):
     gives_way: bool = False
     """Whether replicas of others may take its nodes."""
 
+    queue: str = ""
+    """Kueue's LocalQueue that admits all nodes of a replica together; empty where each starts as it finds room."""
+
     accelerators: int = 0
     """Of one replica; on Neuron its NeuronCores."""
 

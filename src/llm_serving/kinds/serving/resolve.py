@@ -268,6 +268,7 @@ def _build_role(
         labels=role_placement.labels,
         tolerations=role_placement.tolerations,
         gives_way=role.gives_way,
+        queue=role.pool if role.gang and conventions.is_kubernetes else "",
         accelerators=role.accelerators,
         nodes=role_placement.nodes,
         parallelism=role_placement.parallelism,

@@ -168,6 +168,10 @@ class EngineRole(Settings):
     """Whether its replicas give their nodes to those of other roles and deployments that find none: for work that can
     wait, such as batches. They start again where a node is free."""
 
+    gang: Annotated[bool, Switch()] = False
+    """Whether the nodes of a replica are admitted together or not at all, by Kueue's queue of the pool, on EKS.
+    Otherwise those that run hold their accelerators while they wait for the others."""
+
     scale: Scale | None = None
     """Autoscaling; default is by the queue, for decode by the KV cache."""
 

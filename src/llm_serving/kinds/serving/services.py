@@ -157,6 +157,7 @@ def _build_placement(role: Role) -> Placement:
         tolerations=tuple(taint for taint in role.tolerations if taint.key != role.resources.device),
         is_dense=role.resources.efa > 0,
         gives_way=role.gives_way,
+        queue=role.queue,
     )
 
 

@@ -227,6 +227,32 @@ def test_what_gives_way_on_ecs_fills_instances_of_a_pool_whose_tasks_move(tmp_pa
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "pool", "accelerators", "reason"),
+    [
+        ("eks", "general", 1, "a replica has one node, which starts whole. Fix: remove gang."),
+        (
+            "ecs",
+            "on-ecs",
+            1,
+            "on ECS each node of a replica is a service that starts by itself. Fix: remove gang, or use EKS.",
+        ),
+    ],
+)
+def test_a_gang_is_refused_where_nothing_admits_it(
+    tmp_path: Path, target: str, pool: str, accelerators: int, reason: str
+) -> None:
+    text = format_aggregated(pool=pool, accelerators=accelerators, gang="on")
+    assert f"roles.worker.gang: true: {reason}" in get_error(tmp_path, text, target)
+
+
+def test_a_gang_waits_in_the_queue_of_its_pool(tmp_path: Path) -> None:
+    text = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on", gang="on")
+    placement = resolve_blueprint(tmp_path, text).workers[0].placement
+    assert placement.queue == "p5en"
+    assert resolve_blueprint(tmp_path, text.replace(", gang: on", "")).workers[0].placement.queue == ""
+
+
 MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
 
 

@@ -65,6 +65,8 @@ def check(
         yield from _check_load_balancer(settings, fleet, environment)
     if conventions.is_kubernetes:
         yield from _check_add_ons(settings, fleet, placed_roles)
+    if not conventions.is_local:
+        yield from _check_gangs(conventions, placed_roles)
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     if conventions.max_replicas:
@@ -403,6 +405,18 @@ def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
     _, role, role_placement = placed_role
     pool_groups = groups.resolve_pool(fleet, role.pool, instances.load())
     return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
+
+
+def _check_gangs(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield replicas that Kueue cannot admit as a whole."""
+    for key_path, role, role_placement in placed_roles:
+        if not role.gang:
+            continue
+        if not conventions.is_kubernetes:
+            reason = f"on {conventions.title} each node of a replica is a service that starts by itself"
+            yield Conflict((*key_path, "gang"), reason, "remove gang, or use EKS", True)
+        elif role_placement.nodes == 1:
+            yield Conflict((*key_path, "gang"), "a replica has one node, which starts whole", "remove gang", True)
 
 
 def _check_gives_way(fleet: Fleet, title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
