@@ -52,6 +52,12 @@ REFUSALS = {
     "all2all_backend: deepep_v2": 'all2all_backend: "deepep_v2": experts over several nodes exchange tokens by NCCL; '
     "DeepEP on EFA takes a fork of it, efa driver 3.3.0 and gdrdrv, which the image and the nodes do not have. "
     "Fix: remove all2all_backend.",
+    "max_num_queued_reqs: 8": 'max_num_queued_reqs: "8": the deployment writes it from max_requests of the role. '
+    "Fix: set max_requests of the role, and remove max_num_queued_reqs here.",
+    "max_num_queued_tokens: 9000": 'max_num_queued_tokens: "9000": the engine answers 503 beyond it, for which the router '
+    "sends it nothing for 5 s; max_requests of a role bounds its queue. Fix: remove max_num_queued_tokens.",
+    "enable_sleep_mode: true": 'enable_sleep_mode: "true": /sleep and /wake_up come with VLLM_SERVER_DEV_MODE alone, and '
+    "with it /collective_rpc, by which whoever reaches an engine calls any of its methods. Fix: remove enable_sleep_mode.",
     "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
     "line is. Fix: remove api_key.",
 }
