@@ -1,4 +1,4 @@
-"""Requests of tests to running engines: completions, counters, and a load of several users."""
+"""Requests of tests to running engines: completions, counters, and a load of several users; running frameworks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ import http.client
 import ipaddress
 import json
 import re
+import shutil
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Service
+from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.settings import yaml_edit
+from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import supervisor
+from llm_serving.targets.local import deploy, engine_setups, supervisor
+from llm_serving.validation.base import ValidationOptions
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PROMPT = "The router sends a request to"
 
@@ -93,6 +105,7 @@ class Load:
     deadline_s: float
     users: int = 8
     prompt: str = PROMPT
+    output_tokens: int = 8
     pause_s: float = 0.0
     """Seconds between a user's requests."""
 
@@ -119,8 +132,9 @@ class Load:
         while not self._stop.wait(self.pause_s):
             start = time.monotonic()
             try:
+                prompt = f"{self.prompt} {number} {start}"
                 response = request_completion(
-                    self.url, self.deadline_s + 10, stream=True, prompt=f"{self.prompt} {number} {start}"
+                    self.url, self.deadline_s + 10, stream=True, prompt=prompt, max_tokens=self.output_tokens
                 )
                 if "data: [DONE]" not in response:
                     raise OSError("the stream was cut")
@@ -135,3 +149,68 @@ class Load:
         while len(self.start_times) < expected and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(self.start_times) >= expected, self.failed
+
+
+def mark_framework(name: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of tests that run a framework."""
+    fix = f"{name} is not set up: .venv/bin/python -m llm_serving.targets.local.engine_setups vllm {name}"
+    not_ready = not engine_setups.find("vllm", name).is_ready()
+    return [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.skipif(not_ready, reason=fix)]
+
+
+@contextmanager
+def run_framework(
+    name: str, root: Path, start: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]
+) -> Iterator[DeploymentPlan]:
+    """Run two replicas of the aggregated pattern under a framework; `start` is the fixture `start_blueprint`."""
+    file = Path(shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")) / "blueprint.yaml"
+    file.write_text(yaml_edit.set_value(file, ("framework",), name, after="model"))
+    with start(file.parent, root) as plan:
+        yield plan
+
+
+def change_policy(plan: DeploymentPlan, policy: str) -> DeploymentPlan:
+    """Deploy what `run_framework` runs with another policy of its router; return the new plan."""
+    file = plan.directory.root / "mine" / "blueprint.yaml"
+    text, current = file.read_text(), "policy: cache-aware"
+    assert current in text
+    file.write_text(text.replace(current, f"policy: {policy}"))
+    changed = planning.plan(file.parent, ROOT / "fleet.yaml", root=plan.directory.root, target="local")
+    supervised = supervisor.find_running(plan.directory)
+    assert supervised
+    return deploy.update(changed, supervised)
+
+
+def assert_loopback(plan: DeploymentPlan) -> None:
+    """Assert that its processes listen on loopback addresses alone, each of its services on one at least."""
+    sockets = list_listening(plan)
+    assert len(sockets) > len(plan.deployment.services)
+    assert [address for address in sockets if not address.is_loopback] == []
+
+
+def assert_counted(plan: DeploymentPlan, runs: Path) -> None:
+    """Assert that a validation's report counts every request at the replica that answered, and tokens exactly."""
+    traffic = {"users": 4, "requests": 20, "input_tokens": "80..120", "output_tokens": "4..12", "deadline": "5min"}
+    assert isinstance(plan.deployment, ServingDeployment)
+    deployment = plan.deployment.model_copy(update={"traffic": Traffic.model_validate(traffic), "slo": Slo()})
+    measured, _ = validate.validate(deployment, ValidationOptions(logs=plan.directory.logs, runs=runs))
+    assert (measured.requests.total, measured.requests.failed) == (20, 0)
+    assert sum(replica.requests or 0 for replica in measured.replicas) == 20
+    assert (measured.tokens.input_exact, measured.tokens.output_exact) == (1, 1)
+    assert {"vllm", plan.deployment.framework} <= measured.versions.keys()
+
+
+def repeat_prompt(plan: DeploymentPlan, prompt: str, times: int) -> list[float]:
+    """Send a prompt `times` times, one after the other; return the tokens that each worker had in its cache, sorted."""
+
+    def read(signal: str) -> list[float]:
+        return [sum_counter(f"{get_url(worker)}/metrics", worker.metrics[signal]) for worker in plan.deployment.workers]
+
+    queried, hits = sum(read("cache-queries")), read("cache-hits")
+    for _ in range(times):
+        queried += json.loads(request_completion(plan.deployment.url, prompt=prompt))["usage"]["prompt_tokens"]
+    deadline = time.monotonic() + 120
+    while sum(read("cache-queries")) < queried and time.monotonic() < deadline:
+        time.sleep(0.5)  # a page may be some seconds behind
+    assert sum(read("cache-queries")) == queried
+    return sorted(after - before for after, before in zip(read("cache-hits"), hits, strict=True))

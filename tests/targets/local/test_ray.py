@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import shutil
+import json
+import os
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -15,27 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llm_serving.kinds.serving.validation import validate
-from llm_serving.services.traffic import Slo, Traffic
-from llm_serving.settings import yaml_edit
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_setups
-from llm_serving.validation.base import ValidationOptions
+from llm_serving.targets.local import deploy, engine_setups, readiness
 from tests import serving
+from tests.kinds.serving.frameworks import test_ray as rendered
 
-ROOT = Path(__file__).resolve().parents[3]
-SETUP = engine_setups.find("vllm", "ray")
 REPLICA = "ray::ServeReplica:llm:LLMServer"
 """What a replica's process calls itself, before the model's name."""
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(
-        not SETUP.is_ready(),
-        reason="Ray is not set up: .venv/bin/python -m llm_serving.targets.local.engine_setups vllm ray",
-    ),
-]
+pytestmark = serving.mark_framework("ray")
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +34,22 @@ def plan(
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
     """Two nodes with a replica each, and the head."""
-    root = tmp_path_factory.mktemp("ray")
-    shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
-    file = root / "mine" / "blueprint.yaml"
-    file.write_text(yaml_edit.set_value(file, ("framework",), "ray", after="model"))
-    with start_blueprint(root / "mine", root) as started:
+    with serving.run_framework("ray", tmp_path_factory.mktemp("ray"), start_blueprint) as started:
         yield started
 
 
-def _list_replicas(plan: DeploymentPlan) -> list[psutil.Process]:
+def _find_processes(plan: DeploymentPlan, words: str) -> list[psutil.Process]:
+    """Return those whose command line has the words."""
     found = []
     for process in serving.list_processes(plan):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if "".join(process.cmdline()).startswith(REPLICA):
+            if words in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
 
 def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
-    sockets = serving.list_listening(plan)
-    assert len(sockets) > 10
-    assert [address for address in sockets if not address.is_loopback] == []
+    serving.assert_loopback(plan)
 
 
 def _request_status(port: int, token: str = "") -> int:
@@ -83,7 +68,7 @@ def _request_status(port: int, token: str = "") -> int:
 
 def test_its_agents_answer_those_alone_that_know_its_secret(plan: DeploymentPlan) -> None:
     token = (plan.directory.data / "ray-token").read_text()
-    agents = [each for each in serving.list_processes(plan) if "DashboardAgent" in "".join(each.cmdline())]
+    agents = _find_processes(plan, "DashboardAgent")
     connections = [one for agent in agents for one in agent.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     closed = [one.laddr.port for one in connections if _request_status(one.laddr.port) == 401]
     assert len(closed) == len(plan.deployment.services)
@@ -91,16 +76,30 @@ def test_its_agents_answer_those_alone_that_know_its_secret(plan: DeploymentPlan
 
 
 def test_the_report_counts_every_request_at_the_replica_that_answered(plan: DeploymentPlan, tmp_path: Path) -> None:
-    traffic = {"users": 4, "requests": 20, "input_tokens": "80..120", "output_tokens": "4..12", "deadline": "5min"}
-    deployment = plan.deployment.model_copy(update={"traffic": Traffic.model_validate(traffic), "slo": Slo()})
-    measured, _ = validate.validate(deployment, ValidationOptions(logs=plan.directory.logs, runs=tmp_path))
-    assert (measured.requests.total, measured.requests.failed) == (20, 0)
-    assert sum(replica.requests or 0 for replica in measured.replicas) == 20
-    assert (measured.tokens.input_exact, measured.tokens.output_exact) == (1, 1)
+    serving.assert_counted(plan, tmp_path)
+
+
+def test_a_prompt_goes_where_its_beginning_was_seen(plan: DeploymentPlan) -> None:
+    other, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
+    assert other == 0 and chosen >= 5 * 128, "five of six found whole blocks, all of them at one replica"
+
+
+def test_replicas_follow_the_requests_under_way_as_rendered_for_eks(plan: DeploymentPlan, tmp_path: Path) -> None:
+    """Of a deployment without an engine, which costs little: what Ray counts is the same."""
+    [llm_config] = rendered.get_args(rendered.resolve(tmp_path, rendered.format_blueprint()))["llm_configs"]
+    scaling = llm_config["deployment_config"]["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
+    setup, head = engine_setups.find("vllm", "ray"), plan.deployment.services[-1]
+    program = Path(__file__).with_name("ray_scaling.py")
+    command = [str(setup.executables / "python3"), str(program), head.command[3], json.dumps(scaling)]
+    environment = {name: os.environ[name] for name in ("PATH", "HOME")} | head.env
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == {"idle": 1, "loaded": 3, "idle again": 1}
 
 
 def test_a_killed_replica_is_replaced_while_the_other_answers(plan: DeploymentPlan) -> None:
-    before = {each.pid for each in _list_replicas(plan)}
+    before = {each.pid for each in _find_processes(plan, REPLICA)}
     assert len(before) == len(plan.deployment.workers) == 2
     victim = min(before)
     with serving.Load(plan.deployment.url, deadline_s=300, users=2) as load:
@@ -108,10 +107,30 @@ def test_a_killed_replica_is_replaced_while_the_other_answers(plan: DeploymentPl
         psutil.Process(victim).kill()
         load.wait_answers(8)
         deadline = time.monotonic() + 300
-        while len({each.pid for each in _list_replicas(plan)} - {victim}) < 2 and time.monotonic() < deadline:
+        while len({each.pid for each in _find_processes(plan, REPLICA)} - {victim}) < 2 and time.monotonic() < deadline:
             time.sleep(1)
-    assert len({each.pid for each in _list_replicas(plan)} - before) == 1
+    assert len({each.pid for each in _find_processes(plan, REPLICA)} - before) == 1
     assert len(load.failed) <= 2, "each user had at most the one request that the replica was answering"
+
+
+def test_it_comes_back_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
+    before = {each.pid for each in _find_processes(plan, REPLICA)}
+    [head] = _find_processes(plan, "start --block --head")
+    head.kill()
+    with pytest.raises((OSError, http.client.HTTPException)):
+        while True:  # until it was noticed
+            serving.complete(plan.deployment.url)
+    deadline = time.monotonic() + 600
+    while not readiness.is_answering(plan.deployment.services[-1]) and time.monotonic() < deadline:
+        time.sleep(1)
+    assert serving.complete(plan.deployment.url)
+    assert not {each.pid for each in _find_processes(plan, REPLICA)} & before
+
+
+def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
+    changed = serving.change_policy(plan, "round-robin")
+    hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
+    assert min(hits) >= 2 * 128, "each replica had the first of its three"
 
 
 def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:

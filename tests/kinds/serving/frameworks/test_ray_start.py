@@ -1,11 +1,18 @@
-"""What Ray's processes on this machine do when they start: listen on one address, know one secret, announce their ports."""
+"""What Ray's processes on this machine do when they start: listen on one address, know one secret, announce their
+ports, and end with their head."""
 
 from __future__ import annotations
 
+import socket
 import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llm_serving.kinds.serving.frameworks.ray_start import ray_node, sitecustomize
@@ -48,3 +55,50 @@ def test_the_secret_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None
     assert file.read_text() == token and len(token) == 64
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_node_ends_with_its_head_and_another_starts_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLUEPRINT_RAY_SOCKETS", f"{tmp_path}/worker-0")
+    left = tmp_path / "worker-0.raylet"
+    left.touch()
+    pids, end = tmp_path / "pids", tmp_path / "end"
+    program = f"""\
+import os, pathlib, time
+with open({str(pids)!r}, "a") as file: file.write(f"{{os.getpid()}} ")
+while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.05)
+raise SystemExit(7)"""
+
+    def list_started() -> list[int]:
+        return [int(pid) for pid in pids.read_text().split(" ")[:-1]] if pids.exists() else []
+
+    head = socket.create_server(("127.0.0.1", 0))
+    port = head.getsockname()[1]
+    codes: list[int] = []
+    command = [sys.executable, "-c", program]
+    threading.Thread(target=lambda: codes.append(ray_node.run_worker("127.0.0.1", port, command)), daemon=True).start()
+    _wait(lambda: len(list_started()) == 1)
+    assert not left.exists()
+    head.close()
+    _wait(lambda: not psutil.pid_exists(list_started()[0]))
+    with socket.create_server(("127.0.0.1", port)):
+        _wait(lambda: len(list_started()) == 2)
+        end.touch()
+        _wait(lambda: codes == [7])
+
+
+def _wait(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_true()
+
+
+def test_a_head_starts_after_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLUEPRINT_RAY_SOCKETS", f"{tmp_path}/router")
+    files = [tmp_path / name for name in ("ray_current_cluster", "router.store", "router.raylet", "worker-0.raylet")]
+    for file in files:
+        file.touch()
+    ray_node.forget_node(["--num-cpus=2", f"--temp-dir={tmp_path}"])
+    assert list(tmp_path.iterdir()) == [files[-1]]

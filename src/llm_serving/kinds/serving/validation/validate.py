@@ -147,7 +147,10 @@ def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoa
 
 
 def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
-    """Return the version of an engine that runs on this machine, by its own API."""
+    """Return a framework's version and that of the engine that it pins; else of an engine here, by its own API."""
+    framework = engines.load_frameworks()[deployment.framework]
+    if pair := framework.engines.get(deployment.engine):
+        return {deployment.framework: framework.version, deployment.engine: pair.version}
     versions: dict[str, str] = {}
     if deployment.environment.conventions.is_local:
         engine = deployment.workers[0]

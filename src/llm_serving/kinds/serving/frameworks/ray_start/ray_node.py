@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "-
 
 POLL_S = 0.2
 
+END_S = 30
+"""Longest that a node takes to end before it is killed."""
+
 
 def main(role: str, address: str, arguments: list[str]) -> int:
     """Run the node until it ends; return its exit code."""
@@ -35,9 +39,9 @@ def main(role: str, address: str, arguments: list[str]) -> int:
     create_token(Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
     own = [f"--node-ip-address={host}", *(f"{option}={free}" for option, free in choose_ports(host).items())]
     if role == "worker":
-        wait_listening(host, int(port))
-        os.execv(START[0], [*START, f"--address={address}", *own, *arguments])
+        return run_worker(host, int(port), [*START, f"--address={address}", *own, *arguments])
     nodes, serve, *arguments = arguments
+    forget_node(arguments)
     with subprocess.Popen([*START, "--head", f"--port={port}", *own, *arguments]) as head:
         wait_listening(host, int(port), head)
         # In a process of its own, which gives its memory back.
@@ -58,6 +62,31 @@ def create_token(file: Path) -> None:
     own.unlink()
 
 
+def run_worker(host: str, port: int, command: Sequence[str]) -> int:
+    """Run a node until it ends by itself; a new one for each head, as no node of Ray serves a second one."""
+    while True:
+        wait_listening(host, port)
+        forget_node()
+        with subprocess.Popen(command) as node:
+            while is_listening(host, port):
+                if node.poll() is not None:
+                    return node.returncode or 1
+                time.sleep(POLL_S)
+            print("the head has ended: this node ends too, and starts again with the next head", flush=True)
+            node.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(END_S)
+            node.kill()
+
+
+def forget_node(head_arguments: Sequence[str] = ()) -> None:
+    """Remove what a node that was killed has left: its sockets, and a head's mark, for which Ray starts no other."""
+    sockets = os.environ["BLUEPRINT_RAY_SOCKETS"]
+    folders = [word.partition("=")[2] for word in head_arguments if word.startswith("--temp-dir=")]
+    for file in (f"{sockets}.store", f"{sockets}.raylet", *(f"{folder}/ray_current_cluster" for folder in folders)):
+        Path(file).unlink(missing_ok=True)
+
+
 def choose_ports(host: str) -> dict[str, int]:
     """Return free ports for a node's agents, whose addresses its raylet must know before they listen."""
     sockets = [socket.socket() for _ in FREE_PORTS]
@@ -75,13 +104,16 @@ def wait_listening(host: str, port: int, process: subprocess.Popen[bytes] | None
     Raises:
         SystemExit: `process`, which should listen, has ended.
     """
-    while True:
-        with socket.socket() as connection:
-            if connection.connect_ex((host, port)) == 0:
-                return
+    while not is_listening(host, port):
         if process and process.poll() is not None:
             sys.exit(process.returncode or 1)
         time.sleep(POLL_S)
+
+
+def is_listening(host: str, port: int) -> bool:
+    """Return whether a server listens there."""
+    with socket.socket() as connection:
+        return connection.connect_ex((host, port)) == 0
 
 
 def deploy(address: str, nodes: int, config: Any) -> None:
