@@ -247,7 +247,11 @@ def _build_copy_containers(service: Service, logs: LogDestination) -> list[Conta
             "essential": False,
             "cpu": 128,
             "memory": 512,
-            "command": ["s3", "cp", "--recursive", "--only-show-errors", uri, f"{FETCH_DIR}/{name}"],
+            "command": [
+                *("s3", "cp", "--recursive", "--only-show-errors"),
+                *(word for files in prefetch.skip for word in ("--exclude", files)),
+                *(uri, f"{FETCH_DIR}/{name}"),
+            ],
             # Dependent containers stop waiting after this; the agent's default is three minutes.
             "startTimeout": prefetch.timeout_s,
             "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCH_DIR}],

@@ -26,6 +26,9 @@ CRDS = Path(__file__).with_name("crds")
 _NAME = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
 """In kubeconform's words: the suffix is the group's first part, where there is a group, and the version."""
 
+_NAMED_TEMPLATE = "podTemplate: PodTemplateSpec"
+"""In a definition of ours, in place of the same schema again."""
+
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
@@ -110,16 +113,32 @@ def _build_swagger() -> bytes:
         return module.read(f"k8s.io/kubernetes@{VERSION}/api/openapi-spec/swagger.json")
 
 
+def read_definitions(folder: Path) -> Iterator[dict[str, Any]]:
+    """The custom resource definitions of a folder, with Kubernetes' schema of a pod's template where it is named alone."""
+    for file in sorted(item for item in folder.iterdir() if item.suffix in (".yaml", ".yml", ".json")):
+        text = file.read_text()
+        if _NAMED_TEMPLATE in text:
+            text = text.replace(_NAMED_TEMPLATE, f"podTemplate: {json.dumps(_read_pod_template())}")
+        yield from filter(None, yaml.load_all(text, yaml.CSafeLoader))
+
+
+def _read_pod_template() -> Any:
+    """As LeaderWorkerSet has it for the leaders of its groups."""
+    spec = yaml.load((CRDS / "leaderworkersets.yaml").read_text(), yaml.CSafeLoader)["spec"]
+    properties = spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return properties["spec"]["properties"]["leaderWorkerTemplate"]["properties"]["leaderTemplate"]
+
+
 def _find_custom_kinds() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Group, kind, version and schema of each custom kind."""
-    for file in sorted(CRDS.glob("*.yaml")):
-        spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
+    for definition in read_definitions(CRDS):
+        spec = definition["spec"]
         for version in spec["versions"]:
             yield spec["group"], spec["names"]["kind"], version["name"], version["schema"]["openAPIV3Schema"]
 
 
 def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker, a RayService's groups'."""
+    """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker, those of operators' kinds."""
     templates: list[dict[str, Any]] = []
     for manifest in manifests:
         if manifest["kind"] == "Deployment":
@@ -130,6 +149,8 @@ def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if manifest["kind"] == "RayService":
             cluster = manifest["spec"]["rayClusterConfig"]
             templates += [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+        if manifest["kind"] == "DynamoGraphDeployment":
+            templates += [component["podTemplate"] for component in manifest["spec"]["components"]]
     return templates
 
 

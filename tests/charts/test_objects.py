@@ -115,7 +115,7 @@ def test_kubernetes_accepts_the_objects_of_all_values(render_chart: Render, sche
         ("_pod.tpl", "terminationGracePeriodSeconds", "terminationGracePeriod", {"Deployment", "LeaderWorkerSet"}),
         ("_pod.tpl", "matchLabelKeys:", "matchLabelKey:", {"LeaderWorkerSet"}),
         ("plain/groups.yaml", "restartPolicy:", "restartPolicies:", {"LeaderWorkerSet"}),
-        ("plain/scaling.yaml", "minReplicaCount", "minReplicas", {"ScaledObject"}),
+        ("scaling.yaml", "minReplicaCount", "minReplicas", {"ScaledObject"}),
         ("route.yaml", "backendRefs", "backends", {"HTTPRoute"}),
         ("monitors.yaml", "podMetricsEndpoints", "endpoints", {"PodMonitor"}),
         ("network.yaml", "podSelector: {}", "podSelectors: {}", {"NetworkPolicy"}),

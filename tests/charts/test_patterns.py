@@ -124,6 +124,7 @@ def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deploymen
         (
             pod["metadata"]["labels"]["app.kubernetes.io/component"],
             *pod["spec"]["containers"][0].get("command", ()),
+            *pod["spec"]["containers"][0].get("args", ()),
         ): pod["spec"]
         for pod in pod_templates
     }

@@ -113,7 +113,7 @@ def test_every_object_of_the_schema_refuses_unknown_keys() -> None:
             build_release({"metrics": {"engine": {"quue": "a"}}}),
             "at '/metrics/engine': additional properties 'quue' not allowed",
         ),
-        (build_release({"framework": "flock"}), "at '/framework': value must be one of 'plain', 'ray'"),
+        (build_release({"framework": "flock"}), "at '/framework': value must be one of 'plain', 'ray', 'dynamo'"),
         (build_release({"security": {"user": 0}}), "at '/security/user': minimum: got 0, want 1"),
         (build_release({"imgae": "x:1"}), "at '': additional properties 'imgae' not allowed"),
         ({"roles": {"worker": {"command": ["serve"]}}}, "at '/roles/worker': missing property 'kind'"),

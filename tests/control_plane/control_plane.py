@@ -31,11 +31,11 @@ from llm_serving.operations import kube_api
 from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
+from tests.charts import objects
 from tests.control_plane import programs
 from tests.go_programs import Program
 
 STAGES = Path(__file__).with_name("stages.yaml")
-CRDS = Path(__file__).parents[1] / "charts" / "crds"
 
 _START_S = 60.0
 _ASK_S = 30.0
@@ -254,17 +254,14 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
             return
         start(programs.CONTROLLERS, *admin_flags, *single_instance, *keys, f"--controllers={','.join(_CONTROLLERS)}")
         start(programs.KWOK, *admin_flags, *_build_kwok_command(control_plane, kubelet, backend_port))
-        add_kinds(control_plane, CRDS)
+        add_kinds(control_plane, objects.CRDS)
         processes.wait_until(lambda: is_up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _START_S)
         yield control_plane
 
 
 def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
     """Add the custom resource definitions of a folder, and wait until they are established."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
-    control_plane.api.apply(
-        item for file in files for item in yaml.load_all(file.read_text(), yaml.CSafeLoader) if item
-    )
+    control_plane.api.apply(objects.read_definitions(folder))
 
     def is_established(definition: Manifest) -> bool:
         conditions = definition.get("status", {}).get("conditions") or []

@@ -120,7 +120,7 @@
 {{- range $container := .containers -}}
 {{- $at := printf "%s.%s" $.at $container.name -}}
 {{- with include "inference.pinCheck" (dict "at" $at "image" $container.image) -}}{{- $wrong = append $wrong . -}}{{- end -}}
-{{- if or (hasPrefix "fetch-" $container.name) (has $container.name (list "engine" "router" "check-node")) -}}
+{{- if or (hasPrefix "fetch-" $container.name) (has $container.name (list "engine" "router" "main" "check-node")) -}}
 {{- $wrong = append $wrong (printf "%s: the chart has a container of this name. Fix: choose another name" $at) -}}
 {{- end -}}
 {{- if not (dig "resources" "limits" "memory" "" $container) -}}

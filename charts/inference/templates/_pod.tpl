@@ -1,8 +1,9 @@
 {{/*
 A pod of a role, for any controller.
-(dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL), optionally with "operated" true
+(dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL), optionally with "operated" true, "container" NAME
 `listens`: whether it serves HTTP. All pods do but the workers of a replica with several nodes.
-`operated`: an operator adds command and probes, and looks the port of HTTP up by the name `serve`.
+`operated`: an operator adds command and probes.
+`container`: how an operator wants it called.
 */}}
 {{- define "inference.pod" -}}
 metadata:
@@ -18,13 +19,14 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- if eq .role.kind "router" }}
+  {{- $isDynamo := eq .root.Values.framework "dynamo" }}
+  {{- if and (eq .role.kind "router") (not $isDynamo) }}
   serviceAccountName: {{ include "inference.fullname" .root }}-router
   {{- else }}
   serviceAccountName: {{ include "inference.serviceAccount" .root }}
   {{- end }}
-  # Only the router uses the cluster's API. Pod Identity has its own token.
-  automountServiceAccountToken: {{ eq .role.kind "router" }}
+  # Only the router uses the cluster's API, and Dynamo's workers. Pod Identity has its own token.
+  automountServiceAccountToken: {{ or $isDynamo (eq .role.kind "router") }}
   # A Service named vllm would set VLLM_PORT, which the engine reads.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int .role.drain.graceSeconds }}
@@ -69,7 +71,7 @@ spec:
     {{- end }}
   {{- end }}
   containers:
-    - name: {{ .role.kind }}
+    - name: {{ .container | default .role.kind }}
       {{- include "inference.container" . | nindent 6 }}
   volumes:
     - name: scratch
@@ -112,7 +114,9 @@ spec:
 {{- define "inference.fetch" -}}
 image: {{ .root.Values.copier }}
 imagePullPolicy: IfNotPresent
-command: [aws, s3, sync, --only-show-errors, {{ .from | quote }}, {{ printf "/scratch/fetched/%s" .name | quote }}]
+{{- $skipped := list }}
+{{- range .role.fetchSkip }}{{ $skipped = append $skipped (printf "--exclude=%s" .) }}{{ end }}
+command: {{ concat (list "aws" "s3" "sync" "--only-show-errors") $skipped (list .from (printf "/scratch/fetched/%s" .name)) | toJson }}
 env:
   {{- include "inference.environment" . | trim | nindent 2 }}
 resources:
@@ -175,11 +179,17 @@ command:
   - {{ . | quote }}
   {{- end }}
 {{- end }}
+{{- with .arguments }}
+args:
+  {{- range . }}
+  - {{ . | quote }}
+  {{- end }}
+{{- end }}
 env:
   {{- include "inference.environment" . | trim | nindent 2 }}
 {{- if .listens }}
 ports:
-  - {name: {{ ternary "serve" "http" (hasKey . "operated") }}, containerPort: {{ int .role.port }}}
+  - {name: {{ include "inference.portName" . }}, containerPort: {{ int .role.port }}}
   {{- range $name, $port := .role.ports }}
   - {name: {{ $name }}, containerPort: {{ int $port }}}
   {{- end }}
@@ -260,7 +270,7 @@ exec:
     - {{ $body | toJson | quote }}
     - {{ .probe.timeoutSeconds | int | quote }}
 {{- else -}}
-httpGet: {path: {{ .probe.path }}, port: http}
+httpGet: {path: {{ .probe.path }}, port: {{ include "inference.portName" . }}}
 {{- end }}
 periodSeconds: {{ int .probe.periodSeconds }}
 timeoutSeconds: {{ int .probe.timeoutSeconds }}

@@ -608,6 +608,9 @@ class Workload(_Row):
     condition: str = "Ready"
     """Condition of an object that runs."""
 
+    keda: bool = False
+    """Whether KEDA scales its replicas by the engines' metrics, as those of Kubernetes' own kinds; or the operator."""
+
 
 class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""

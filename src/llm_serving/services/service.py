@@ -37,6 +37,9 @@ class Probe(ResolvedData):
     health: str = ""
     """Path that tells whether the process is alive, however many requests wait; empty where it has none."""
 
+    alive: str = ""
+    """Path that answers while the process runs, although it serves nothing; empty where it is `health`."""
+
     deadline_s: float
     """Longest start, in seconds: a process that has not answered by then has failed."""
 
@@ -183,6 +186,9 @@ class Prefetch(ResolvedData):
 
     disk_bytes: int
     """Of the node's disk: for all of them, and for the service's caches."""
+
+    skip: tuple[str, ...] = ()
+    """Files that are not copied, as `aws s3 sync --exclude` names them."""
 
 
 class Mount(ResolvedData):

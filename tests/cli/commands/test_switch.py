@@ -150,6 +150,12 @@ def test_from_plain_to_dynamo_on_this_machine(folder: Path, capsys: pytest.Captu
         assert line in changed
 
 
+def test_from_plain_to_dynamo_on_eks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine", "--framework", "dynamo", "--target", "eks", "--json"]) == 0
+    changed = {*json.loads(capsys.readouterr().out)["rendered"]}
+    assert {"+framework: dynamo", '+      - "dynamo.vllm"', '-      - "vllm-router"', "+    port: 9090"} <= changed
+
+
 def test_a_framework_that_cannot_run_it_is_refused_and_nothing_changes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

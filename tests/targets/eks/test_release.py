@@ -587,33 +587,74 @@ def test_deploy_waits_for_a_replica_over_several_machines(
         uninstall(connected_cluster, "wide")
 
 
+@pytest.mark.parametrize(
+    ("framework", "kind", "reason", "state"),
+    [
+        ("ray", Kind("ray.io/v1", "RayService"), "NonZeroServeEndpoints", {}),
+        (
+            "dynamo",
+            Kind("nvidia.com/v1beta1", "DynamoGraphDeployment"),
+            "all_resources_are_ready",
+            {"state": "successful"},
+        ),
+    ],
+)
 def test_deploy_waits_for_an_operators_word(
-    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+    connected_cluster: ControlPlane,
+    working_folder: Path,
+    run_cli: RunCli,
+    monkeypatch: pytest.MonkeyPatch,
+    framework: str,
+    kind: Kind,
+    reason: str,
+    state: dict[str, str],
 ) -> None:
-    """KubeRay does not run here: what it would write, this test does, once the deployment was seen to wait."""
-    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "rays")
-    edit(working_folder / "rays/blueprint.yaml", "pattern: aggregated", "pattern: aggregated\nframework: ray")
-    edit(working_folder / "fleet.yaml", "pools:\n", "add_ons: {operators: on}\npools:\n")
+    """No operator runs here: what it would write, this test does, once the deployment was seen to wait."""
+    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "owned")
+    edit(working_folder / "owned/blueprint.yaml", "pattern: aggregated", f"pattern: aggregated\nframework: {framework}")
+    edit(working_folder / "fleet.yaml", "pools:\n", "add_ons: {operators: on, observability: on}\npools:\n")
     seen_late: list[str] = []
     original = target._list_pending_roles
-    condition = {"type": "Ready", "status": "True", "reason": "NonZeroServeEndpoints", "message": ""}
+    condition = {"type": "Ready", "status": "True", "reason": reason, "message": ""}
     condition["lastTransitionTime"] = "2026-11-26T00:00:00Z"
 
     def find_late(plan: DeploymentPlan) -> Iterator[str]:
         late_lines = list(original(plan))
-        if late_lines == ["RayService rays: not ready"] and not seen_late:
+        if late_lines == [f"{kind.kind} owned: not ready"] and not seen_late:
             seen_late.extend(late_lines)
-            path = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayservices/rays/status"
-            connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition]})
+            path = f"/apis/{kind.api_version}/namespaces/{NAMESPACE}/{kind.kind.lower()}s/owned/status"
+            connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition], **state})
         return iter(late_lines)
 
     monkeypatch.setattr(target, "_list_pending_roles", find_late)
-    code, out, err = run_cli("deploy", "--yes", folder="rays")
+    code, out, err = run_cli("deploy", "--yes", folder="owned")
     try:
-        assert (code, out) == (0, "rays: is up at http://rays.serving.svc:8080\n"), err
+        assert (code, out) == (0, "owned: is up at http://owned.serving.svc:8080\n"), err
         assert seen_late
+        code, _, err = run_cli("destroy", "--yes", folder="owned")
+        assert code == 0, err
+        assert connected_cluster.list_names(kind, namespace=NAMESPACE) == []
     finally:
-        uninstall(connected_cluster, "rays")
+        uninstall(connected_cluster, "owned")
+
+
+def test_an_operator_of_another_version_is_named_before_anything_changes(
+    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a Dynamo before 1.2 the cluster knows DynamoGraphDeployment as v1alpha1 alone."""
+    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "graph")
+    edit(working_folder / "graph/blueprint.yaml", "pattern: aggregated", "pattern: aggregated\nframework: dynamo")
+    original = KubeApi.has_kind
+    monkeypatch.setattr(
+        KubeApi, "has_kind", lambda api, kind: kind.api_version != "nvidia.com/v1beta1" and original(api, kind)
+    )
+    code, _, err = run_cli("deploy", "--yes", folder="graph")
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "graph: the cluster does not know DynamoGraphDeployment (nvidia.com/v1beta1). Nothing was changed. "
+        "Fix: install the operators, in the versions that charts/inference/README.md names.",
+    )
+    assert connected_cluster.list_names(Kind("v1", "Service"), namespace=NAMESPACE) == []
 
 
 @pytest.fixture

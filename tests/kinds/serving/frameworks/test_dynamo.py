@@ -1,7 +1,9 @@
-"""Dynamo: its workers' and its frontend's command lines, and what it does not run."""
+"""Dynamo: its workers' and its frontend's command lines here and on EKS, and what it does not run."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
+from llm_serving.targets import matrix
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -30,8 +33,31 @@ slo: {}
 """
 
 
-def resolve(folder: Path, text: str = BLUEPRINT, target: str = "local") -> ServingDeployment:
-    return resolving.resolve_files(folder, f"name: mine\n{text}", FLEET, target)
+ON_EKS = """\
+pattern: aggregated
+framework: dynamo
+model: Qwen/Qwen3-32B
+context: 8k
+roles:
+  worker: {pool: gpus, accelerators: 2, replicas: 1..4, scale: {queue: 6, cool_down: 2min}}
+  router: {policy: cache-aware}
+traffic: {users: 2, input_tokens: 3000, output_tokens: 1000, shared_prefix: 80%}
+slo: {}
+"""
+EKS_FLEET = f"""\
+{FLEET.replace("general: {types: g6e.2xlarge, size: 0..8}", "gpus: {types: g6e.12xlarge, size: 0..8}")}\
+add_ons: {{operators: on, observability: on}}
+"""
+
+
+DYNAMO_OPTIONS = frozenset(
+    {"dyn_tool_call_parser", "dyn_reasoning_parser", "custom_jinja_template", "disaggregation_mode"}
+)
+"""Of its workers, beside the engine's own. Source: Dynamo 1.6.1, dynamo/common/configuration and vllm/backend_args.py."""
+
+
+def resolve(folder: Path, text: str = BLUEPRINT, target: str = "local", fleet: str = FLEET) -> ServingDeployment:
+    return resolving.resolve_files(folder, f"name: mine\n{text}", fleet, target)
 
 
 def test_the_frontend_takes_the_routers_place_and_workers_the_engines(tmp_path: Path) -> None:
@@ -70,6 +96,30 @@ def test_a_worker_is_ready_by_its_page_of_health_which_is_beside_its_metrics(tmp
     assert worker.env["DYN_SYSTEM_PORT"] == str(worker.port)
     assert deployment.metrics_urls["worker-0"] == f"http://{worker.host}:{worker.port}/metrics"
     assert deployment.router.metrics["requests"] == "dynamo_frontend_requests_total"
+
+
+def test_on_eks_the_operator_says_how_they_find_one_another(tmp_path: Path) -> None:
+    worker, frontend = resolve(tmp_path, ON_EKS, "eks", EKS_FLEET).services
+    assert worker.command[:5] == ("python3", "-m", "dynamo.vllm", "--model", "/scratch/fetched/weights")
+    assert frontend.command[:3] == ("python3", "-m", "dynamo.frontend")
+    assert frontend.command[3:7] == ("--http-host", "0.0.0.0", "--http-port", str(frontend.port))
+    assert not [name for item in (worker, frontend) for name in item.env if name.startswith("DYN_")]
+    assert worker.port == 9090, "where the operator looks for health and metrics"
+    assert worker.probe and frontend.probe
+    assert (worker.probe.path, worker.probe.health, worker.probe.alive) == ("/health", "/health", "/live")
+    assert (frontend.probe.path, frontend.probe.alive) == ("/health", "/live")
+    assert worker.image == frontend.image == "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1"
+
+
+def test_on_eks_the_frontend_has_the_models_files_but_its_weights_where_the_workers_have_them(tmp_path: Path) -> None:
+    """The worker tells the frontend paths of its own files, which must be there."""
+    worker, frontend = resolve(tmp_path, ON_EKS, "eks", EKS_FLEET).services
+    assert worker.prefetch and frontend.prefetch
+    assert worker.prefetch.skip == ()
+    assert frontend.prefetch.uris == worker.prefetch.uris and list(worker.prefetch.uris) == ["weights"]
+    assert "*.safetensors" in frontend.prefetch.skip
+    assert frontend.prefetch.disk_bytes < 2**31 < worker.prefetch.disk_bytes
+    assert frontend.env["AWS_REGION"] == "us-west-2"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +175,13 @@ REFUSED = {
         "blueprint.yaml:10:20: tuning.priority: true: Dynamo reads the priority of a request from a field of its own, which "
         "was not compared. Fix: set priority: off in a copy to try here.",
     ),
+    "prefill and decode": (
+        BLUEPRINT.replace("aggregated", "disaggregated").replace(
+            "worker: {pool: general, replicas: 2}", "prefill: {pool: general}\n  decode: {pool: general}"
+        ),
+        'blueprint.yaml:2:10: pattern: "disaggregated": Dynamo\'s prefill and decode were not compared on this machine. Fix: '
+        "use --target eks, or framework: plain.",
+    ),
     "an option of the engine's server": (
         BLUEPRINT.replace("slo:", "engine_arguments: {uvicorn_log_level: debug}\nslo:"),
         'blueprint.yaml:10:39: engine_arguments.uvicorn_log_level: "debug": dynamo 1.6.1 runs vllm 0.31.0, which has no '
@@ -142,9 +199,80 @@ def test_what_it_does_not_run_is_refused_at_its_line(tmp_path: Path, case: str) 
     assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
 
 
+APART = ON_EKS.replace("pattern: aggregated", "pattern: disaggregated").replace(
+    "  worker: {pool: gpus, accelerators: 2, replicas: 1..4, scale: {queue: 6, cool_down: 2min}}\n",
+    "  prefill: {pool: gpus, accelerators: 2, replicas: 2}\n  decode: {pool: gpus, accelerators: 2}\n",
+)
+
+
+def test_prefill_and_decode_are_told_their_part_and_hand_over_by_nixl(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path, APART, "eks", EKS_FLEET)
+    prefill, decode, frontend = deployment.services
+    for worker, kv_role in ((prefill, "kv_producer"), (decode, "kv_consumer")):
+        words = dict(itertools.pairwise(worker.command))
+        assert words["--disaggregation-mode"] == worker.role
+        transfer = json.loads(words["--kv-transfer-config"])
+        assert (transfer["kv_connector"], transfer["kv_role"]) == ("NixlConnector", kv_role)
+        assert worker.address_variables == ("VLLM_NIXL_SIDE_CHANNEL_HOST",) and worker.ports["side"]
+    assert frontend.command[frontend.command.index("--router-mode") + 1] == "kv"
+    assert deployment.framework_config["types"] == {"prefill": "prefill", "decode": "decode"}
+    assert "--disaggregation-mode" not in resolve(tmp_path, ON_EKS, "eks", EKS_FLEET).services[0].command
+
+
+REFUSED_ON_EKS = {
+    "prefill and decode by EFA": (
+        APART.replace("pool: gpus, accelerators: 2", "pool: gpus, accelerators: 4"),
+        EKS_FLEET.replace("types: g6e.12xlarge", "types: p5en.48xlarge, zones: us-west-2a, efa: on"),
+        'blueprint.yaml:3:12: framework: "dynamo": its image for EFA, by which prefill hands over to decode, is another one, '
+        "which was not compared. Fix: set tuning: {kv_transfer: host}, or use framework: plain.",
+    ),
+    "a fleet without KEDA": (
+        ON_EKS,
+        EKS_FLEET.replace("operators: on", "operators: off"),
+        'blueprint.yaml:7:51: roles.worker.replicas: "1..4": KEDA scales it by Prometheus\' metrics, which the fleet installs '
+        "with operators and observability. Fix: set add_ons: {operators: on} in the fleet and apply it, or replicas: 4.",
+    ),
+    "no replica while there is no request": (
+        ON_EKS.replace("1..4", "0..4"),
+        EKS_FLEET,
+        'blueprint.yaml:7:51: roles.worker.replicas: "0..4": Dynamo\'s frontend forgets a model without workers, so that no '
+        "request would start one. Fix: set replicas: 1..4, or use framework: plain.",
+    ),
+    "several models": (
+        """\
+pattern: multi-model
+framework: dynamo
+roles:
+  models:
+    small: {pool: gpus, model: Qwen/Qwen3-8B, context: 8k}
+    large: {pool: gpus, model: Qwen/Qwen3-32B, context: 8k, accelerators: 2}
+traffic: {users: 2, input_tokens: 3000, output_tokens: 1000}
+slo: {}
+""",
+        EKS_FLEET,
+        'blueprint.yaml:3:12: framework: "dynamo": all workers of a DynamoGraphDeployment have one name, by which the '
+        "frontend would mix the models. Fix: use another framework, or a blueprint for each model.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_ON_EKS)
+def test_what_it_does_not_run_on_eks_is_refused_at_its_line(tmp_path: Path, case: str) -> None:
+    text, fleet, message = REFUSED_ON_EKS[case]
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, text, "eks", fleet)
+    assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
+
+
 def test_the_version_under_dynamo_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
     known = engine_options.load_arguments(engines.load_frameworks()["dynamo"].engines["vllm"].arguments).arguments
-    words = resolve(tmp_path).services[0].command
+    on_eks = [
+        cell.deployment
+        for cell in matrix.build_cells()
+        if (cell.framework, cell.target) == ("dynamo", "eks") and isinstance(cell.deployment, ServingDeployment)
+    ]
+    assert {item.pattern for item in on_eks} == {"aggregated", "disaggregated", "distributed"}
+    words = [word for item in (resolve(tmp_path), *on_eks) for word in item.services[0].command]
     names = {word[2:].replace("-", "_") for word in words if word.startswith("--") and word != "--"}
-    assert names - {"dyn_tool_call_parser"} <= known
+    assert names - DYNAMO_OPTIONS <= known
     assert "uvicorn_log_level" not in known, "Dynamo starts no server of the engine"

@@ -86,7 +86,7 @@ def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[Pla
         reason = f"{what}, which the fleet installs with {framework.add_on}"
         fix = f"set {_format_add_ons([framework.add_on])} in the fleet and apply it, or use another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
-    if framework.workload:
+    if framework.workload and not framework.workload.keda:
         return
     for key_path, role, role_placement in placed_roles:
         replicas = format_bounds(role.replicas)

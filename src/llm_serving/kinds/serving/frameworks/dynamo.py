@@ -1,7 +1,7 @@
 """Dynamo: its frontend in the router's place, and its workers, which call the engine's own classes.
 
 The frontend reads and writes the OpenAI API, tokenizes, and chooses a worker. Workers have no endpoint for clients, but
-a page of health and metrics.
+a page of health and metrics. On EKS Dynamo's operator runs both as components of a DynamoGraphDeployment.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options
+from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.services.service import Probe, Service
+from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
 SERVER_OPTIONS = frozenset(
@@ -33,8 +34,18 @@ RENAMED_OPTIONS = {
 
 EVENTS_PROGRAM = Path(__file__).with_name("dynamo_events.py")
 
-WORKER_HEALTH = "/health"
-"""Of a worker: 200 once it answers the frontend. Source: Dynamo 1.6.1, called."""
+HEALTH, ALIVE = "/health", "/live"
+"""200 once a worker answers the frontend, and as long as it runs; of the frontend too. Source: Dynamo 1.6.1, called."""
+
+SYSTEM_PORT = 9090
+"""Of a worker's health and metrics, where its operator looks for them. Source: DynamoSystemPort of
+deploy/operator/internal/consts/consts.go."""
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+"""What the frontend goes without of a model: it reads tokenizer and settings where the worker says that they are."""
+
+FRONTEND_DISK_BYTES = 2**30
+"""For a tokenizer, settings and caches."""
 
 
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -45,19 +56,74 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         reason, fix = "Dynamo's frontend has no limit on a request's time", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "request_timeout"), reason, fix, f"{router.request_timeout:g}s")
     yield from check_warm_prompts(context, placed_roles, "Dynamo's workers take no requests but those of its frontend")
+    if context.conventions.is_local:
+        yield from _check_here(context)
+    else:
+        yield from _check_graph(context, placed_roles)
+
+
+def _check_here(context: Context) -> Iterator[Conflict]:
+    """Yield what Dynamo does not run on this machine."""
+    if context.transfer:
+        reason = "Dynamo's prefill and decode were not compared on this machine"
+        yield Conflict(("pattern",), reason, "use --target eks, or framework: plain", context.blueprint.pattern)
+
+
+def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield what a DynamoGraphDeployment does not run."""
+    if context.blueprint.roles.models:
+        reason = "all workers of a DynamoGraphDeployment have one name, by which the frontend would mix the models"
+        fix = "use another framework, or a blueprint for each model"
+        yield Conflict(("framework",), reason, fix, context.blueprint.framework)
+    if context.transfer == "rdma":
+        reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
+        fix = "set tuning: {kv_transfer: host}, or use framework: plain"
+        yield Conflict(("framework",), reason, fix, context.blueprint.framework)
+    for key_path, role, _ in placed_roles:
+        if role.replicas.min == 0:
+            reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
+            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
+            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
     """Return Dynamo's workers, and its frontend last."""
     *workers, frontend = services
-    return Adapted([*(_adapt_worker(context, worker) for worker in workers), _adapt_frontend(context, frontend)], {})
+    adapted = [*(_adapt_worker(context, worker) for worker in workers), _adapt_frontend(context, frontend, workers[0])]
+    if context.conventions.is_local:
+        return Adapted(adapted, {})
+    version = engines.load_frameworks()[context.blueprint.framework].version
+    types: dict[str, JsonValue] = {worker.role: _select_type(worker) for worker in workers}
+    return Adapted(adapted, {"version": version, "backend": context.blueprint.engine, "types": types})
 
 
-def _adapt_frontend(context: Context, frontend: Service) -> Service:
+def _select_type(worker: Service) -> str:
+    """Return the type of a worker's component, and where it is not the whole work the mode of its process."""
+    return worker.role if worker.role in (PREFILL, DECODE) else "worker"
+
+
+def _adapt_frontend(context: Context, frontend: Service, worker: Service) -> Service:
     command = frontend.command
     if context.conventions.is_local:
         command = (command[0], str(EVENTS_PROGRAM), *_list_event_addresses(context), *command)
-    return frontend.model_copy(update={"command": command, "env": {**frontend.env, **_build_environment(context)}})
+        return frontend.model_copy(
+            update={"command": command, "env": {**frontend.env, **_build_environment(context)}},
+        )
+    update: dict[str, object] = {
+        "env": {**context.environment.env, **frontend.env},
+        "ports": {},
+        "prefetch": _skip_weights(worker.prefetch),
+    }
+    if frontend.probe:
+        update["probe"] = frontend.probe.model_copy(update={"path": HEALTH, "health": HEALTH, "alive": ALIVE})
+    return frontend.model_copy(update=update)
+
+
+def _skip_weights(prefetch: Prefetch | None) -> Prefetch | None:
+    """Return what the frontend's pods copy of a model, to the folder where the workers have it."""
+    if prefetch is None:
+        return None
+    return prefetch.model_copy(update={"skip": WEIGHT_FILES, "disk_bytes": FRONTEND_DISK_BYTES})
 
 
 def _adapt_worker(context: Context, worker: Service) -> Service:
@@ -70,18 +136,23 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
             command += [RENAMED_OPTIONS[name], str(value)]
         elif name not in SERVER_OPTIONS:
             command += recorded[name].format_words(name, value)
-    update: dict[str, object] = {
-        "command": (*prefix, *command),
-        "env": {
-            **worker.env,
-            **_build_environment(context),
+    if context.transfer:
+        command += ["--disaggregation-mode", _select_type(worker)]
+    update: dict[str, object] = {"command": (*prefix, *command)}
+    env = {**worker.env, **_build_environment(context)}
+    if context.conventions.is_local:
+        env |= {
             "DYN_NAMESPACE": worker.role,  # the frontend chooses among the replicas of one
             "DYN_SYSTEM_HOST": context.environment.member_host,
             "DYN_SYSTEM_PORT": str(worker.port),
-        },
-    }
+        }
+    else:
+        # The operator says where they listen and how they are called.
+        update["port"] = SYSTEM_PORT
+    update["env"] = env
     if worker.probe:
-        update["probe"] = Probe(path=WORKER_HEALTH, body={}, health="/live", deadline_s=worker.probe.deadline_s)
+        health = ALIVE if context.conventions.is_local else HEALTH
+        update["probe"] = Probe(path=HEALTH, body={}, health=health, alive=ALIVE, deadline_s=worker.probe.deadline_s)
     return worker.model_copy(update=update)
 
 

@@ -1,0 +1,182 @@
+"""framework: dynamo: what its operator makes pods of, and what these need of the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llm_serving import paths
+from llm_serving.targets import render
+from tests.charts import objects
+from tests.charts.conftest import Render
+from tests.kinds.serving.frameworks import test_dynamo
+
+Manifests = dict[tuple[str, str], dict[str, Any]]
+
+
+def render_graph(folder: Path, render_chart: Render, blueprint: str = test_dynamo.ON_EKS) -> Manifests:
+    deployment = test_dynamo.resolve(folder, blueprint, "eks", test_dynamo.EKS_FLEET)
+    text = render.render_text(deployment, render.find_template(paths.PATTERNS / deployment.pattern, "eks"))
+    return {(item["kind"], item["metadata"]["name"]): item for item in render_chart(yaml.safe_load(text))}
+
+
+@pytest.fixture
+def manifests(tmp_path: Path, render_chart: Render) -> Manifests:
+    return render_graph(tmp_path, render_chart)
+
+
+def get_components(manifests: Manifests) -> dict[str, dict[str, Any]]:
+    graph = manifests["DynamoGraphDeployment", "mine"]
+    assert (
+        graph["metadata"]["annotations"].items()
+        >= {
+            "nvidia.com/enable-grove": "false",
+            "nvidia.com/enable-metrics": "false",
+        }.items()
+    )
+    assert graph["spec"]["backendFramework"] == "vllm"
+    return {component["name"]: component for component in graph["spec"]["components"]}
+
+
+def get_main(component: dict[str, Any]) -> dict[str, Any]:
+    """The container that the operator completes. Source: MainContainerName of its types."""
+    [container] = component["podTemplate"]["spec"]["containers"]
+    assert container["name"] == "main"
+    return dict(container)
+
+
+def test_the_frontend_and_the_workers_are_components_and_nothing_else_runs(manifests: Manifests) -> None:
+    components = get_components(manifests)
+    assert {name: component["type"] for name, component in components.items()} == {
+        "router": "frontend",
+        "worker": "worker",
+    }
+    assert not {kind for kind, _ in manifests} & {"Deployment", "LeaderWorkerSet", "RayService"}
+    for component in components.values():
+        assert component["runtimeVersionOverride"] == "1.6.1"
+        assert component["sharedMemorySize"] == "0", "the pod mounts its own"
+        main = get_main(component)
+        # Of an empty list the operator's own arguments would stay.
+        assert main["command"] == ["python3"] and main["args"][:1] == ["-m"]
+        assert "/dev/shm" in {mount["mountPath"] for mount in main["volumeMounts"]}
+        updates = component["podTemplate"]["metadata"]["annotations"]
+        assert {
+            key.rpartition("max-")[2]: value
+            for key, value in updates.items()
+            if key.startswith("nvidia.com/deployment-rolling")
+        } == (
+            {"surge": "1", "unavailable": "0"}
+            if component["type"] == "frontend"
+            else {"surge": "0", "unavailable": "1"}
+        )
+
+
+def test_what_is_not_counted_is_in_no_alert(tmp_path: Path) -> None:
+    deployment = test_dynamo.resolve(tmp_path, test_dynamo.ON_EKS, "eks", test_dynamo.EKS_FLEET)
+    text = render.render_text(deployment, render.find_template(paths.PATTERNS / "aggregated", "eks"))
+    metrics = yaml.safe_load(text)["metrics"]["router"]
+    assert metrics == {"requests": "dynamo_frontend_requests_total", "errors": ""}, "not vllm-router's"
+
+
+def test_ports_have_the_names_by_which_the_operator_and_the_release_find_them(manifests: Manifests) -> None:
+    ports = {name: get_main(component)["ports"] for name, component in get_components(manifests).items()}
+    assert ports == {
+        "router": [{"name": "http", "containerPort": 8080}],
+        "worker": [{"name": "system", "containerPort": 9090}],
+    }
+    for name, component in get_components(manifests).items():
+        main = get_main(component)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert main[probe]["httpGet"]["port"] == ports[name][0]["name"]
+        assert main["livenessProbe"]["httpGet"]["path"] == "/live"
+    [port] = manifests["Service", "mine"]["spec"]["ports"]
+    assert port == {"name": "http", "port": 8080, "targetPort": "http"}
+    assert ("Service", "mine-worker") not in manifests, "the operator makes a Service of this name"
+
+
+def test_their_metrics_are_read_where_they_are(manifests: Manifests) -> None:
+    monitored = {
+        name: item["spec"]["podMetricsEndpoints"][0]["port"]
+        for (kind, name), item in manifests.items()
+        if kind == "PodMonitor"
+    }
+    assert monitored == {"mine-router": "http", "mine-worker": "system"}
+
+
+def test_prefill_and_decode_are_components_of_these_types(tmp_path: Path, render_chart: Render) -> None:
+    components = get_components(render_graph(tmp_path, render_chart, test_dynamo.APART))
+    assert {name: (component["type"], component["replicas"]) for name, component in components.items()} == {
+        "router": ("frontend", 1),
+        "prefill": ("prefill", 2),
+        "decode": ("decode", 1),
+    }
+    for name in ("prefill", "decode"):
+        main = get_main(components[name])
+        assert {"name": "side", "containerPort": 5600} in main["ports"]
+        assert {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"} in main["env"]
+
+
+def test_keda_scales_the_adapter_that_the_operator_makes(manifests: Manifests) -> None:
+    components = get_components(manifests)
+    assert components["worker"]["scalingAdapter"] == {} and "replicas" not in components["worker"]
+    assert components["router"]["replicas"] == 1
+    # <graph>-<component>: dynamo/planner/connectors/clients/kubernetes_api.py of 1.6.1.
+    assert manifests["ScaledObject", "mine-worker"]["spec"]["scaleTargetRef"] == {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeploymentScalingAdapter",
+        "name": "mine-worker",
+    }
+
+
+def test_pods_may_read_the_model_and_find_one_another(manifests: Manifests) -> None:
+    """An operator with pods of an account of their own gives them no rights."""
+    [subject] = manifests["RoleBinding", "mine-discovery"]["subjects"]
+    for component in get_components(manifests).values():
+        spec = component["podTemplate"]["spec"]
+        assert spec["serviceAccountName"] == subject["name"] and spec["automountServiceAccountToken"]
+    rules = {
+        resource: set(rule["verbs"])
+        for rule in manifests["Role", "mine-discovery"]["rules"]
+        for resource in rule["resources"]
+    }
+    read = {"get", "list", "watch"}
+    assert rules.pop("dynamoworkermetadatas") == read | {"create", "update", "patch", "delete"}
+    assert rules == dict.fromkeys(("pods", "endpoints", "endpointslices"), read)
+    assert ("ServiceAccount", "mine-router") not in manifests
+    for name in ("router", "worker"):
+        egress = manifests["NetworkPolicy", f"mine-{name}"]["spec"]["egress"]
+        ranges = {peer["ipBlock"]["cidr"] for rule in egress for peer in rule["to"]}
+        assert {"0.0.0.0/0", "10.0.0.0/8", "169.254.170.23/32"} <= ranges
+
+
+def test_the_frontend_copies_all_of_the_model_but_its_weights(manifests: Manifests) -> None:
+    copies = {
+        name: next(
+            container["command"]
+            for container in component["podTemplate"]["spec"]["initContainers"]
+            if container["name"] == "fetch-weights"
+        )
+        for name, component in get_components(manifests).items()
+    }
+    assert "--exclude=*.safetensors" in copies["router"]
+    assert [word for word in copies["router"] if not word.startswith("--exclude=")] == copies["worker"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("scalingAdapter: {}", "scalingAdapter: {enabled: true}"),
+        ("type: frontend", "type: router"),
+        ("terminationGracePeriodSeconds", "terminationGracePeriod"),
+    ],
+)
+def test_what_the_kind_does_not_have_is_detected(
+    manifests: Manifests, schema_location: str, right: str, wrong: str
+) -> None:
+    text = yaml.safe_dump(manifests["DynamoGraphDeployment", "mine"])
+    assert objects.validate(text, schema_location) == []
+    assert right in text
+    assert objects.validate(text.replace(right, wrong), schema_location)
