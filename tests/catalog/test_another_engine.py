@@ -126,7 +126,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, _format_blueprint().replace("slim", "slum"), FLEET, "eks")
     assert str(error.value).endswith(
-        "not one of the choices. Fix: use slim; the choices are 'llama.cpp', 'sglang', 'slim', 'tensorrt-llm' or 'vllm'."
+        "not one of the choices. Fix: use slim; the choices are 'diffusion', 'llama.cpp', 'sglang', 'slim', 'tensorrt-llm' or 'vllm'."
     )
 
 

@@ -79,6 +79,7 @@ def test_only_generated_models_are_random() -> None:
         "tiny-rerank",
         "tiny-classify",
         "tiny-vision",
+        "tiny-draw",
     }
     assert models.find("tiny").hub is None
     assert models.find("Qwen/Qwen3-32B").hub == "Qwen/Qwen3-32B"

@@ -55,7 +55,7 @@ def test_an_omitted_field_has_its_default() -> None:
     assert (value.network.cidr, value.network.nat, value.network.flow_logs) == ("10.0.0.0/16", True, 30 * 86400)
     assert (value.storage.results_kept, value.storage.repositories) == (
         90 * 86400,
-        ("vllm", "vllm-cpu", "router", "load-driver", "llama-cpp", "batch-worker", "gateway"),
+        ("vllm", "vllm-cpu", "router", "load-driver", "llama-cpp", "diffusion", "batch-worker", "gateway"),
     )
     pool = value.pools["general"]
     assert (pool.buy, pool.size, pool.efa, value.get_zones(pool)) == (("on-demand",), Bounds(0, 8), False, value.zones)

@@ -201,7 +201,7 @@ def test_after_a_killed_terraform_a_new_apply_makes_everything(resumed_apply: Ap
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
     assert outputs["repositories"] == {
         name: f"{registry}/{name}"
-        for name in ("vllm", "vllm-cpu", "llama-cpp", "router", "load-driver", "batch-worker", "gateway")
+        for name in ("vllm", "vllm-cpu", "llama-cpp", "diffusion", "router", "load-driver", "batch-worker", "gateway")
     }
     errors = (resumed_apply.data / "apply.err").read_text()
     assert "that Terraform's state lacks" in errors

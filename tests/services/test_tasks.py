@@ -159,7 +159,7 @@ REFUSED = [
     ),
     (
         change("task: embed", "task: rank"),
-        "4: task: \"rank\": not one of the choices. Fix: use rerank; the choices are 'generate', 'embed', 'rerank' or 'classify'.",
+        "4: task: \"rank\": not one of the choices. Fix: use rerank; the choices are 'generate', 'embed', 'rerank', 'classify' or 'draw'.",
     ),
     (
         "pattern: disaggregated\nmodel: tiny-embed\ntask: embed\nroles: {prefill: {pool: general}, decode: {pool: general}}\n"
@@ -202,7 +202,7 @@ REFUSED = [
     (
         change("tiny-embed\ntask: embed", "tiny").replace("slo: {}", "slo: {inputs_per_s: 4}"),
         '6: slo.inputs_per_s: 4: a request of the task generate has one prompt. '
-        "Fix: set task: embed or rerank or classify, or remove inputs_per_s.",
+        "Fix: set task: embed or rerank or classify or draw, or remove inputs_per_s.",
     ),
 ]  # fmt: skip
 

@@ -235,20 +235,24 @@ class LocalSetup(_Row):
     folder: str
     """Folder of the environment below the repository's root."""
 
-    lock: str
-    """Python packages with hashes, below the repository's root."""
+    locks: tuple[str, ...]
+    """Python packages with hashes, files below the repository's root: the router's among them."""
 
     packages: str = ""
     """Script below the repository's root that unpacks programs which are no Python packages; empty for none."""
 
     launcher: str = ""
-    """Script below the repository's root that starts the program: `python SCRIPT PROGRAM ARGUMENTS...`."""
+    """Script below the repository's root that starts the program: `python SCRIPT PROGRAM ARGUMENTS...`; where there are
+    no `packages`, it is the program itself."""
+
+    modules: tuple[str, ...] = ()
+    """Modules that a start imports: their byte code is written once."""
 
     environment: Mapping[str, str] = {}
     """Variables of the program here, where it shares the machine with others."""
 
     program: str = ""
-    """Program of the user's own on PATH that takes their place where they cannot be had."""
+    """Name of the program; the user's own on PATH takes its place where `packages` cannot be had."""
 
 
 class Platform(CommandPart):

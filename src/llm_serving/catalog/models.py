@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.catalog import architecture, families, gguf, records, safetensors
+from llm_serving.catalog import architecture, families, gguf, pipelines, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings import own_yaml, untrusted_json
@@ -55,8 +55,9 @@ class _Row(BaseModel):
 
 _GGUF_TASKS: tuple[Task, ...] = ("generate", "embed")
 
-WeightsFormat = Literal["safetensors", "gguf"]
-"""Forms of weights: Hugging Face's files, or llama.cpp's one file with tokenizer and chat template."""
+WeightsFormat = Literal["safetensors", "gguf", "diffusers"]
+"""Forms of weights: Hugging Face's files, llama.cpp's one file with tokenizer and chat template, or a pipeline of
+diffusers, whose parts have a folder of safetensors each."""
 
 
 class Repository(BaseModel):
@@ -146,6 +147,9 @@ def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model
     if record.gguf:
         return _build_gguf(record.gguf, name, f"header of {origin}", hub_id)
     embeds, config = MODULES_FILE in record.files, record.config
+    if pipelines.is_index(config):
+        sizes = {file: recorded.bytes for file, recorded in record.files.items()}
+        return _build_pipeline(name, config, sizes, f"{pipelines.INDEX_FILE} of {origin}", hub_id)
     source = f"{CONFIG_FILE} of {origin}"
     return _build_checked(name, config, source, hub_id, record.weight_bytes, embeds=embeds, unchecked=unchecked)
 
@@ -184,7 +188,8 @@ def _find_folder(name: str) -> Path | None:
     """Return the folder that `name` leads to, or None where it is no path to one or to its config.json."""
     try:
         path = Path(name).expanduser()
-        return path if path.is_dir() else path.parent if path.name == "config.json" else None
+        is_file = path.name in (CONFIG_FILE, pipelines.INDEX_FILE)
+        return path if path.is_dir() else path.parent if is_file else None
     except (OSError, RuntimeError):  # a name too long for a path, or of a home that nobody has
         return None
 
@@ -247,6 +252,8 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
         ModelError: config.json is missing, broken, or of a kind whose memory is not known.
     """
     path = folder / "config.json"
+    if (folder / pipelines.INDEX_FILE).exists():
+        return _read_pipeline(folder)
     gguf_files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
     if gguf_files and not path.exists():
         return _read_gguf(folder, gguf_files)
@@ -267,6 +274,31 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
     return _build_checked(str(folder), config, str(path), None, weight_bytes, embeds=embeds, unchecked=unchecked)
 
 
+def _read_pipeline(folder: Path) -> Model:
+    """Return the model in the folder of a pipeline, by its index and the sizes of its files.
+
+    Raises:
+        ModelError: the index is no pipeline's, or no part has safetensors.
+    """
+    index = _read_json(folder / pipelines.INDEX_FILE)
+    if not isinstance(index, dict) or not pipelines.is_index(index):
+        reason = f"{folder / pipelines.INDEX_FILE}: it names no class of a pipeline"
+        raise ModelError(reason, "copy or download it again")
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return _build_pipeline(str(folder), index, sizes, str(folder / pipelines.INDEX_FILE), None)
+
+
+def _build_pipeline(
+    name: str, index: Mapping[str, Any], sizes: Mapping[str, int], source: str, hub_id: str | None
+) -> Model:
+    """Return a pipeline by its index and the sizes of its files; its weights are in 16 bits, or counted as if."""
+    parts = pipelines.sum_weights(sizes, index)
+    parameters = {part: size // 2 for part, size in parts.items()}
+    config = {**index, pipelines.PARTS_KEY: parameters, RANDOM_KEY: index.get(pipelines.RANDOM_KEY, False)}
+    arch = pipelines.build(config, source)
+    return _build_model(name, arch, "draw", config, source, "", hub_id, sum(parts.values()))
+
+
 def check_folder(name: str) -> None:
     """Check that the checkpoint in a folder is whole, where `name` is one that holds weights.
 
@@ -274,6 +306,9 @@ def check_folder(name: str) -> None:
         ModelError: a file is missing or cut short.
     """
     folder = _find_folder(name)
+    if folder and (folder / pipelines.INDEX_FILE).exists():
+        _check_pipeline(folder)
+        return
     files = sorted(folder.glob(f"*{safetensors.SUFFIX}")) if folder else []
     if not folder or not files:
         return
@@ -286,16 +321,32 @@ def check_folder(name: str) -> None:
     if missing:
         reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing[0]} first"
         raise ModelError(reason, "copy all files of the checkpoint")
-    for file in files:
-        size, expected = file.stat().st_size, _compute_file_bytes(file)
-        if size != expected:
-            damage = safetensors.describe_damage(size, expected)
-            raise ModelError(f"{file}: {damage}", "copy or download it again")
+    _check_whole(files)
     if not safetensors.has_tokenizer(names):
         tokenizers = ", ".join(safetensors.TOKENIZER_FILES)
         raise ModelError(
             f"{folder}: it holds no tokenizer, none of {tokenizers}", "put the tokenizer's files beside the weights"
         )
+
+
+def _check_pipeline(folder: Path) -> None:
+    """Check that each part of a pipeline is there, and each file of weights whole."""
+    index = _read_json(folder / pipelines.INDEX_FILE)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    missing = pipelines.list_missing(index, names)
+    if missing:
+        reason = f"{folder}: {pipelines.INDEX_FILE} names parts that are not there, {missing[0]} first"
+        raise ModelError(reason, "copy all folders of the pipeline")
+    selected = pipelines.select_names(names, index)
+    _check_whole(folder / name for name in sorted(selected) if name.endswith(safetensors.SUFFIX))
+
+
+def _check_whole(files: Iterable[Path]) -> None:
+    for file in files:
+        size, expected = file.stat().st_size, _compute_file_bytes(file)
+        if size != expected:
+            damage = safetensors.describe_damage(size, expected)
+            raise ModelError(f"{file}: {damage}", "copy or download it again")
 
 
 def _compute_file_bytes(path: Path) -> int | None:
@@ -372,6 +423,8 @@ def list_copies(model: Model, weights_format: WeightsFormat) -> list[str]:
     """Return names of the catalog by which the same model can be had in another form, the smallest first."""
     if weights_format == "safetensors":
         return [row.of for name, row in load_repositories().items() if name == model.hub]
+    if weights_format == "diffusers":
+        return []
     repositories = {name: row for name, row in load_repositories().items() if row.of == model.name}
     return [
         f"{name}:{quantization}"
@@ -404,7 +457,8 @@ def build_quantized(repository: str, quantization: str) -> Model:
 
 
 def _build_from_row(name: str, row: _Row) -> Model:
-    arch = architecture.parse(row.config, f"{FILE.name}: {name}")
+    parse = pipelines.build if row.task == "draw" else architecture.parse
+    arch = parse(row.config, f"{FILE.name}: {name}")
     hub_id = None if row.config.get(RANDOM_KEY) else name
     return _build_model(name, arch, row.task, row.config, row.source, row.read, hub_id, row.weight_bytes)
 
@@ -432,7 +486,11 @@ def _build_model(
         architectures=architecture.read_names(config),
         # What is made here is made in either form; llama.cpp has no head that ranks or classifies with Qwen3, and its
         # row takes one file, where a model that sees has two.
-        formats=("safetensors", "gguf") if is_made and not arch.vision and task in _GGUF_TASKS else ("safetensors",),
+        formats=("diffusers",)
+        if task == "draw"
+        else ("safetensors", "gguf")
+        if is_made and not arch.vision and task in _GGUF_TASKS
+        else ("safetensors",),
         source=source,
         read_on=read_on,
     )

@@ -264,6 +264,7 @@ class Storage(Settings):
         "router",
         "load-driver",
         "llama-cpp",
+        "diffusion",
         *account_needs.list_images(),
     )
     """ECR repositories for the images of this project, one or a list."""

@@ -13,12 +13,13 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from llm_serving import processes
+from llm_serving.catalog import pipelines
 from llm_serving.hub import access_token, files
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
@@ -31,6 +32,9 @@ PUBLIC_ENDPOINT = "https://huggingface.co"
 # Files for serving. Other formats are copies of the same weights.
 _SERVING_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _EXCLUDED_FOLDERS = ("original/", "onnx/", "openvino/", "metal/", ".")
+
+ReadJson = Callable[[str], Mapping[str, Any]]
+"""Reads one of a model's JSON files by its name."""
 
 _TIMEOUT_S = 10.0
 
@@ -109,15 +113,22 @@ def _check_commit(name: str, commit: str) -> str:
     return commit
 
 
-def select_files(snapshot: Snapshot, *, all_files: bool = False) -> tuple[RepoFile, ...]:
+def select_files(
+    snapshot: Snapshot, *, all_files: bool = False, read_json: ReadJson | None = None
+) -> tuple[RepoFile, ...]:
     """Return the files for serving: safetensors, settings and tokenizer; all files with `all_files`.
+
+    Args:
+        read_json: reads one of its JSON files; from the hub where left out.
 
     Raises:
         InputError: the repository has no safetensors.
     """
     if all_files:
         return snapshot.files
-    names = select_names([file.name for file in snapshot.files], snapshot.id)
+    names = select_names(
+        [file.name for file in snapshot.files], snapshot.id, read_json or _read_snapshot_json(snapshot)
+    )
     return tuple(file for file in snapshot.files if file.name in names)
 
 
@@ -155,12 +166,21 @@ def _list_quantizations(names: Iterable[str]) -> list[str]:
     return sorted({match[1] for name in names if (match := pattern.search(name))})
 
 
-def select_names(names: Sequence[str], source: str) -> set[str]:
+def _read_snapshot_json(snapshot: Snapshot) -> ReadJson:
+    return lambda file: fetch_json(snapshot.id, file, snapshot.commit)
+
+
+def select_names(names: Sequence[str], source: str, read_json: ReadJson) -> set[str]:
     """Return the names of files for serving.
+
+    Args:
+        read_json: reads one of them, the index of a pipeline.
 
     Raises:
         InputError: none of them is a safetensors file; the message has the other formats.
     """
+    if pipelines.INDEX_FILE in names:
+        return pipelines.select_names(names, read_json(pipelines.INDEX_FILE))
     serving_names = {
         name
         for name in names

@@ -1,4 +1,4 @@
-"""Generate a Qwen3 or Qwen3-VL with random weights and a real tokenizer, to try all of serving without a hub.
+"""Generate a Qwen3, Qwen3-VL or Stable Diffusion with random weights and a real tokenizer, to try serving offline.
 
 The seed is fixed: a size has the same bytes every time and on every machine. The model's text has no meaning; its
 timing, memory and errors are real. One thing is not random: it never chooses a token that prints nothing (see
@@ -17,7 +17,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from llm_serving.catalog import models
-from llm_serving.hub import files, make_vision
+from llm_serving.hub import files, make_pipeline, make_vision
 from llm_serving.hub.files import OnProgress
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-Size = Literal["tiny", "mid", "tiny-embed", "tiny-rerank", "tiny-classify", "tiny-vision"]
+Size = Literal["tiny", "mid", "tiny-embed", "tiny-rerank", "tiny-classify", "tiny-vision", "tiny-draw"]
 SIZES: tuple[Size, ...] = get_args(Size)
 CORPUS = Path(__file__).with_name("corpus.txt")
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -161,6 +161,10 @@ def _list_adapter_tensors() -> Iterator[Tensor]:
 def list_tensors(size: Size) -> Iterator[Tensor]:
     """Yield the checkpoint's tensors in the order of the shards."""
     m = models.find(size)
+    if m.task == "draw":
+        for shapes in make_pipeline.list_tensors(models.find("tiny").vocabulary).values():
+            yield from (Tensor(*shape) for shape in shapes)
+        return
     width, kv_width = m.heads * m.head_dim, m.kv_heads * m.head_dim
     decoder = make_vision.DECODER if m.vision else "model"
     if m.vision:
@@ -193,12 +197,13 @@ def train_tokenizer(size: Size) -> Tokenizer:
     from tokenizers.models import BPE
 
     model = models.find(size)
+    vocabulary = model.vocabulary if model.task != "draw" else models.find("tiny").vocabulary
     special = (*_SPECIAL, *(make_vision.TOKENS.values() if model.vision else ()))
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=model.vocabulary - len(special) - len(_TEXT_MARKS),
+        vocab_size=vocabulary - len(special) - len(_TEXT_MARKS),
         min_frequency=2,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -207,7 +212,7 @@ def train_tokenizer(size: Size) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in _TEXT_MARKS])
     # An id without a token would decode to an empty string.
-    assert tokenizer.get_vocab_size() == model.vocabulary, "the corpus is too short for the vocabulary"
+    assert tokenizer.get_vocab_size() == vocabulary, "the corpus is too short for the vocabulary"
     return tokenizer
 
 
@@ -223,13 +228,17 @@ def find_silent_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 def _write_model(size: Size, folder: Path, on_progress: OnProgress) -> None:
-    tokenizer = train_tokenizer(size)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, content in _build_configs(size, tokenizer).items():
+    model, tokenizer = models.find(size), train_tokenizer(size)
+    configs = _build_pipeline_configs(tokenizer) if model.task == "draw" else _build_configs(size, tokenizer)
+    for name, content in configs.items():
         (folder / name).parent.mkdir(exist_ok=True)
         _write_json(folder / name, content)
-    silent = find_silent_tokens(tokenizer) if models.find(size).task == "generate" else None
-    _write_weights(size, folder, silent, on_progress)
+    tokenizer.save(str(folder / ("tokenizer/tokenizer.json" if model.task == "draw" else "tokenizer.json")))
+    silent = find_silent_tokens(tokenizer) if model.task == "generate" else None
+    if model.task == "draw":
+        _write_pipeline(folder, tokenizer.get_vocab_size())
+    else:
+        _write_weights(size, folder, silent, on_progress)
     stored = sorted(path for path in folder.rglob("*") if path.is_file())
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in stored}
     _write_json(folder / MARKER, {"recipe": _build_recipe(size), "files": sizes})
@@ -257,6 +266,28 @@ def _build_configs(size: Size, tokenizer: Tokenizer) -> dict[str, Any]:
         **(_build_embedding_configs(model.hidden) if model.task == "embed" else {}),
         **(make_vision.build_processor_configs(config["vision_config"]) if model.vision else {}),
     }
+
+
+def _build_pipeline_configs(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the JSON files of a pipeline that draws, by name."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": make_pipeline.PROMPT_TOKENS,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+    }
+    ids = {"pad_token_id": tokenizer.token_to_id(END_OF_TEXT), "eos_token_id": tokenizer.token_to_id(TURN_END)}
+    configs = make_pipeline.build_configs(tokenizer.get_vocab_size(), ids)
+    return {**configs, "tokenizer/tokenizer_config.json": settings}
+
+
+def _write_pipeline(folder: Path, vocabulary: int) -> None:
+    """Write a file of weights for each part of a pipeline."""
+    first_number = 0
+    for name, shapes in make_pipeline.list_tensors(vocabulary).items():
+        shard = [Tensor(*shape) for shape in shapes]
+        _write_shard(folder / name, shard, first_number, None)
+        first_number += len(shard)
 
 
 def _build_embedding_configs(width: int) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from llm_serving.aws import s3
-from llm_serving.catalog import gguf, models
+from llm_serving.catalog import gguf, models, pipelines
 from llm_serving.catalog.records import ModelRecord, RecordedFile
 from llm_serving.hub import client
+from llm_serving.hub.client import ReadJson
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError
-
-ReadJson = Callable[[str], Mapping[str, Any]]
-"""Reads one of a model's JSON files by its name."""
-
 
 MAX_JSON_BYTES = 100_000_000
 
@@ -73,14 +70,17 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
         gguf.check_whole(header, sizes[gguf.FILE], f"{uri}{gguf.FILE}")
         files = {gguf.FILE: RecordedFile(bytes=sizes[gguf.FILE])}
         return ModelRecord(source=uri, gguf=header, weight_bytes=header.weight_bytes, files=files)
-    if models.CONFIG_FILE not in sizes or not any(name.endswith(".safetensors") for name in sizes):
-        missing = "no safetensors" if models.CONFIG_FILE in sizes else f"no {models.CONFIG_FILE}"
+    has_config = models.CONFIG_FILE in sizes or pipelines.INDEX_FILE in sizes
+    if not has_config or not any(name.endswith(".safetensors") for name in sizes):
+        missing = "no safetensors" if has_config else f"no {models.CONFIG_FILE}"
         raise InputError(
             f"{uri}: {missing} is there. Fix: name the prefix of a model's folder, with config.json; "
             f"a GGUF file is named {gguf.FILE}."
         )
     snapshot = client.Snapshot(uri, "", tuple(client.RepoFile(name, size, None, "") for name, size in sizes.items()))
-    record = build_record(snapshot, "", client.select_files(snapshot), {}, partial(read_s3_json, bucket))
+    read_json = partial(read_s3_json, bucket)
+    files_read = client.select_files(snapshot, read_json=read_json)
+    record = build_record(snapshot, "", files_read, {}, read_json)
     return record.model_copy(update={"revision": None, "commit": None})
 
 
@@ -123,6 +123,8 @@ def build_record(
 
 
 def _read_config(recorded_files: Container[str], read_json: ReadJson) -> Mapping[str, Any]:
+    if pipelines.INDEX_FILE in recorded_files:
+        return read_json(pipelines.INDEX_FILE)
     if models.CONFIG_FILE not in recorded_files:
         return {}
     config = read_json(models.CONFIG_FILE)

@@ -1,6 +1,6 @@
 """Upload a model to S3 from a hub or a folder: several files at a time, each verified, none sent twice.
 
-`config.json` comes last, so that an unfinished or interrupted copy is not mistaken for a model.
+`config.json`, or the index of a pipeline, comes last, so that an unfinished copy is not mistaken for a model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llm_serving.aws import s3
-from llm_serving.catalog import gguf, records
+from llm_serving.catalog import gguf, pipelines, records
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import client, files, read
 from llm_serving.hub import source as source_record
 from llm_serving.hub.files import OnProgress
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError
 
 MAX_PARALLEL = 4
 """Concurrent files: more do not help, given the parts in memory and one machine's network."""
 
-_LAST_FILE = "config.json"
+_LAST_FILES = ("config.json", pipelines.INDEX_FILE)
 
 
 class UploadResult(NamedTuple):
@@ -124,7 +125,8 @@ def upload(
         names = {gguf.FILE}
         paths = {gguf.FILE: find_gguf(folder)}
     else:
-        names = set(paths) if all_files else client.select_names(list(paths), str(folder))
+        read_json = partial(_read_json, folder)
+        names = set(paths) if all_files else client.select_names(list(paths), str(folder), read_json)
     for name in sorted(names):
         _require_inside(paths[name], folder)
     bucket = s3.Bucket(location, endpoint=endpoint, env=env)
@@ -142,6 +144,24 @@ def upload(
         with tempfile.TemporaryDirectory() as staging:
             source_record.write(bucket, Path(staging), ModelRecord(source=folder.name))
     return UploadResult(str(bucket.location), len(names), sum(sizes.values()), counter.sent, counter.received)
+
+
+def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return a JSON file of a folder; nothing where it is no mapping.
+
+    Raises:
+        InputError: it is not JSON.
+    """
+    try:
+        content = untrusted_json.read(folder / name, infinite=True)
+    except ValueError:
+        raise InputError(f"{folder / name}: it is not JSON. Fix: copy or download it again.") from None
+    return content if isinstance(content, dict) else {}
+
+
+def is_pipeline_folder(folder: Path) -> bool:
+    """Return whether a folder holds a pipeline of diffusers."""
+    return (folder / pipelines.INDEX_FILE).is_file()
 
 
 def is_gguf_folder(folder: Path) -> bool:
@@ -282,8 +302,8 @@ def resolve_source_name(source: str) -> str:
 
 
 def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter: _TransferCounter) -> None:
-    """Run `transfer` for each name concurrently, and for the last file after all others."""
-    earlier_names = sorted(name for name in names if name != _LAST_FILE)
+    """Run `transfer` for each name concurrently, and for the last files after all others."""
+    earlier_names = sorted(name for name in names if name not in _LAST_FILES)
     with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="copy") as pool:
         try:
             futures = [pool.submit(transfer, name) for name in earlier_names]
@@ -291,8 +311,8 @@ def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter
             failed = [future.exception() for future in done if future.exception()]
             if failed:
                 raise next((error for error in failed if not isinstance(error, _UploadCancelled)), failed[0])  # type: ignore[misc]
-            if _LAST_FILE in set(names):
-                pool.submit(transfer, _LAST_FILE).result()
+            for name in sorted(set(names) & set(_LAST_FILES)):
+                pool.submit(transfer, name).result()
         except BaseException:
             # The others stop at their next chunk; their data is resumed by the next copy.
             counter.stop.set()

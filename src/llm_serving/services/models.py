@@ -74,6 +74,6 @@ def resolve_served_name(model: str) -> str:
 
 
 def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
-    """Prefix of a model in the fleet's model bucket; a model of either form has both, and neither lies in the other."""
-    folder = {"safetensors": "models", "gguf": "gguf"}[weights_format]
+    """Prefix of a model in the fleet's model bucket; those of two forms never lie in each other."""
+    folder = {"safetensors": "models", "gguf": "gguf", "diffusers": "pipelines"}[weights_format]
     return f"{folder}/{resolve_served_name(model).replace(':', '/')}"

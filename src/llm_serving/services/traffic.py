@@ -69,6 +69,42 @@ class Images(Settings):
     """Height in pixels."""
 
 
+MAX_PIXELS = 1024 * 1024
+"""Of a picture that is drawn: what the memory of engines is reckoned for."""
+
+
+PictureSize = Annotated[
+    str, TextFormat(r"[1-9][0-9]{1,3}x[1-9][0-9]{1,3}", "width and height of a picture in pixels", "1024x1024")
+]
+
+
+class Draw(Settings):
+    """Pictures that a request asks for, by the task draw."""
+
+    size: PictureSize | None = None
+    """Width and height in pixels. Default is the model's own."""
+
+    steps: Annotated[int, Field(ge=1, le=200)] | None = None
+    """Steps of a picture. Default is the model's own."""
+
+    count: Annotated[int, Field(ge=1, le=10)] = 1
+    """Pictures per request, one computed after the other."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_size(),)
+
+    def build_fields(self) -> dict[str, str | int]:
+        """Return its fields of a request's body, as OpenAI and vLLM-Omni name them."""
+        fields = {"size": self.size, "num_inference_steps": self.steps, "n": self.count}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _check_size(self) -> Iterator[Conflict]:
+        width, _, height = (self.size or "0x0").partition("x")
+        if int(width) * int(height) > MAX_PIXELS:
+            reason = f"memory is reckoned for pictures of up to {MAX_PIXELS:,} pixels"
+            yield Conflict(("size",), reason, "set size: 1024x1024 or less")
+
+
 class Traffic(Settings):
     """The load that the deployment is designed for; `validate` sends it."""
 
@@ -133,6 +169,9 @@ class Traffic(Settings):
 
     images: Images | None = None
     """Pictures sent with each prompt, for a multimodal model. Their tokens come on top of `input_tokens`."""
+
+    draw: Draw | None = None
+    """Pictures that each request asks for, by the task draw."""
 
     shared_prefix: Share = parse_default("0%")
     """Share of each prompt that it has in common with the other prompts of its group. By default, a router
@@ -365,7 +404,8 @@ class Slo(BaseSlo):
     """Minimum throughput of answered requests, per second."""
 
     inputs_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Minimum throughput of answered texts, per second, for the tasks embed, rerank and classify."""
+    """Minimum throughput of answered texts, per second, for the tasks embed, rerank and classify; of drawn pictures for
+    the task draw."""
 
     @property
     def limits_load(self) -> bool:

@@ -10,8 +10,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 from pydantic_core.core_schema import CoreSchema
 
-Task = Literal["generate", "embed", "rerank", "classify"]
-"""What a model is for: text, a vector of a text, the score of a text for a query, the labels of a text."""
+Task = Literal["generate", "embed", "rerank", "classify", "draw"]
+"""What a model is for: text, a vector of a text, the score of a text for a query, the labels of a text, pictures."""
 
 
 @dataclass(frozen=True)

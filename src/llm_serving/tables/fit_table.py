@@ -153,14 +153,17 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
     active = f", {_format_count(model.active_parameters)} active" if model.experts else ""
     yield Text.assemble((model.name, "bold"), f"  {_format_count(model.parameters)} parameters{active}")
     yield Text(f"weights   {format_bytes(model.weight_bytes)} ({_describe_weights(model)})")
-    if model.encoder:
+    if model.task == "draw":
+        yield Text("KV cache  none (pictures)")
+    elif model.encoder:
         yield Text("KV cache  none (encoder)")
     else:
         yield Text(
             f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes per token"
             f"{_describe_attention(model)}"
         )
-    yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
+    if model.task != "draw":
+        yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
     if model.vision:
         yield Text(f"pictures  up to {model.vision.image_tokens:,} tokens each, of the context")
     if model.random:

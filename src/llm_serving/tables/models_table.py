@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+from llm_serving.catalog import pipelines
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
 from llm_serving.settings.units import format_bytes
@@ -20,10 +21,10 @@ def render(models: Iterable[Model]) -> Table:
         billions = model.parameters / 1e9
         table.add_row(
             _describe_name(model),
-            f"{billions:.3g}" if billions < 1000 else f"{billions:,.0f}",
+            f"{billions:.{3 if billions > 0.001 else 1}g}" if billions < 1000 else f"{billions:,.0f}",
             format_bytes(model.weight_bytes),
             f"{memory.compute_kv_bytes_per_token(model):,}",
-            f"{model.max_context:,}",
+            f"{model.max_context:,}" if model.max_context < pipelines.UNBOUNDED else "–",
         )
     return table
 

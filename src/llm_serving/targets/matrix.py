@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import paths
-from llm_serving.catalog import engines, instances
+from llm_serving.catalog import engines, instances, models
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import inputs, kinds
 from llm_serving.services.deployment import Deployment
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import registry, render
@@ -66,9 +67,9 @@ class Cell:
     @property
     def is_rendered_only(self) -> bool:
         """Whether nothing of the engine, or of the framework, has run, on this machine or as on AWS."""
-        engine, framework = engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework)
-        notes = (engine and engine.rendered_only, framework and not self.is_local and framework.rendered_only)
-        return self.deployment is not None and any(notes)
+        rows = (engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework))
+        has_note = any(row.rendered_only for row in rows if row)
+        return self.deployment is not None and not self.is_local and has_note
 
     def build_payload(self) -> dict[str, str | None]:
         """Return the cell as `matrix --json` prints it."""
@@ -131,7 +132,7 @@ def _build_cell(
     mistakes: dict[str, list[str]] = {}
     explanations: dict[str, None] = {}
     for pool in fleet.value.pools:
-        preset = _select_preset(folder, target, fleet.value, pool)
+        preset = _select_preset(folder, target, fleet.value, pool) or _find_engine_preset(folder, settings, engine)
         candidate = read_preset(folder / "presets" / f"{preset}.yaml", kind.SETTINGS) if preset else document
         candidate = _choose(candidate, choice)
         try:
@@ -156,6 +157,21 @@ def _select_preset(folder: Path, target: str, fleet: Fleet, pool: str) -> str:
     is_neuron = any(row.accelerators and row.accelerators.kind == "neuron" for row in rows)
     has_preset = (folder / "presets" / f"{NEURON_PRESET}.yaml").is_file()
     return NEURON_PRESET if is_neuron and has_preset and registry.load_target(target).needs_aws else ""
+
+
+@functools.cache
+def _list_preset_engines(folder: Path) -> Mapping[str, str]:
+    """Return the preset of each engine that a pattern's presets name."""
+    presets = {file.stem: own_yaml.read(file) for file in sorted((folder / "presets").glob("*.yaml"))}
+    return {preset["engine"]: name for name, preset in presets.items() if "engine" in preset}
+
+
+def _find_engine_preset(folder: Path, settings: Any, engine: str) -> str:
+    """Return the preset for an engine that reads no model as the pattern's own is; "" where it does."""
+    row, name = engines.load_engines().get(engine), getattr(settings, "model", None)
+    if row is None or name is None or row.weights_format in models.find(name).formats:
+        return ""
+    return _list_preset_engines(folder).get(engine, "")
 
 
 def _split_first_part(error: InputError) -> tuple[str, str]:

@@ -34,7 +34,7 @@ import gevent
 from locust import User, constant, task
 
 from llm_serving.validation.load import answer as answers
-from llm_serving.validation.load import api_key, pooled_answer, request_body
+from llm_serving.validation.load import api_key, load_plan, pooled_answer, request_body
 from llm_serving.validation.load.answer import Answer, Sample
 from llm_serving.validation.load.load import SHOWN_ANSWERS, Item, Load
 from llm_serving.validation.load.load_plan import LoadPlan
@@ -70,7 +70,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         model = prompt.model or self.plan.models[0]
         pooled = self.plan.pooled
         if pooled:
-            return {"model": model, **pooled.build(prompt.texts)}
+            drawn = self.plan.traffic.draw.build_fields() if self.plan.traffic.draw else {}
+            return {"model": model, **pooled.build(prompt.texts), **drawn}
         return request_body.build(prompt, model, self.plan.traffic.api, engine_dialect=self.load.engine_dialect)
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
@@ -115,7 +116,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         sample.asked_output = item.prompt.max_tokens if item.prompt.exact else None
         chunks: list[tuple[float, bytes]] = []
         self._send(item, sample, start, chunks)
-        pooled, sample.inputs = self.plan.pooled, len(item.prompt.texts)
+        pooled = self.plan.pooled
+        sample.inputs = load_plan.count_inputs(self.plan.traffic, self.plan.task, len(item.prompt.texts))
         answer = pooled_answer.parse(chunks, pooled, sample.inputs) if pooled else answers.parse_stream(chunks)
         sample.unread_ms = self.connection.unread_s * 1000
         sample.input_tokens = answer.input_tokens
@@ -136,6 +138,8 @@ class OpenAIUser(User):  # type: ignore[misc]
             sample.failed_ms = (time.perf_counter() - start) * 1000
         if item.prompt.expected is not None or item.number < SHOWN_ANSWERS or sample.error:
             sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
+        if item.number < SHOWN_ANSWERS:
+            sample.picture = answer.picture
         return answer.text
 
     def _send(self, item: Item, sample: Sample, start: float, chunks: list[tuple[float, bytes]]) -> None:

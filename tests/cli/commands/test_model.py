@@ -40,7 +40,7 @@ def test_an_unknown_size_of_make_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
     assert capsys.readouterr().err == (
         '--size: "huge": there is no such size. '
-        "Fix: use tiny or mid or tiny-embed or tiny-rerank or tiny-classify or tiny-vision.\n"
+        "Fix: use tiny or mid or tiny-embed or tiny-rerank or tiny-classify or tiny-vision or tiny-draw.\n"
     )
 
 

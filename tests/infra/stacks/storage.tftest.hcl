@@ -94,7 +94,7 @@ run "buckets_and_registries" {
   }
 
   assert {
-    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url, vllm-cpu = aws_ecr_repository.image-vllm-cpu.repository_url, llama-cpp = aws_ecr_repository.image-llama-cpp.repository_url, router = aws_ecr_repository.image-router.repository_url, load-driver = aws_ecr_repository.image-load-driver.repository_url, batch-worker = aws_ecr_repository.image-batch-worker.repository_url, gateway = aws_ecr_repository.image-gateway.repository_url }
+    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url, vllm-cpu = aws_ecr_repository.image-vllm-cpu.repository_url, llama-cpp = aws_ecr_repository.image-llama-cpp.repository_url, diffusion = aws_ecr_repository.image-diffusion.repository_url, router = aws_ecr_repository.image-router.repository_url, load-driver = aws_ecr_repository.image-load-driver.repository_url, batch-worker = aws_ecr_repository.image-batch-worker.repository_url, gateway = aws_ecr_repository.image-gateway.repository_url }
     error_message = "registries are handed on by the image's name"
   }
 

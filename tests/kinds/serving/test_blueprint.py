@@ -153,7 +153,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("model: tiny", "model: --trust-remote-code"), ['2:8: model: "--trust-remote-code": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
         (VALID.replace("model: tiny", 'model: ""'), ['2:8: model: "": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
         (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: write the value itself."]),
-        (VALID + "engine: vlm\n", [f"7:9: engine: \"vlm\": {CHOICE} Fix: use vllm; the choices are 'llama.cpp', 'sglang', 'tensorrt-llm' or 'vllm'."]),
+        (VALID + "engine: vlm\n", [f"7:9: engine: \"vlm\": {CHOICE} Fix: use vllm; the choices are 'diffusion', 'llama.cpp', 'sglang', 'tensorrt-llm' or 'vllm'."]),
         (VALID + "weights: /models\n", ['7:10: weights: "/models": it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: use a place to stream weights from such as s3://my-models/qwen3-32b.']),
         (VALID + "context: long\n", [f'7:10: context: "long": it is not a number of tokens. {TOKENS} 8k.']),
         (VALID + "context: 0\n", [f'7:10: context: 0: it is not from 1 to 10000000. {TOKENS} 8k.']),

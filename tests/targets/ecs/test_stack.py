@@ -48,7 +48,7 @@ class Ecs:
     lines: dict[str, list[str]] = field(default_factory=dict)
     exit_code: int = 0
     task_requests: list[dict[str, Any]] = field(default_factory=list)
-    images: tuple[str, ...] = ("fabric/router:0.1.17-7",)
+    images: tuple[str, ...] = ("fabric/router:0.1.17-8",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:

@@ -14,7 +14,7 @@ from llm_serving.targets.local.engine_setups import EngineSetup
 
 UV = """#!/bin/sh
 for last; do :; done
-[ "$1" = venv ] && mkdir -p "$last/bin"
+[ "$1" = venv ] && mkdir -p "$last/bin" && ln -s /bin/true "$last/bin/python"
 echo "$@" >> "$CALLS"
 """
 UNPACKS = """\
@@ -31,9 +31,9 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSetup:
     """llama.cpp's in an empty clone, with a fake of uv and no program on PATH."""
     row = engine_setups.engines.load_engines()["llama.cpp"].local
     assert row
-    for name in (row.lock, row.packages):
+    for name in (*row.locks, row.packages):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / row.lock).write_text("vllm-router==0.1.17\n")
+    (tmp_path / row.locks[0]).write_text("vllm-router==0.1.17\n")
     (tmp_path / row.packages).with_name("packages.json").write_text("{}")
     (tmp_path / row.packages).write_text(UNPACKS)
     uv = tmp_path / "uv"
@@ -97,3 +97,22 @@ def test_neither_a_package_nor_a_program_is_one_clear_line(setup: EngineSetup, t
 def test_the_default_engine_keeps_its_environment_and_a_kind_without_engines_asks_for_it() -> None:
     assert engine_setups.find("vllm").executables == engine_setups.find().executables
     assert engine_setups.find().executables.parent.name == engine_env.FOLDER
+
+
+def test_a_program_that_is_a_script_here_is_installed_beside_the_packages_of_all_locks(
+    setup: EngineSetup, tmp_path: Path
+) -> None:
+    assert setup.executables.name == "bin"
+    row = engine_setups.engines.load_engines()["diffusion"].local
+    assert row
+    for lock in row.locks:
+        (tmp_path / lock).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / lock).write_text("a==1\n")
+    drawing = engine_setups.find("diffusion")
+    words = shlex.split((drawing.ensure() / "diffusion-server").read_text().splitlines()[1])
+    assert words[-2:] == [str(tmp_path / "images/diffusion/diffusion_server.py"), "$@"]
+    calls = (tmp_path / "calls").read_text()
+    assert all(f"-r {tmp_path / lock}" in calls for lock in row.locks)
+    assert drawing.is_ready()
+    (tmp_path / row.locks[1]).write_text("a==2\n")
+    assert not drawing.is_ready()

@@ -235,3 +235,52 @@ def test_a_connection_is_used_again_after_an_answer_of_a_stated_length() -> None
 def test_drivers_that_measure_text_are_refused() -> None:
     with pytest.raises(InputError, match=r"GuideLLM cannot send it: .* this deployment answers /v1/embeddings"):
         job.check(registry.load_driver("guidellm"), _build_plan())
+
+
+PICTURE = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + struct.pack(">II", 64, 128) + bytes(5)).decode()
+
+
+def test_prompts_for_pictures_are_descriptions_each_another_and_the_same_with_the_same_seed() -> None:
+    prompts_sent = [prompt.text for prompt in _generate(_build_plan("draw"))]
+    assert len(set(prompts_sent)) == 20
+    assert prompts_sent == [prompt.text for prompt in _generate(_build_plan("draw"))]
+    assert prompts_sent != [prompt.text for prompt in _generate(_build_plan("draw", seed=1))]
+    shared = [[prompt.text for prompt in _generate_shard(index)] for index in range(2)]
+    assert prompts_sent == [text for pair in zip(*shared, strict=True) for text in pair], "two processes share them"
+
+
+def _generate_shard(index: int) -> list[Prompt]:
+    source = generate_prompts(_build_plan("draw"), "load", {}, load_plan.Shard(index, 2))
+    return [prompt for prompt, _ in zip(source, range(10), strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("items", "count", "failure"),
+    [
+        ([{"b64_json": PICTURE}], 1, None),
+        ([{"b64_json": PICTURE}] * 2, 2, None),
+        ([{"b64_json": PICTURE}], 2, "1 pictures for 2 pictures"),
+        ([{"b64_json": "no picture"}], 1, "no pictures in the answer: ValueError: a picture is not base64"),
+        ([{"b64_json": base64.b64encode(b"GIF89a").decode()}], 1, "no pictures in the answer: ValueError: a picture is no PNG file"),
+        ([{"url": "http://elsewhere/picture.png"}], 1, "no pictures in the answer: KeyError: 'embedding'"),
+        ([], 1, "no pictures in the answer: IndexError: list index out of range"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_good_with_as_many_png_files_as_were_asked_for(
+    items: list[dict[str, str]], count: int, failure: str | None
+) -> None:
+    body = json.dumps({"data": items, "usage": {"input_tokens": 4}}).encode()
+    answer = pooled_answer.parse([(0.5, body)], tasks.POOLED["draw"], count)
+    assert answer.failure == failure
+    if failure is None:
+        assert (answer.picture, answer.done) == (PICTURE, True)
+        assert answer.text == ", ".join(["64 x 128 pixels"] * count)
+
+
+def test_a_request_counts_as_the_pictures_that_it_asks_for() -> None:
+    traffic = _build_plan("draw", draw={"count": 3, "size": "512x512", "steps": 4}).traffic
+    assert load_plan.count_inputs(traffic, "draw", 1) == 3
+    assert load_plan.count_inputs(_build_plan("draw").traffic, "draw", 1) == 1
+    assert load_plan.count_inputs(traffic, "embed", 5) == 5
+    assert traffic.draw
+    assert traffic.draw.build_fields() == {"size": "512x512", "num_inference_steps": 4, "n": 3}

@@ -14,7 +14,7 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances, models, records
+from llm_serving.catalog import instances, models, pipelines, records
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.engines import memory
 from llm_serving.fleet import aws_limits
@@ -42,18 +42,19 @@ def make_tiny(
     size: Annotated[
         str,
         typer.Option(
-            help="tiny (a few MB), mid (0.9 GB, to measure weight streaming), tiny-vision, tiny-embed, tiny-rerank or "
-            "tiny-classify."
+            help="tiny (a few MB), mid (0.9 GB, to measure weight streaming), tiny-vision, tiny-embed, tiny-rerank, "
+            "tiny-classify or tiny-draw."
         ),
     ] = "tiny",
     format_: Annotated[
-        str, typer.Option("--format", help="safetensors, or gguf: one file for llama.cpp.")
-    ] = "safetensors",
+        str | None,
+        typer.Option("--format", help="gguf: one file for llama.cpp; default is safetensors, of tiny-draw a pipeline."),
+    ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Create a LoRA adapter of tiny instead of the model.")
     ] = False,
 ) -> None:
-    """Create a Qwen3 or Qwen3-VL with random weights and a real tokenizer.
+    """Create a Qwen3, a Qwen3-VL or a Stable Diffusion with random weights and a real tokenizer.
 
     The files are the same bytes each time.
     """
@@ -62,12 +63,15 @@ def make_tiny(
         raise InputError(
             f"--size: {quote_value(size)}: there is no such size. Fix: use {' or '.join(tiny_model.SIZES)}."
         )
+    own_formats = models.find(size_name).formats
+    format_ = format_ or own_formats[0]
     if format_ not in _FORMATS:
         raise InputError(
             f"--format: {quote_value(format_)}: there is no such format. Fix: use {' or '.join(_FORMATS)}."
         )
-    if format_ not in models.find(size_name).formats:
-        raise InputError(f"--format: {quote_value(format_)}: {size} exists as safetensors only. Fix: remove --format.")
+    if format_ not in own_formats:
+        only = f"{size} exists as {own_formats[0]} only"
+        raise InputError(f"--format: {quote_value(format_)}: {only}. Fix: remove --format.")
     if adapter and format_ != _FORMATS[0]:
         raise InputError(f"--format: {quote_value(format_)}: adapters are safetensors. Fix: remove --format.")
     if adapter:
@@ -263,10 +267,17 @@ def _record_s3_model(uri: str) -> str:
 
 
 def _detect_format(source: str) -> models.WeightsFormat:
-    """Return the form of the weights to copy: that of a folder's files, or of a repository by its quantization."""
+    """Return the form of the weights to copy: that of a folder's files, or of a repository by its name."""
+    if upload.is_folder(source) and upload.is_pipeline_folder(Path(source).expanduser()):
+        return "diffusers"
     if upload.is_folder(source):
         return "gguf" if upload.is_gguf_folder(Path(source).expanduser()) else "safetensors"
-    return "gguf" if ":" in source else "safetensors"
+    if ":" in source:
+        return "gguf"
+    if source in models.load():
+        return models.load()[source].formats[0]
+    record = records.find(source) or _fetch_record(source)
+    return "diffusers" if pipelines.is_index(record.config) else "safetensors"
 
 
 def _resolve_fleet_uri(fleet_file: Path, name: str, weights_format: models.WeightsFormat) -> str:

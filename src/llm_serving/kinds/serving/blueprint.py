@@ -36,6 +36,10 @@ TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
 """Fields of the SLO that hold tokens, which not every task's answers have."""
 
 
+PROMPT_KEYS = ("input_tokens", "shared_prefix", "prefix_groups")
+"""Fields of the traffic that say how prompts are made, where these are no texts of so many tokens."""
+
+
 MAX_PROMPT_BYTES = 16 * 1024
 """Largest file of a system prompt: it is an argument of a replica's probe, and ECS takes 64 KiB for a task definition.
 Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
@@ -264,7 +268,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     task: Task = tasks.GENERATE
     """Task of the model: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
-    /v1/score, `classify` /classify."""
+    /v1/score, `classify` /classify; `draw` answers /v1/images/generations with pictures."""
 
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """Engine that runs the model."""
@@ -316,12 +320,15 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     @property
     def is_pooled(self) -> bool:
-        """Whether an answer is numbers for whole texts, without tokens."""
+        """Whether an answer is numbers for whole texts or pictures, without tokens."""
         return tasks.is_pooled(self.task)
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Most tokens that the engine computes of one request together: prompt and answer, or one text."""
+        """Most tokens that the engine computes of one request together: prompt and answer, or one text; 1 where its
+        memory follows from none."""
+        if self.task == tasks.DRAW:
+            return 1
         return self.traffic.input_tokens.max if self.is_pooled else self.traffic.max_request_tokens
 
     @property
@@ -334,8 +341,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
     def unused_keys(self) -> tuple[str, ...]:
         """Written settings of tokens that the task leaves out."""
         limits = [f"slo.{name}" for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
-        lengths = ["traffic.output_tokens"] if "output_tokens" in self.traffic.model_fields_set else []
-        return (*limits, *lengths) if self.is_pooled else ()
+        unused = ("output_tokens", *(PROMPT_KEYS if self.task == tasks.DRAW else ()))
+        lengths = [f"traffic.{name}" for name in unused if name in self.traffic.model_fields_set]
+        context = ["context"] if self.task == tasks.DRAW and "context" in self.model_fields_set else []
+        return (*limits, *lengths, *context) if self.is_pooled else ()
 
     @property
     def is_disaggregated(self) -> bool:
@@ -420,6 +429,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
         fixes = {"kv_usage": "set queue: 4", "policy": "set policy: load-aware"}
         for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
             yield Conflict(key_path, reason, fixes.get(key_path[-1], f"remove {key_path[-1]}"))
+        if self.task == tasks.DRAW:
+            yield from self._check_drawing()
+        else:
+            yield from self._check_no_drawing()
         if self.traffic.images is not None:
             yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "remove images")
         if self.traffic.data is not None and self.task == "rerank":
@@ -428,14 +441,28 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "remove inputs")
         yield from self._check_remaining_limits(reason)
 
+    def _check_drawing(self) -> Iterator[Conflict]:
+        """Yield settings of texts, which a request for pictures does not have."""
+        if self.traffic.inputs.max > 1:
+            yield Conflict(("traffic", "inputs"), "a request for pictures has one prompt", "set draw: {count: 4}")
+        if self.traffic.trace is not None:
+            reason = "its requests have lengths in tokens, and pictures have none"
+            yield Conflict(("traffic", "trace"), reason, "set arrivals: 1/s in its place")
+
+    def _check_no_drawing(self) -> Iterator[Conflict]:
+        if self.traffic.draw is not None:
+            reason = f"a request of the task {self.task} asks for no pictures"
+            yield Conflict(("traffic", "draw"), reason, "set task: draw, or remove draw")
+
     def _check_text_settings(self) -> Iterator[Conflict]:
-        for key_path, is_written in {
-            ("traffic", "inputs"): self.traffic.inputs.max > 1,
-            ("slo", "inputs_per_s"): self.slo.inputs_per_s is not None,
-        }.items():
+        yield from self._check_no_drawing()
+        for key_path, is_written, others in (
+            (("traffic", "inputs"), self.traffic.inputs.max > 1, tasks.NUMBERS),
+            (("slo", "inputs_per_s"), self.slo.inputs_per_s is not None, tasks.POOLED),
+        ):
             if is_written:
                 reason = "a request of the task generate has one prompt"
-                yield Conflict(key_path, reason, f"set task: {' or '.join(tasks.POOLED)}, or remove {key_path[-1]}")
+                yield Conflict(key_path, reason, f"set task: {' or '.join(others)}, or remove {key_path[-1]}")
 
     def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
         """Yield limits on tokens alone: without them nothing would be left to hold."""
@@ -496,6 +523,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("model",), "required field is missing", "set model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:
+        if self.task == tasks.DRAW:
+            return
         max_tokens = self.max_sequence_tokens
         contexts = [role.context for role in self.roles.models.values()] or [self.context]
         if max_tokens > max(contexts):

@@ -291,9 +291,15 @@ OPTIONS = (
     Option("priority", lambda node: node.tuning.priority, "tuning.priority", "set priority: off"),
     Option(
         "pooled",
-        lambda node: node.settings.is_pooled,
+        lambda node: node.settings.task in tasks.NUMBERS,
         "task",
         lambda node: f"set task: generate{_describe_other_engines(node, 'pooled')}",
+    ),
+    Option(
+        "draws",
+        lambda node: node.settings.task == tasks.DRAW,
+        "task",
+        lambda node: f"set task: generate{_describe_other_engines(node, 'draws')}",
     ),
     Option(
         "ranked",

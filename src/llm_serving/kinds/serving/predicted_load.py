@@ -20,6 +20,7 @@ from llm_serving.prediction.search import Limit
 from llm_serving.prediction.simulation import Limits, Simulation
 from llm_serving.prediction.step_time import Split, StepTime
 from llm_serving.prediction.workload import Length, Workload
+from llm_serving.services import tasks
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.load import load_plan
@@ -77,7 +78,7 @@ class WorkerLoad(NamedTuple):
 
 def predict_workers(deployment: ServingDeployment) -> list[WorkerLoad]:
     """Return what each role of one model on unlike accelerators carries; nothing where one cannot be predicted."""
-    if deployment.environment.conventions.is_local:
+    if deployment.environment.conventions.is_local or deployment.task == tasks.DRAW:
         return []
     lengths, limits = _draw_own_lengths(deployment), list_limits(deployment.slo)
     alone = [_predict_replica(deployment, role, lengths, limits) for role in deployment.mixed_roles]
@@ -129,7 +130,7 @@ def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, outpu
 
 
 def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[Limit]) -> float | None:
-    if deployment.environment.conventions.is_local:
+    if deployment.environment.conventions.is_local or deployment.task == tasks.DRAW:
         return None
     roles = deployment.engine_roles
     rates = [rate for role in roles if (rate := _predict_role(deployment, role, lengths, limits))]

@@ -732,7 +732,7 @@ def _build_probe(
     question, pooled = "ready?", tasks.POOLED.get(context.blueprint.task)
     own_fields = context.engine.transfer_probe if context.transfer else {}
     if pooled:
-        body = {"model": served_model.name, **pooled.build([question])}
+        body = {"model": served_model.name, **pooled.build([question]), **pooled.probe}
         return Probe(path=pooled.path, body=body, health=health, deadline_s=deadline_s)
     is_chat = context.blueprint.traffic.api == "chat"
     system = [{"role": "system", "content": warm_prompt}] if warm_prompt else []

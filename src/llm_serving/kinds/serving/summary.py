@@ -13,7 +13,7 @@ from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import tasks
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.models import ServedModel
-from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.services.traffic import Draw, Traffic
 from llm_serving.settings.document import Document
 
 _USED_WELL = 0.9
@@ -62,7 +62,7 @@ def describe(document: Document[Blueprint], deployment: ServingDeployment) -> li
             "traffic",
             f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
         ),
-        ("slo", _describe_slo(deployment.slo)),
+        ("slo", _describe_slo(deployment)),
         *(("kv tiers", text) for text in deployment.cached_prompts),
         *(("weights", text) for text in _describe_weights(deployment)),
         *(("capacity", text) for text in measured_capacity.describe(deployment)),
@@ -122,6 +122,10 @@ def _describe_lengths(deployment: ServingDeployment) -> str:
         images = traffic.images
         pictures = f" and {images.count} pictures of {images.width} x {images.height}" if images else ""
         return f"{traffic.input_tokens} tokens{pictures} in, {traffic.output_tokens} out"
+    if deployment.task == tasks.DRAW:
+        draw = traffic.draw or Draw()
+        steps = f" in {draw.steps} steps" if draw.steps else ""
+        return f"{draw.count} x {draw.size or 'pictures'}{steps} by {tasks.POOLED[deployment.task].path}"
     return f"{traffic.inputs} x {traffic.input_tokens} tokens for {tasks.POOLED[deployment.task].path}"
 
 
@@ -140,7 +144,8 @@ def _describe_load(traffic: Traffic) -> str:
     return f"{traffic.arrivals:g} requests/s ({traffic.process}{burstiness}{cap})"
 
 
-def _describe_slo(slo: Slo) -> str:
+def _describe_slo(deployment: ServingDeployment) -> str:
+    slo, pooled = deployment.slo, tasks.POOLED.get(deployment.task)
     limits = [
         f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
         for metric, limits in (("ttft_ms", slo.ttft_ms), ("itl_ms", slo.itl_ms), ("e2e_ms", slo.e2e_ms))
@@ -152,7 +157,7 @@ def _describe_slo(slo: Slo) -> str:
         for value, unit in (
             (slo.output_tokens_per_s, "output tokens/s"),
             (slo.requests_per_s, "requests/s"),
-            (slo.inputs_per_s, "texts/s"),
+            (slo.inputs_per_s, f"{pooled.counted if pooled else 'texts'}/s"),
         )
         if value is not None
     ]
@@ -165,7 +170,8 @@ def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
     size = served_model.weights.bytes / 1e9
     gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
     weights = f"{gigabytes} of weights{'' if served_model.weights.memory_computed else ', memory not computed'}"
-    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {weights}"
+    context = "" if blueprint.task == tasks.DRAW else f"context {served_model.context}, "
+    return f"{served_model.model} on {blueprint.engine}, {context}{weights}"
 
 
 def _describe_role(role: Role) -> str:

@@ -113,7 +113,7 @@ class _PackagedSetup:
         return stamp.is_file() and stamp.read_text() == self._compute_stamp() and program.exists()
 
     def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
-        with processes.lock_file(self._root / self._row.lock):
+        with processes.lock_file(self._root / self._row.locks[0]):
             if not self.is_ready():
                 self._build(on_progress)
         return self.executables
@@ -126,16 +126,25 @@ class _PackagedSetup:
         shutil.rmtree(self._folder, ignore_errors=True)
         uv = engine_env.find_uv()
         try:
-            on_progress("installing the router")
+            on_progress("installing packages")
             console.run([uv, "venv", "--quiet", "--python", sys.executable, str(self._folder)], log=self.log)
-            requirements = ["--no-deps", "--require-hashes", "-r", str(self._root / self._row.lock)]
+            files = (word for lock in self._row.locks for word in ("-r", str(self._root / lock)))
+            requirements = ["--no-deps", "--require-hashes", *files]
             python = str(self.executables / "python")
             console.run([uv, "pip", "install", "--python", python, *requirements], log=self.log)
+            if self._row.modules:
+                on_progress(engine_env.IMPORTING)
+                imports = "".join(f"import {module}\n" for module in self._row.modules)
+                # An empty value counts as unset: without byte code each start would compile its modules again.
+                console.run([python, "-c", imports], log=self.log, environment={"PYTHONDONTWRITEBYTECODE": ""})
         except console.CommandFailed as error:
             raise Unavailable(
                 f"the engine's environment could not be set up: {error}\n{engine_env.NETWORK_HINT}"
             ) from None
-        self._add_program(on_progress)
+        if self._row.packages:
+            self._add_program(on_progress)
+        else:
+            self._install()
         (self._folder / _STAMP).write_text(self._compute_stamp())
 
     def _add_program(self, on_progress: Callable[[str], None]) -> None:
@@ -156,22 +165,31 @@ class _PackagedSetup:
             program = Path(own)
         self._install(program)
 
-    def _install(self, program: Path) -> None:
+    def _install(self, program: Path | None = None) -> None:
         """Put the program beside the router, behind its launcher where it has one."""
         installed = self.executables / self._row.program
-        if not self._row.launcher:
+        if program and not self._row.launcher:
             installed.symlink_to(program)
             return
         variables = [f"{name}={value}" for name, value in self._row.environment.items()]
-        words = ("env", *variables, self.executables / "python", self._root / self._row.launcher, program)
+        words = (
+            "env",
+            *variables,
+            self.executables / "python",
+            self._root / self._row.launcher,
+            *([program] if program else []),
+        )
         installed.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n', encoding="utf-8")
         installed.chmod(0o755)
 
     def _compute_stamp(self) -> str:
         """Return the environment's path, since its scripts hold it, and a digest of all that pins its content."""
-        digest = hashlib.sha256(f"{self._row.launcher} {self._row.environment}".encode())
-        packages = self._root / self._row.packages
-        for file in (self._root / self._row.lock, packages, packages.with_name("packages.json")):
+        digest = hashlib.sha256(f"{self._row.launcher} {self._row.environment} {self._row.modules}".encode())
+        files = [self._root / lock for lock in self._row.locks]
+        if self._row.packages:
+            packages = self._root / self._row.packages
+            files += [packages, packages.with_name("packages.json")]
+        for file in files:
             digest.update(file.read_bytes())
         return f"{self._folder} {digest.hexdigest()}\n"
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from llm_serving.catalog import gguf, safetensors
+from llm_serving.catalog import gguf, pipelines, safetensors
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import INDEX_FILE
 from llm_serving.services import models
@@ -85,7 +85,7 @@ def _make_gguf(name: Any, folder: Path, on_progress: OnProgress) -> Path:
     return make_gguf.make(name, folder.with_suffix(gguf.SUFFIX), on_progress=on_progress)
 
 
-_MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf}
+_MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf, "diffusers": _make_safetensors}
 """What makes a model here, by the form of its weights."""
 
 
@@ -108,7 +108,7 @@ def _check_model(environment: Environment, weights: Weights, *, reads_text: bool
     from llm_serving.aws import s3
 
     bucket = s3.Bucket(s3.parse_location(weights.uri), endpoint=environment.s3_endpoint, env=environment.env)
-    checks = {"safetensors": _check_safetensors, "gguf": _check_gguf}
+    checks = {"safetensors": _check_safetensors, "gguf": _check_gguf, "diffusers": _check_pipeline}
     _check_revision(bucket, weights)
     sizes = bucket.list_sizes()
     weight_bytes = checks[weights.format](bucket, weights.uri, sizes)
@@ -154,17 +154,41 @@ def _check_gguf(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
     return sizes[gguf.FILE]
 
 
+def _check_pipeline(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
+    """Require that each part of a pipeline is there, with whole files of weights."""
+    if pipelines.INDEX_FILE not in sizes:
+        missing = f"{pipelines.INDEX_FILE} is missing"
+        raise Unavailable(f"{uri}: no model: {missing}. Fix: upload it with `blueprint model copy`.")
+    from llm_serving.hub import read
+
+    index = read.read_s3_json(bucket, pipelines.INDEX_FILE)
+    missing_parts = pipelines.list_missing(index, sizes)
+    if missing_parts:
+        raise Unavailable(
+            f"{uri}: {pipelines.INDEX_FILE} names parts that are not there, {missing_parts[0]} first. "
+            "Fix: upload the model again with `blueprint model copy`."
+        )
+    return _check_whole(bucket, uri, {name: sizes[name] for name in pipelines.select_names(sizes, index)})
+
+
 def _check_safetensors(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
     files = {name: size for name, size in sizes.items() if name.endswith(safetensors.SUFFIX)}
     if "config.json" not in sizes or not files:
         missing = "safetensors" if "config.json" in sizes else "config.json"
         raise Unavailable(f"{uri}: no model: {missing} is missing. Fix: upload it with `blueprint model copy`.")
+    total = _check_whole(bucket, uri, files)
+    _check_index(bucket, uri, sizes)
+    return total
+
+
+def _check_whole(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
+    """Require that files of weights are whole; return their bytes."""
+    files = {name: size for name, size in sizes.items() if name.endswith(safetensors.SUFFIX)}
     for name, size in files.items():
         expected = safetensors.compute_file_bytes(partial(bucket.read, name), size)
         if size != expected:
             damage = safetensors.describe_damage(size, expected)
             raise Unavailable(f"{uri}{name}: {damage}. Fix: upload it again with `blueprint model copy`.")
-    _check_index(bucket, uri, sizes)
     return sum(files.values())
 
 

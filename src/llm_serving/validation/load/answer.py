@@ -78,6 +78,8 @@ class Sample:
     """A key of ERROR_KINDS, `http_STATUS`, or the user class's own name; None for an answered request."""
     detail: str = ""
     text: str = ""
+    picture: str = ""
+    """The first picture of the answer, a PNG file in base64; of the answers that a report shows."""
     prompt: str = ""
     expected: str | None = None
     score: float | None = None
@@ -128,6 +130,8 @@ class Answer:
     output_time: float | None = None
     """Arrival of the first content or tool call."""
     text: str = ""
+    picture: str = ""
+    """The first of its pictures, a PNG file in base64."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     finish_reason: str | None = None

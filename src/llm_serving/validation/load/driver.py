@@ -20,6 +20,7 @@ import gevent
 import locust
 from gevent.pool import Pool
 
+from llm_serving.services import tasks
 from llm_serving.validation.load import data_rows, driver_result, metrics_pages, prompts, request_body
 from llm_serving.validation.load.data_rows import DataRow
 from llm_serving.validation.load.driver_result import DriverResult
@@ -126,6 +127,8 @@ def _measure_server(user: Any, load: Load) -> Setup:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
         rates = _measure_recorded_answers(user, plan, rows)
         return Setup(engine_dialect=load.engine_dialect, tokens_per_character=rates)
+    if plan.task == tasks.DRAW:  # its prompts are no texts of so many tokens
+        return Setup(engine_dialect=load.engine_dialect)
     map_concurrently = Pool(prompts.CONCURRENCY).imap
     costs = {
         model: prompts.measure_costs(

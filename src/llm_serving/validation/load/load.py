@@ -13,8 +13,9 @@ from pathlib import Path
 import gevent
 from gevent import queue
 
+from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
-from llm_serving.validation.load import driver_result, pictures, prompts
+from llm_serving.validation.load import driver_result, picture_prompts, pictures, prompts
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.data_rows import DataRow
 from llm_serving.validation.load.load_plan import (
@@ -248,6 +249,8 @@ def generate_prompts(
         costs: tokens of each word, by model.
     """
     seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
+    if plan.task == tasks.DRAW:
+        yield from _generate_picture_prompts(plan, seed, shard)
     images = plan.traffic.images
     generators = {model: prompts.PromptGenerator(costs[model], seed, images) for model in plan.models}
     lengths = draw_lengths(plan.traffic, phase, plan.trace)
@@ -258,6 +261,12 @@ def generate_prompts(
     requests = zip(starts, itertools.cycle(plan.models), sessions, strict=False)
     for start, model, group in shard.select(requests):
         yield build(generators[model], group, start, model)
+
+
+def _generate_picture_prompts(plan: LoadPlan, seed: str, shard: Shard) -> Iterator[Prompt]:
+    for number, model in shard.select(zip(itertools.count(), itertools.cycle(plan.models), strict=False)):
+        message = {"role": "user", "content": picture_prompts.generate(seed, number)}
+        yield Prompt((message,), max_tokens=0, exact=False, model=model)
 
 
 def _build_session(

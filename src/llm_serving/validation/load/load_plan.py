@@ -182,6 +182,11 @@ def draw_arrivals(traffic: Traffic, rows: Sequence[TraceRow] = ()) -> list[float
     return times
 
 
+def count_inputs(traffic: Traffic, task: Task, texts: int) -> int:
+    """Return what a request counts as, where answers have no tokens: its texts, or the pictures that it asks for."""
+    return (traffic.draw.count if traffic.draw else 1) if task == tasks.DRAW else texts
+
+
 def draw_turns(traffic: Traffic, phase: str) -> Iterator[int]:
     """Yield the requests of each session, endlessly."""
     rng = random.Random(f"{traffic.seed}/{phase}/turns")

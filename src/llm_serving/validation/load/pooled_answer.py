@@ -1,9 +1,10 @@
-"""One answer for whole texts: vectors, scores or labels, in one JSON document. No input or output."""
+"""One answer for whole texts: vectors, scores, labels or pictures, in one JSON document. No input or output."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +18,15 @@ SHOWN_SCORES = 8
 _NUMBER_BYTES = 4
 """Of a vector's number in base64."""
 
+_PNG_START, _PNG_SIZE = b"\x89PNG\r\n\x1a\n", slice(16, 24)
+"""What each file begins with, and where its width and height are. Source: the PNG specification, 11.2.2 IHDR."""
+
 
 def parse(chunks: Sequence[tuple[float, bytes]], task: PooledTask, inputs: int) -> Answer:
     """Parse a response from its chunks, each with its arrival time in seconds.
 
     Args:
-        inputs: texts of the request; an answer with another number of items has failed.
+        inputs: texts of the request, or pictures that it asks for; an answer with another number of items has failed.
     """
     answer = Answer()
     try:
@@ -30,13 +34,14 @@ def parse(chunks: Sequence[tuple[float, bytes]], task: PooledTask, inputs: int) 
         items = response[task.field]
         answer.input_tokens = read_count(response.get("usage") or {}, "prompt_tokens")
         answer.text = _describe(items)
+        answer.picture = items[0].get("b64_json", "")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if chunks:
             answer.failure = f"no {task.answer} in the answer: {type(error).__name__}: {error}"
         return answer
     answer.done = True
     if len(items) != inputs:
-        answer.failure = f"{len(items)} {task.answer} for {inputs} texts"
+        answer.failure = f"{len(items)} {task.answer} for {inputs} {task.counted}"
     return answer
 
 
@@ -45,10 +50,28 @@ def _describe(items: Sequence[Any]) -> str:
     first = items[0]
     if "label" in first:
         return ", ".join(str(item["label"]) for item in items)
+    if "b64_json" in first:
+        return ", ".join("{} x {} pixels".format(*read_size(item["b64_json"])) for item in items)
     if "relevance_score" in first:
         scores = sorted((item["index"], item["relevance_score"]) for item in items)
         return ", ".join(f"{score:.4g}" for _, score in scores[:SHOWN_SCORES])
     return f"{len(items)} x {_count_numbers(first['embedding'])} numbers"
+
+
+def read_size(picture: str) -> tuple[int, int]:
+    """Return width and height of a PNG file in base64.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        content = base64.b64decode(picture, validate=True)
+    except binascii.Error:
+        raise ValueError("a picture is not base64") from None
+    if not content.startswith(_PNG_START) or len(content) < _PNG_SIZE.stop:
+        raise ValueError("a picture is no PNG file")
+    width, height = struct.unpack(">II", content[_PNG_SIZE])
+    return width, height
 
 
 def _count_numbers(vector: str | Sequence[float]) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from llm_serving.services import tasks
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import charts
 from llm_serving.validation.reports import report, report_builder
@@ -66,6 +67,11 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
         cells=build_cells(run_report),
         totals=list(_build_totals(run_report)),
         pictures=_render_charts(run_report, samples),
+        drawn=[
+            (sample.prompt, sample.picture)
+            for sample in sorted(samples, key=lambda sample: sample.number)
+            if sample.picture
+        ],
         further=_list_further(run_report),
         throughput=_describe_throughput(run_report),
         errors=report.list_error_kinds(run_report),
@@ -121,13 +127,18 @@ def is_pooled(run_report: Report) -> bool:
     return run_report.throughput.inputs_per_s is not None
 
 
+def name_counted(run_report: Report) -> str:
+    """Return what throughput counts where answers have no tokens: texts, or pictures."""
+    return tasks.POOLED[run_report.settings["task"]].counted if "task" in run_report.settings else "texts"
+
+
 def _describe_throughput(run_report: Report) -> tuple[str, float]:
     """Describe what answers consist of, and how many a second there were."""
     inputs_per_s = run_report.throughput.inputs_per_s
     return (
         ("Output tokens/s", run_report.throughput.output_tokens_per_s)
         if inputs_per_s is None
-        else ("Texts/s", inputs_per_s)
+        else (f"{name_counted(run_report).capitalize()}/s", inputs_per_s)
     )
 
 
@@ -163,7 +174,7 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
     rates = run_report.throughput
     for key, name in (
         ("requests_per_s", "Requests/s"),
-        ("inputs_per_s", "Texts/s") if is_pooled(run_report) else ("output_tokens_per_s", "Output tokens/s"),
+        ("inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s", _describe_throughput(run_report)[0]),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
         yield Total(name, charts.format_number(getattr(rates, key)), minimum, judge(key))

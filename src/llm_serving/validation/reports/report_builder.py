@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Engine
+from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.drivers.base import Driver
@@ -72,6 +73,9 @@ POOLED_METHOD = (
     *METHOD[-2:],
 )
 """Where answers have no tokens."""
+
+DRAWING_METHOD = (*METHOD[:3], "End-to-end latency ends at the last byte of the answer.", METHOD[-1])
+"""Where answers are pictures."""
 
 
 def build(
@@ -146,7 +150,7 @@ def build(
         method=[
             *([source.described] if source and not source.is_limit else []),
             _describe_clock(target, result, driver),
-            *(POOLED_METHOD if target.is_pooled else METHOD),
+            *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.is_pooled else METHOD),
         ],
     )
 
@@ -467,6 +471,7 @@ def _collect_settings(target: LoadTarget) -> dict[str, Any]:
         *(("score_by",) if traffic.data is None else ()),
         *(("turns",) if traffic.turns.max == 1 else ()),
         *(("output_tokens", "api") if target.is_pooled else ("inputs",)),
+        *(("input_tokens", "inputs", "shared_prefix", "prefix_groups") if target.task == tasks.DRAW else ()),
     ]
     for key in unused:
         settings.pop(key)

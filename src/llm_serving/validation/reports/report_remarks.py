@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from llm_serving.services import tasks
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
@@ -85,7 +86,7 @@ def _build_load_remarks(
         remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than requested.")
     if tokens.output_exact is not None and tokens.output_exact < 1:
         remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than requested.")
-    if any(sample.input_tokens is None for sample in samples if sample.error is None):
+    if target.task != tasks.DRAW and any(sample.input_tokens is None for sample in samples if sample.error is None):
         counted = "latencies are not shown by length" if target.is_pooled else "events are counted as output tokens"
         remarks.append(f"The server reports no usage: {counted}.")
     if result.warm_up_failed:

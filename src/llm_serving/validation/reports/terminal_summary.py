@@ -33,7 +33,7 @@ def render(report: Report, folder: Path) -> RenderableType:
         + (
             f"{format_number(rates.output_tokens_per_s)} output tokens/s"
             if rates.inputs_per_s is None
-            else f"{format_number(rates.inputs_per_s)} texts/s"
+            else f"{format_number(rates.inputs_per_s)} {html_report.name_counted(report)}/s"
         ),
         *_list_input_lines(report),
         *_list_cache_lines(report),

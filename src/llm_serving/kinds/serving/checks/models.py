@@ -12,7 +12,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings.document import Conflict
 
-FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file"}
+FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file", "diffusers": "a pipeline of diffusers"}
 
 
 def find_model(

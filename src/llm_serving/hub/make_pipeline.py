@@ -1,0 +1,211 @@
+"""What a generated pipeline of diffusers has: a small Stable Diffusion, by the names and shapes of its tensors.
+
+A test loads it with diffusers itself, which knows every tensor and misses none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llm_serving.catalog import pipelines
+
+Shape = tuple[str, tuple[int, ...], float]
+"""Name, shape and standard deviation of a tensor; all ones where that is 0."""
+
+PROMPT_TOKENS = 77
+"""Of CLIP's text encoder, and so the longest prompt."""
+
+_WIDTH, _CROSS, _LATENTS, _GROUPS = 32, 64, 4, 16
+_TIME = 4 * _WIDTH
+_DECODER_WIDTH = 16
+_LEVELS = 4
+"""Of the decoder: each but the first doubles the sides of a picture, so that a latent is 8 x 8 pixels."""
+
+_TEXT_LAYERS, _TEXT_INNER = 2, 128
+
+UNET: dict[str, Any] = {
+    "_class_name": "UNet2DConditionModel",
+    "sample_size": 8,
+    "in_channels": _LATENTS,
+    "out_channels": _LATENTS,
+    "block_out_channels": [_WIDTH],
+    "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D"],
+    "cross_attention_dim": _CROSS,
+    "attention_head_dim": 4,
+    "norm_num_groups": _GROUPS,
+}
+VAE: dict[str, Any] = {
+    "_class_name": "AutoencoderKL",
+    "in_channels": 3,
+    "out_channels": 3,
+    "down_block_types": ["DownEncoderBlock2D"] * _LEVELS,
+    "up_block_types": ["UpDecoderBlock2D"] * _LEVELS,
+    "block_out_channels": [_DECODER_WIDTH] * _LEVELS,
+    "layers_per_block": 1,
+    "latent_channels": _LATENTS,
+    "norm_num_groups": _GROUPS,
+    "sample_size": 64,
+    "scaling_factor": 0.18215,
+}
+SCHEDULER: dict[str, Any] = {
+    "_class_name": "DDIMScheduler",
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "clip_sample": False,
+    "set_alpha_to_one": False,
+    "steps_offset": 1,
+}
+
+
+def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON files of a pipeline, by name, without the tokenizer's own.
+
+    Args:
+        vocabulary, ids: of the tokenizer: its size, and its special tokens by their names in config.json.
+    """
+    text_encoder = {
+        "architectures": ["CLIPTextModel"],
+        "model_type": "clip_text_model",
+        "vocab_size": vocabulary,
+        "hidden_size": _CROSS,
+        "intermediate_size": _TEXT_INNER,
+        "num_hidden_layers": _TEXT_LAYERS,
+        "num_attention_heads": 4,
+        "max_position_embeddings": PROMPT_TOKENS,
+        "hidden_act": "quick_gelu",
+        "bos_token_id": ids["pad_token_id"],
+        **ids,
+        "torch_dtype": "bfloat16",
+    }
+    index = {
+        pipelines.CLASS_KEY: "StableDiffusionPipeline",
+        "_diffusers_version": "0.42.1",
+        "feature_extractor": [None, None],
+        "safety_checker": [None, None],
+        "image_encoder": [None, None],
+        "requires_safety_checker": False,
+        pipelines.RANDOM_KEY: True,
+        "scheduler": ["diffusers", "DDIMScheduler"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    return {
+        pipelines.INDEX_FILE: index,
+        "unet/config.json": UNET,
+        "vae/config.json": VAE,
+        "scheduler/scheduler_config.json": SCHEDULER,
+        "text_encoder/config.json": text_encoder,
+    }
+
+
+def list_tensors(vocabulary: int) -> Mapping[str, list[Shape]]:
+    """Return the tensors of each file of weights, by its name."""
+    return {
+        "text_encoder/model.safetensors": list(_list_text_encoder(vocabulary)),
+        "unet/diffusion_pytorch_model.safetensors": list(_list_unet()),
+        "vae/diffusion_pytorch_model.safetensors": list(_list_vae()),
+    }
+
+
+def _list_text_encoder(vocabulary: int) -> Iterator[Shape]:
+    prefix = "text_model"
+    yield f"{prefix}.embeddings.token_embedding.weight", (vocabulary, _CROSS), 0.5
+    yield f"{prefix}.embeddings.position_embedding.weight", (PROMPT_TOKENS, _CROSS), 0.1
+    for number in range(_TEXT_LAYERS):
+        layer = f"{prefix}.encoder.layers.{number}"
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            yield from _list_linear(f"{layer}.self_attn.{name}", _CROSS, _CROSS)
+        yield from _list_norm(f"{layer}.layer_norm1", _CROSS)
+        yield from _list_linear(f"{layer}.mlp.fc1", _TEXT_INNER, _CROSS)
+        yield from _list_linear(f"{layer}.mlp.fc2", _CROSS, _TEXT_INNER)
+        yield from _list_norm(f"{layer}.layer_norm2", _CROSS)
+    yield from _list_norm(f"{prefix}.final_layer_norm", _CROSS)
+
+
+def _list_unet() -> Iterator[Shape]:
+    yield from _list_conv("conv_in", _WIDTH, _LATENTS)
+    yield from _list_linear("time_embedding.linear_1", _TIME, _WIDTH)
+    yield from _list_linear("time_embedding.linear_2", _TIME, _TIME)
+    yield from _list_residual("down_blocks.0.resnets.0", _WIDTH, _WIDTH, _TIME)
+    yield from _list_transformer("down_blocks.0.attentions.0")
+    yield from _list_residual("mid_block.resnets.0", _WIDTH, _WIDTH, _TIME)
+    yield from _list_transformer("mid_block.attentions.0")
+    yield from _list_residual("mid_block.resnets.1", _WIDTH, _WIDTH, _TIME)
+    for number in range(2):  # each takes what the other half of the network computed too
+        yield from _list_residual(f"up_blocks.0.resnets.{number}", _WIDTH, 2 * _WIDTH, _TIME)
+        yield from _list_transformer(f"up_blocks.0.attentions.{number}")
+    yield from _list_norm("conv_norm_out", _WIDTH)
+    yield from _list_conv("conv_out", _LATENTS, _WIDTH)
+
+
+def _list_transformer(name: str) -> Iterator[Shape]:
+    block, inner = f"{name}.transformer_blocks.0", 4 * _WIDTH
+    yield from _list_norm(f"{name}.norm", _WIDTH)
+    yield from _list_conv(f"{name}.proj_in", _WIDTH, _WIDTH, side=1)
+    for attention, width in (("attn1", _WIDTH), ("attn2", _CROSS)):
+        for key, columns in (("to_q", _WIDTH), ("to_k", width), ("to_v", width)):
+            yield f"{block}.{attention}.{key}.weight", (_WIDTH, columns), 1 / math.sqrt(columns)
+        yield from _list_linear(f"{block}.{attention}.to_out.0", _WIDTH, _WIDTH)
+    for number in (1, 2, 3):
+        yield from _list_norm(f"{block}.norm{number}", _WIDTH)
+    yield from _list_linear(f"{block}.ff.net.0.proj", 2 * inner, _WIDTH)
+    yield from _list_linear(f"{block}.ff.net.2", _WIDTH, inner)
+    yield from _list_conv(f"{name}.proj_out", _WIDTH, _WIDTH, side=1)
+
+
+def _list_vae() -> Iterator[Shape]:
+    width, last = _DECODER_WIDTH, _LEVELS - 1
+    for half, (inputs, outputs), blocks, layers, sampler in (
+        ("encoder", (3, 2 * _LATENTS), "down_blocks", 1, "downsamplers"),
+        ("decoder", (_LATENTS, 3), "up_blocks", 2, "upsamplers"),
+    ):
+        yield from _list_conv(f"{half}.conv_in", width, inputs)
+        for level in range(_LEVELS):
+            for number in range(layers):
+                yield from _list_residual(f"{half}.{blocks}.{level}.resnets.{number}", width, width)
+            if level < last:
+                yield from _list_conv(f"{half}.{blocks}.{level}.{sampler}.0.conv", width, width)
+        attention = f"{half}.mid_block.attentions.0"
+        yield from _list_norm(f"{attention}.group_norm", width)
+        for name in ("to_q", "to_k", "to_v", "to_out.0"):
+            yield from _list_linear(f"{attention}.{name}", width, width)
+        for number in range(2):
+            yield from _list_residual(f"{half}.mid_block.resnets.{number}", width, width)
+        yield from _list_norm(f"{half}.conv_norm_out", width)
+        yield from _list_conv(f"{half}.conv_out", outputs, width)
+    yield from _list_conv("quant_conv", 2 * _LATENTS, 2 * _LATENTS, side=1)
+    yield from _list_conv("post_quant_conv", _LATENTS, _LATENTS, side=1)
+
+
+def _list_residual(name: str, outputs: int, inputs: int, time: int = 0) -> Iterator[Shape]:
+    yield from _list_norm(f"{name}.norm1", inputs)
+    yield from _list_conv(f"{name}.conv1", outputs, inputs)
+    if time:
+        yield from _list_linear(f"{name}.time_emb_proj", outputs, time)
+    yield from _list_norm(f"{name}.norm2", outputs)
+    yield from _list_conv(f"{name}.conv2", outputs, outputs)
+    if inputs != outputs:
+        yield from _list_conv(f"{name}.conv_shortcut", outputs, inputs, side=1)
+
+
+def _list_conv(name: str, outputs: int, inputs: int, side: int = 3) -> Iterator[Shape]:
+    yield f"{name}.weight", (outputs, inputs, side, side), 1 / math.sqrt(inputs * side * side)
+    yield f"{name}.bias", (outputs,), 0.02
+
+
+def _list_linear(name: str, outputs: int, inputs: int) -> Iterator[Shape]:
+    yield f"{name}.weight", (outputs, inputs), 1 / math.sqrt(inputs)
+    yield f"{name}.bias", (outputs,), 0.02
+
+
+def _list_norm(name: str, width: int) -> Iterator[Shape]:
+    yield f"{name}.weight", (width,), 0
+    yield f"{name}.bias", (width,), 0.02
