@@ -47,6 +47,7 @@ ALLOWED = (
     ("GET", "/v1/responses/resp_1-a/input_items"),
     ("POST", "/v1/responses/resp_1-a/cancel"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/v1/images/generations"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/rerank"),
