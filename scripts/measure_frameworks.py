@@ -15,7 +15,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,10 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.folder.mkdir(exist_ok=True)
     with contextlib.chdir(arguments.folder):
         shutil.copy(paths.ROOT / "fleet.yaml", "fleet.yaml")
-        rows = [measure(name, arguments) for name in names]
-        Path(RESULT).write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
+        rows: list[Row] = []
+        for name in names:
+            rows.append(measure(name, arguments))
+            Path(RESULT).write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
         console.out.print(render(rows), markup=False, soft_wrap=True)
         console.out.print(f"{Path(RESULT).absolute()}", markup=False, soft_wrap=True)
 
@@ -95,9 +97,9 @@ def measure(framework: str, arguments: argparse.Namespace) -> Row:
     with console.step(f"Measure {framework}"):
         busy_percent = measure_others()
         with deploy(name) as first_answer_s:
-            cpu_s = sum(process.cpu_times().user + process.cpu_times().system for process in list_processes(name))
+            cpu_s = add_up(name, lambda process: sum(process.cpu_times()[:4]))  # with that of children that have ended
             validate(name)
-            memory = sum(process.memory_full_info().pss for process in list_processes(name))
+            memory = add_up(name, lambda process: process.memory_full_info().pss)
     [report_file] = Path(paths.RUNS, name).glob(f"*/{REPORT_FILE}")
     report = json.loads(report_file.read_text(encoding="utf-8"))
     ttft = report["metrics"]["ttft_ms"]
@@ -159,15 +161,23 @@ def validate(name: str) -> None:
         raise CheckFailed(f"{name}: it could not be validated. Fix: see what validate said above.")
 
 
-def list_processes(name: str) -> list[psutil.Process]:
-    """Return the processes of a deployment's replicas and of what routes to them."""
+def add_up(name: str, read: Callable[[psutil.Process], float]) -> float:
+    """Return the sum over the processes of a deployment's replicas and of what routes to them.
+
+    Raises:
+        CheckFailed: it has ended.
+    """
     directory = DeploymentDir(name, Path.cwd())
     supervised, deployment = supervisor.find_running(directory), directory.load_deployment()
     if supervised is None or deployment is None:
         raise CheckFailed(f"{name}: it has ended. Fix: see {directory.logs}.")
     pids = {state.name: state.pid for state in supervised.list_states()}
     parents = [psutil.Process(pids[service.name]) for service in deployment.services]
-    return [process for parent in parents for process in (parent, *parent.children(recursive=True))]
+    total = 0.0
+    for process in (each for parent in parents for each in (parent, *parent.children(recursive=True))):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            total += read(process)
+    return total
 
 
 def measure_others(seconds: float = 10.0) -> float:

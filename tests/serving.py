@@ -203,14 +203,29 @@ def assert_counted(plan: DeploymentPlan, runs: Path) -> None:
 def repeat_prompt(plan: DeploymentPlan, prompt: str, times: int) -> list[float]:
     """Send a prompt `times` times, one after the other; return the tokens that each worker had in its cache, sorted."""
 
-    def read(signal: str) -> list[float]:
-        return [sum_counter(f"{get_url(worker)}/metrics", worker.metrics[signal]) for worker in plan.deployment.workers]
+    def read() -> list[tuple[float, float]]:
+        return [
+            (
+                sum_counter(f"{get_url(worker)}/metrics", worker.metrics["cache-queries"]),
+                sum_counter(f"{get_url(worker)}/metrics", worker.metrics["cache-hits"]),
+            )
+            for worker in plan.deployment.workers
+        ]
 
-    queried, hits = sum(read("cache-queries")), read("cache-hits")
+    def read_still(least: float = 0) -> list[tuple[float, float]]:
+        """Read when nothing changes any more, and so many tokens were looked for: pages may be seconds behind."""
+        seen, deadline = read(), time.monotonic() + 120
+        while time.monotonic() < deadline:
+            time.sleep(4)
+            seen, before = read(), seen
+            if seen == before and sum(queries for queries, _ in seen) >= least:
+                break
+        return seen
+
+    before, sent = read_still(), 0
     for _ in range(times):
-        queried += json.loads(request_completion(plan.deployment.url, prompt=prompt))["usage"]["prompt_tokens"]
-    deadline = time.monotonic() + 120
-    while sum(read("cache-queries")) < queried and time.monotonic() < deadline:
-        time.sleep(0.5)  # a page may be some seconds behind
-    assert sum(read("cache-queries")) == queried
-    return sorted(after - before for after, before in zip(read("cache-hits"), hits, strict=True))
+        sent += json.loads(request_completion(plan.deployment.url, prompt=prompt))["usage"]["prompt_tokens"]
+    after = read_still(sum(queries for queries, _ in before) + sent)
+    added = [(queries - old[0], hits - old[1]) for (queries, hits), old in zip(after, before, strict=True)]
+    assert sum(queries for queries, _ in added) == sent
+    return sorted(hits for _, hits in added)

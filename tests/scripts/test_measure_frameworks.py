@@ -36,7 +36,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return int(words[1] == "on-dynamo")
 
     monkeypatch.setattr(measure_frameworks.blueprint, "run", run)
-    monkeypatch.setattr(measure_frameworks, "list_processes", lambda _: [])
+    monkeypatch.setattr(measure_frameworks, "add_up", lambda *_: 2.4e9)
     monkeypatch.setattr(measure_frameworks, "measure_others", lambda: 12.4)
     monkeypatch.setattr(measure_frameworks.engine_setups, "main", lambda *words: called.append(words))
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_each_framework_gets_the_same_load_and_is_removed_before_the_next(
     assert "arrivals" not in blueprints[0]["traffic"]
     plain, ray = json.loads((tmp_path / "measured" / "frameworks.json").read_text())
     assert (plain["framework"], plain["engine"], ray["ttft_p99_ms"]) == ("plain", "vllm 0.29.0", 90.6)
-    cells = ("plain", "vllm 0.29.0", "0 s", "0 s", "17.2", "40 ms", "91 ms", "1", "0.0 GB", "12% of a core")
+    cells = ("plain", "vllm 0.29.0", "0 s", "2400000000 s", "17.2", "40 ms", "91 ms", "1", "2.4 GB", "12% of a core")
     assert f"| {' | '.join(cells)} |" in capsys.readouterr().out
 
 
