@@ -59,7 +59,7 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            '--preset: "12x1+1x4": aggregated has no such preset. Fix: use embed or long-context or one-gpu or quick or trainium2.\n',
+            '--preset: "12x1+1x4": aggregated has no such preset. Fix: use draw or embed or long-context or one-gpu or quick or trainium2.\n',
         ),
     ],
 )
