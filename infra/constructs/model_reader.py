@@ -1,6 +1,10 @@
-"""Who reads weights: the statements that allow it, and on EKS the role of the engines' service account."""
+"""Who reads weights and keeps cached prompts: the statements that allow it, and on EKS the role of the engines' service
+account.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
@@ -10,7 +14,7 @@ from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import Fleet, TierBucket
 
 _KEY_ALIAS_CONDITION = "kms:ResourceAliases"
 
@@ -41,6 +45,20 @@ def build_key_statements(fleet: Fleet) -> list[Statement]:
     return [allow("DecryptFurtherBuckets", ["kms:Decrypt"], keys)]
 
 
+def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[Statement]:
+    """Allow keeping cached prompts in buckets that the fleet names for them."""
+    if not rows:
+        return []
+    arns = [f"arn:{account.partition}:s3:::{row.bucket}" for row in rows]
+    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+    keys = sorted({row.key for row in rows if row.key})
+    return [
+        allow("ListTiers", ["s3:ListBucket"], arns),
+        allow("KeepTiers", objects, [f"{arn}/*" for arn in arns]),
+        *([allow("EncryptTiers", ["kms:Decrypt", "kms:GenerateDataKey"], keys)] if keys else []),
+    ]
+
+
 def add_engine_role(
     stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
 ) -> None:
@@ -54,7 +72,10 @@ def add_engine_role(
         account=account,
         description="Lets engines stream weights",
         trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
-        statements=build_statements(fleet, account),
+        statements=[
+            *build_statements(fleet, account),
+            *build_tier_statements(fleet.storage.tier_buckets, account),
+        ],
     )
     pod_identity.add_association(
         stack,

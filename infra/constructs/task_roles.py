@@ -82,11 +82,14 @@ def add_engine_role(
     cluster_key: str,
     storage_key: str,
     reads: Sequence[str],
+    caches: Sequence[str],
 ) -> aws.iam_role.IamRole:
-    """Add the role that engines act as: they read their models, write their metrics, and may be looked into.
+    """Add the role that engines act as: they read their models, keep cached prompts, write their metrics, and may be
+    looked into.
 
     Args:
         reads: places of S3, s3://BUCKET/PREFIX.
+        caches: buckets of cached prompts.
     """
     return add_role(
         stack,
@@ -98,6 +101,9 @@ def add_engine_role(
         statements=(
             *_build_read_statements(reads, account, storage_key),
             *model_reader.build_key_statements(fleet),
+            *model_reader.build_tier_statements(
+                [row for row in fleet.storage.tier_buckets if row.bucket in caches], account
+            ),
             *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
     )

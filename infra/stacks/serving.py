@@ -350,7 +350,13 @@ def _add_roles(
     shared = {"account": account, "metrics": metrics_log_group, "cluster_key": place.cluster_key}
     storage_key = find_key(stack, fleet, "storage")
     engine_role = task_roles.add_engine_role(
-        stack, fleet, serving.name, reads=serving.stack.reads, storage_key=storage_key, **shared
+        stack,
+        fleet,
+        serving.name,
+        reads=serving.stack.reads,
+        caches=serving.stack.caches,
+        storage_key=storage_key,
+        **shared,
     )
     arns = secrets.find_service_arns(stack, serving.services)
     reads = secrets.build_statements(serving.entry.secrets, arns, fleet.region)

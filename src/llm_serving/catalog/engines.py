@@ -72,6 +72,7 @@ FIELD_NAMES = frozenset(
         "disk_tier",  # folder of cached prompts on the node's NVMe
         "shared_tier",  # folder of cached prompts that all replicas share
         "cache_tiers",  # settings of the tiers below memory, for a server beside the engine, JSON
+        "tier_key",  # of prompts that may be of use to one another
         "cache_gib",  # memory of that server for cached prompts, GiB
         "cache_port",  # where it listens
         "cache_workers",  # accelerators that read from it and write to it at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -155,6 +156,12 @@ SecretArn = Annotated[
 BucketName = Annotated[
     str, TextFormat("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket, without s3://", "my-models")
 ]
+TierBucketName = Annotated[
+    str,
+    TextFormat("[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", "the name of an S3 bucket without dots", "my-kv"),
+]
+"""Of a bucket whose name stands in the host of its address: S3's certificate is for names without dots."""
+
 KeyArn = Annotated[
     str,
     TextFormat(
@@ -249,6 +256,16 @@ class ModelBucket(Settings):
     """ARN of the customer-managed KMS key that encrypts its objects, if there is one."""
 
 
+class TierBucket(Settings):
+    """A bucket of cached prompts, which the fleet does not own. Its lifecycle rule removes what is old."""
+
+    bucket: TierBucketName
+    """Its name; engines may list, read, write and delete all of it."""
+
+    key: KeyArn | None = None
+    """ARN of the customer-managed KMS key that encrypts its objects, if there is one."""
+
+
 class Storage(Settings):
     """Buckets and registries of the fleet."""
 
@@ -272,11 +289,24 @@ class Storage(Settings):
     model_buckets: Annotated[tuple[ModelBucket, ...], Field(max_length=20), AllowSingleItem()] = ()
     """More buckets from which engines may read weights and adapters, one or a list."""
 
+    tier_buckets: Annotated[tuple[TierBucket, ...], Field(max_length=20), AllowSingleItem()] = ()
+    """Buckets in which engines may keep cached prompts (`tuning.kv_tiers`), one or a list."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
             check_unique("repositories", self.repositories),
             check_unique("model_buckets", [row.bucket for row in self.model_buckets]),
+            check_unique("tier_buckets", [row.bucket for row in self.tier_buckets]),
+            self._check_tier_buckets(),
         )
+
+    def _check_tier_buckets(self) -> Iterator[Conflict]:
+        """Yield buckets of weights that engines could write to."""
+        weights = {row.bucket for row in self.model_buckets}
+        for index, row in enumerate(self.tier_buckets):
+            if row.bucket in weights:
+                reason = "model_buckets has it too, and an engine that writes there could change the weights of all"
+                yield Conflict(("tier_buckets", index, "bucket"), reason, "use another bucket", row.bucket)
 
     @property
     def model_keys(self) -> tuple[str, ...]:
@@ -515,6 +545,7 @@ class Fleet(Settings):
             self._check_orchestrator_settings(),
             self._check_add_ons(),
             self._check_logs(),
+            self._check_own_buckets(),
             self._check_pool_orchestrators(),
             self._check_pool_fields(),
         )
@@ -544,6 +575,13 @@ class Fleet(Settings):
             yield Conflict(
                 ("logs", "to"), f"the fleet is in {self.region}", "use a domain of the fleet's region", target
             )
+
+    def _check_own_buckets(self) -> Iterator[Conflict]:
+        """Yield buckets of the fleet itself that engines could write to."""
+        for index, row in enumerate(self.storage.tier_buckets):
+            if re.fullmatch(rf"{re.escape(self.name)}-[a-z]+-[0-9]{{12}}-{re.escape(self.region)}", row.bucket):
+                reason = "it is the fleet's own, and engines could change what others read there"
+                yield Conflict(("storage", "tier_buckets", index, "bucket"), reason, "use another bucket", row.bucket)
 
     def _check_region(self) -> Iterator[Conflict]:
         if self.region.startswith(_ISOLATED_REGIONS):

@@ -6,10 +6,20 @@ import pytest
 
 from infra.constructs import model_reader
 from infra.constructs.account import Account
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import Fleet, TierBucket
 
 ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")
 KEY = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
+
+
+def test_engines_write_to_buckets_of_cached_prompts_alone() -> None:
+    rows = [TierBucket(bucket="ours-kv"), TierBucket(bucket="their-kv", key=KEY)]
+    listing, keeping, encrypting = model_reader.build_tier_statements(rows, ACCOUNT)
+    assert listing["Resource"] == ["arn:aws:s3:::ours-kv", "arn:aws:s3:::their-kv"]
+    assert "s3:PutObject" in keeping["Action"]
+    assert keeping["Resource"] == ["arn:aws:s3:::ours-kv/*", "arn:aws:s3:::their-kv/*"]
+    assert (encrypting["Action"], encrypting["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], [KEY])
+    assert model_reader.build_tier_statements([], ACCOUNT) == []
 
 
 @pytest.mark.parametrize(

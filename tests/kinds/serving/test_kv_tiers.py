@@ -23,6 +23,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: both
+storage: {tier_buckets: {bucket: demo-kv}}
 pools:
   general: {types: g6e.12xlarge, size: 0..4}
   volumes: {types: g6e.12xlarge, size: 0..4, disk: gp3}
@@ -93,6 +94,24 @@ def test_lmcaches_server_starts_beside_the_engine_with_the_same_folders(tmp_path
     assert engine.env["LMCACHE_TRACK_USAGE"] == "false"
 
 
+@pytest.mark.parametrize(("pool", "target"), [("general", "eks"), ("on-ecs", "ecs")])
+def test_lmcache_keeps_prompts_in_s3_under_names_of_their_model(tmp_path: Path, pool: str, target: str) -> None:
+    tiers = "{by: lmcache, ram: 8Gi, s3: {size: 1Ti, bucket: demo-kv}}"
+    deployment = _resolve(tmp_path, tiers, pool, target, GROUPS)
+    [engine] = deployment.workers
+    [tier] = [json.loads(word.partition("=")[2]) for word in engine.command if word.startswith("--l2-adapter=")]
+    assert tier == {"type": "s3", "s3_endpoint": "demo-kv.s3.us-west-2.amazonaws.com", "s3_region": "us-west-2"}
+    folder = engine.env["VLLM_ASSETS_CACHE"]
+    for more in (", kv_cache: fp8", ", compile_cache: node"):
+        [other] = _resolve(tmp_path, f"{tiers}{more}", pool, target).workers
+        assert (other.env["VLLM_ASSETS_CACHE"] == folder) == ("compile_cache" in more)
+    assert deployment.cached_prompts[-1].endswith(
+        "from s3 at the 100 Gbit/s of a g6e.12xlarge, for all of its replicas."
+    )
+    if target == "ecs":
+        assert deployment.stack and deployment.stack.caches == ("demo-kv",)
+
+
 def test_lmcache_has_another_folder_for_all_that_changes_what_is_computed(tmp_path: Path) -> None:
     tiers = BOTH.replace("{ram", "{by: lmcache, ram", 1)
     keys = [
@@ -161,11 +180,32 @@ def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
             'tuning.kv_tiers.shared: "kv": ECS has no PersistentVolumeClaims. Fix: remove shared, or use EKS.',
         ),
         (
-            "{ram: 8Gi, s3: 1Ti}",
+            "{ram: 8Gi, s3: {size: 1Ti, bucket: demo-kv}}",
             "general",
             "eks",
             'tuning.kv_tiers: "ram, s3": the engine\'s image lacks libcuobjclient.so.1, without which it does not reach S3. '
-            "Fix: remove s3.",
+            "Fix: set by: lmcache, or remove s3.",
+        ),
+        (
+            "{by: lmcache, ram: 8Gi, s3: {size: 1Ti, bucket: other}}",
+            "general",
+            "eks",
+            'tuning.kv_tiers.s3.bucket: "other": the fleet lets its engines write to no bucket other. '
+            "Fix: set storage: {tier_buckets: {bucket: other}} in the fleet, and apply the fleet.",
+        ),
+        (
+            "{by: lmcache, ram: 1Gi, s3: {size: 1Ti, bucket: demo-kv}}",
+            "general",
+            "local",
+            'tuning.kv_tiers.s3.bucket: "demo-kv": the S3 of this machine has no address of its own for each bucket, which '
+            "LMCache needs. Fix: remove s3 in a copy to try here.",
+        ),
+        (
+            "{by: lmcache, ram: 8Gi, s3: {size: 1Ti, bucket: demo-kv}}, stream_weights: off",
+            "general",
+            "eks",
+            'tuning.kv_tiers.s3.bucket: "demo-kv": LMCache names objects after the folder of the weights, which is the same '
+            "for all that are copied first. Fix: set stream_weights: on, or remove s3.",
         ),
         (
             "{ram: 1Gi, disk: 1Gi}",

@@ -10,11 +10,16 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from llm_serving import processes
 from llm_serving.hub import make_tiny
@@ -119,3 +124,45 @@ def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_se
     other = shutil.copytree(model, tmp_path / "other")
     third = _run({**settings, "model": str(other), "steps": [1]}, starter)
     assert third["metrics"][HITS] == 0, "another model"
+
+
+@contextmanager
+def _run_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Run an S3 whose address is that of one bucket; yields HOST:PORT, and what lists its keys."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        if not environ["PATH_INFO"].startswith(f"/{bucket}"):  # as boto3 writes it
+            for name in ("PATH_INFO", "RAW_URI", "REQUEST_URI"):
+                environ[name] = f"/{bucket}{environ[name]}"
+        return moto(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, answer, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host = f"127.0.0.1:{server.port}"
+    client = boto3.Session(region_name="us-east-1").client("s3", endpoint_url=f"http://{host}")
+    client.create_bucket(Bucket=bucket)
+    try:
+        yield host, lambda: [row["Key"] for row in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+    finally:
+        server.shutdown()
+
+
+def test_lmcache_serves_from_a_bucket_what_another_process_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter, connector, _ = _render_lmcache(tmp_path)
+    settings = {"model": str(make_tiny.make("tiny", tmp_path / "model")), "folder": "", "connector": connector}
+    with _run_bucket("kv-of-mine", monkeypatch) as (host, list_keys):
+        # The address is the only difference to what is rendered for AWS.
+        tier = {"type": "s3", "s3_endpoint": host, "s3_region": "us-east-1", "disable_tls": True}
+        place = next(place for place, word in enumerate(starter) if word.startswith("--l2-adapter="))
+        starter[place] = f"--l2-adapter={json.dumps(tier)}"
+        first = _run({**settings, "steps": [0, 1, 2, 0]}, starter)
+        assert len(list_keys()) >= PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS
+        second = _run({**settings, "steps": [0]}, starter)
+    cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
+    assert second["answers"] == [[cached_tokens, first["answers"][0][1]]]
+    assert second["metrics"][HITS] == cached_tokens

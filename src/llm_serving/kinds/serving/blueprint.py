@@ -12,6 +12,7 @@ from pydantic import Field
 
 from llm_serving import paths
 from llm_serving.catalog import engines, records
+from llm_serving.fleet.model import TierBucketName
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.auth import Auth
 from llm_serving.kinds.serving.load_balancer import MIN_ROUTERS, LoadBalancer
@@ -136,6 +137,16 @@ class SharedTier(Settings):
     """PersistentVolumeClaim on EKS that many nodes may write to: of FSx for Lustre, or of EFS."""
 
 
+class S3Tier(Settings):
+    """A bucket that keeps cached prompts."""
+
+    size: Memory
+    """What its lifecycle rule leaves of it, about; nothing else limits it."""
+
+    bucket: TierBucketName
+    """A bucket of `storage.tier_buckets` of the fleet."""
+
+
 class KvTiers(Settings):
     """Where cached prompts stay that no longer fit into the accelerators, the fastest first. A prompt is looked for in
     each."""
@@ -152,8 +163,8 @@ class KvTiers(Settings):
     shared: SharedTier | None = None
     """A file system that all replicas share: what one has computed, another finds."""
 
-    s3: Memory | None = None
-    """Amazon S3; refused as long as no engine's image can reach it."""
+    s3: S3Tier | None = None
+    """Amazon S3, which all replicas share; by LMCache."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_ram(),)
@@ -234,6 +245,12 @@ class Tuning(Settings):
         tiers = self.kv_tiers
         disk = {"disk": tiers.disk} if tiers and tiers.disk else {}
         return disk | ({"shared": tiers.shared.size} if tiers and tiers.shared else {})
+
+    @property
+    def tier_bytes(self) -> dict[str, int]:
+        """Tiers and their sizes, the fastest first."""
+        s3 = self.kv_tiers.s3 if self.kv_tiers else None
+        return {"ram": self.ram_bytes, **self.folder_bytes, **({"s3": s3.size} if s3 else {})}
 
     def _check_one_offload(self) -> Iterator[Conflict]:
         if self.kv_offload and self.kv_tiers:

@@ -19,7 +19,7 @@ def describe(settings: Blueprint, placement: Placement, shared_prefix: float) ->
     Args:
         shared_prefix: share of a prompt that others share.
     """
-    sizes = {"ram": settings.tuning.ram_bytes, **settings.tuning.folder_bytes}
+    sizes = settings.tuning.tier_bytes
     if not sizes["ram"] or not placement.model.is_known:
         return
     token_bytes = compute_token_bytes(settings, placement)
@@ -62,15 +62,16 @@ def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) 
 
 
 def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: float, rate: float) -> Iterator[str]:
-    """Yield what a shared prefix costs from the shared tier, where the traffic has one.
+    """Yield what a shared prefix costs from the tiers that replicas share, where the traffic has one.
 
-    A file system is read by TCP, which one network card carries. The file system itself may be slower.
+    They are read by TCP, which one network card carries. The file system and S3 themselves may be slower.
 
     Args:
         rate: tokens a second that a replica computes.
     """
     tokens, cards = round(shared_prefix * settings.traffic.input_tokens.max), placement.instance.cards
-    if "shared" not in settings.tuning.folder_bytes or not tokens or not cards:
+    shared = " and ".join(tier for tier in ("shared", "s3") if tier in settings.tuning.tier_bytes)
+    if not shared or not tokens or not cards:
         return
     size, gbps, name = (
         tokens * compute_token_bytes(settings, placement),
@@ -79,7 +80,7 @@ def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: f
     )
     yield (
         f"{tokens:,} shared tokens are {format_bytes(size)}: {tokens / rate:.2f} s to compute, and at least "
-        f"{size * 8 / gbps / 1e9:.2f} s from shared at the {gbps:g} Gbit/s of a {name}, for all of its replicas."
+        f"{size * 8 / gbps / 1e9:.2f} s from {shared} at the {gbps:g} Gbit/s of a {name}, for all of its replicas."
     )
 
 

@@ -272,7 +272,12 @@ OPTIONS = (
         "tuning.kv_tiers",
         lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
     ),
-    Option("kv-s3", lambda node: node.tuning.kv_tiers and node.tuning.kv_tiers.s3, "tuning.kv_tiers", "remove s3"),
+    Option(
+        "kv-s3",
+        lambda node: not node.tuning.uses_lmcache and "s3" in node.tuning.tier_bytes,
+        "tuning.kv_tiers",
+        "set by: lmcache, or remove s3",
+    ),
     Option(
         "speculative-prompt",
         lambda node: _uses_method(node, "ngram"),
@@ -354,6 +359,12 @@ OPTIONS = (
     Option("json-logs", lambda node: node.settings.logs == "json", "logs", "set logs: text"),
     Option("drain", lambda node: not node.conventions.is_local),
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
+    Option(
+        "kv-lmcache-s3",
+        lambda node: node.tuning.uses_lmcache and "s3" in node.tuning.tier_bytes,
+        "tuning.kv_tiers",
+        "remove s3",
+    ),
     Option(
         "cache-limit",
         lambda node: node.placement.cache_limit,

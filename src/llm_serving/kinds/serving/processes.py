@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving.catalog import engine_options, engines, images
+from llm_serving.catalog import engine_options, engines, images, registry
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
@@ -233,7 +233,8 @@ def build_engine_service(
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
-        "cache_tiers": tuple(json.dumps({"type": "fs_native", "base_path": folder}) for folder in tiers.values()),
+        "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
+        "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
     }
     settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     command = engines.fill_arguments(
@@ -292,6 +293,16 @@ def locate_tiers(context: Context, role: EngineRole, served_model: ServedModel) 
     return {
         tier: f"{context.environment.data_folder}/kv/{tier}/{key}" for tier in context.blueprint.tuning.folder_bytes
     }
+
+
+def _list_lmcache_tiers(context: Context, folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the settings of LMCache's tiers below memory; S3 takes the credentials of its container."""
+    for folder in folders.values():
+        yield {"type": "fs_native", "base_path": folder}
+    tiers, region = context.blueprint.tuning.kv_tiers, context.environment.region
+    if tiers and tiers.s3:
+        host = f"{tiers.s3.bucket}.s3.{region}.{registry.find_domain(region)}"
+        yield {"type": "s3", "s3_endpoint": host, "s3_region": region}
 
 
 def build_tier_key(context: Context, role: EngineRole, served_model: ServedModel, image: str = "") -> str:

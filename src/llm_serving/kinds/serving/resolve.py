@@ -132,7 +132,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     shortages = tuple(measured_capacity.list_shortages(deployment))
     stack = None
     if context.conventions.runs_tasks:
-        stack = _build_stack(deployment)
+        stack = _build_stack(deployment, settings)
     elif context.conventions.is_kubernetes and context.door:
         stack = ServingStack(orchestrator="eks", reads=())
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
@@ -144,12 +144,14 @@ def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int
     return pair.image_user if pair else None
 
 
-def _build_stack(deployment: ServingDeployment) -> ServingStack:
+def _build_stack(deployment: ServingDeployment, settings: Blueprint) -> ServingStack:
     """Build the data of the stack that makes the services, where no chart does."""
+    tiers = settings.tuning.kv_tiers
     balancer = deployment.load_balancer
     adapters = [location for model in deployment.served_models for location in model.adapters.values()]
     return ServingStack(
         reads=(*(model.weights.uri for model in deployment.loaded_models), *adapters),
+        caches=(tiers.s3.bucket,) if tiers and tiers.s3 else (),
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
         load_balancer=None

@@ -21,6 +21,9 @@ class ServingStack(Settings):
     reads: Annotated[tuple[S3Location, ...], AllowSingleItem()]
     """All that the engines may read from S3: weights, and adapters."""
 
+    caches: Annotated[tuple[str, ...], AllowSingleItem()] = ()
+    """Buckets that the engines keep cached prompts in."""
+
     errors: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
     """Allowed share of failed requests."""
 

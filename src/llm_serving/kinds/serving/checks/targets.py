@@ -43,6 +43,7 @@ def check(
     conventions = environment.conventions
     yield from _check_offload(settings)
     yield from _check_lmcache(settings, conventions, placed_roles)
+    yield from _check_tier_bucket(settings, fleet, conventions)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
         yield from _check_claims(settings, conventions)
@@ -167,6 +168,26 @@ def _check_lmcache(
             reason = f"the nodes of {role.pool} have no accelerators: the engine's own cache is in their memory already"
         if reason:
             yield Conflict(("tuning", "kv_tiers", "by"), reason, "remove kv_tiers", "lmcache")
+
+
+def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventions) -> Iterator[Conflict]:
+    """Yield a bucket of cached prompts that engines may not write to, or whose objects they would confuse."""
+    tiers = settings.tuning.kv_tiers
+    if tiers is None or tiers.s3 is None or tiers.by != "lmcache":
+        return
+    key_path, bucket = ("tuning", "kv_tiers", "s3"), tiers.s3.bucket
+    if conventions.is_local:
+        reason = "the S3 of this machine has no address of its own for each bucket, which LMCache needs"
+        yield Conflict((*key_path, "bucket"), reason, "remove s3 in a copy to try here", bucket)
+    elif bucket not in {row.bucket for row in fleet.storage.tier_buckets}:
+        reason = f"the fleet lets its engines write to no bucket {bucket}"
+        fix = f"set storage: {{tier_buckets: {{bucket: {bucket}}}}} in the fleet, and apply the fleet"
+        yield Conflict((*key_path, "bucket"), reason, fix, bucket)
+    if not settings.tuning.stream_weights:
+        reason = (
+            "LMCache names objects after the folder of the weights, which is the same for all that are copied first"
+        )
+        yield Conflict((*key_path, "bucket"), reason, "set stream_weights: on, or remove s3", bucket)
 
 
 def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
