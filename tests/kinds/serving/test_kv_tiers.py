@@ -139,6 +139,7 @@ def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, "{ram: 8Gi, disk: 100Gi}", "on-ecs", "ecs")
     assert deployment.workers[0].mounts["kv-disk"].node_path.startswith("/mnt/instance-store/kv-cache/mine/")
+    assert all(word.isprintable() for word in deployment.workers[0].command), "a task's command has no line breaks"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_the_engine_takes_the_place_of_the_program_which_trims_beside_it(tmp_pat
     """As a container runs it: the text by `python3 -c`, and the engine with the process's own number."""
     for number in range(10):
         _write(tmp_path / "kv", f"{number}.bin", 100, 1_000 + number)
-    text = Path(cache_keeper.__file__).read_text(encoding="utf-8")
+    text = _resolve(tmp_path, BOTH).workers[0].command[2]
     engine = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", text, f"{tmp_path}/kv=500", "--", "--", sys.executable, "-c", engine]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

@@ -1,6 +1,6 @@
 """Starts an engine, and keeps what holds its cached prompts: folders within their sizes, and a server beside it.
 
-    python3 -c TEXT FOLDER=BYTES... -- SERVER ... -- PROGRAM ...
+    python3 -c "exec(TEXT)" FOLDER=BYTES... -- SERVER ... -- PROGRAM ...
 
 Engines delete nothing in the folders: a child removes the files that were read longest ago once a folder is larger than
 it may be, down to nine tenths. An engine recomputes what it does not find. The child starts the server, if there is

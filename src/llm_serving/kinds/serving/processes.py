@@ -328,7 +328,9 @@ def _keep_cache(environment: Environment, folder_bytes: Mapping[str, int], serve
     if not folder_bytes and not server:
         return ()
     file = Path(__file__).with_name("cache_keeper.py")
-    program = (str(file),) if environment.conventions.is_local else ("-c", file.read_text(encoding="utf-8"))
+    # On one line, as a task's command is.
+    text = f"exec({file.read_text(encoding='utf-8')!r})"
+    program = (str(file),) if environment.conventions.is_local else ("-c", text)
     sizes = (f"{folder}={size}" for folder, size in folder_bytes.items())
     server = (resolve_executable(environment, server[0]), *server[1:]) if server else ()
     return (resolve_executable(environment, "python3"), *program, *sizes, "--", *server, "--")
