@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -98,11 +97,7 @@ def main() -> None:
     schema = json.dumps(build_batch_schema(), indent=2, ensure_ascii=False) + "\n"
     (paths.CHARTS / "batch" / "values.schema.json").write_text(schema)
     for chart in CHARTS:
-        _get_page(chart).write_text(build_table(chart))
-
-
-def _get_page(chart: str) -> Path:
-    return paths.CHARTS / chart / "VALUES.md"
+        (paths.CHARTS / chart / "VALUES.md").write_text(build_table(chart))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def _build_statements(
 
 def _build_read_statements(account: Account) -> list[Statement]:
     return [
-        allow("Read", _READ_ACTIONS, "*", condition=_build_region_condition(account)),
+        allow("Read", _READ_ACTIONS, "*", condition={"StringEquals": {"aws:RequestedRegion": account.region}}),
         # The Price List API has endpoints in a few regions only, and no resource-level permissions.
         allow("Prices", ["pricing:GetProducts"], "*"),
         allow("Images", ["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
@@ -181,10 +181,6 @@ _READ_ACTIONS = [
     "ec2:DescribeSubnets",
 ]
 """EC2 describes all or nothing: none of these takes a resource."""
-
-
-def _build_region_condition(account: Account) -> Statement:
-    return {"StringEquals": {"aws:RequestedRegion": account.region}}
 
 
 def _build_start_statements(fleet: Fleet, account: Account) -> list[Statement]:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.fleet.capacity import Capacity, Limit, Need, Subnet
+from llm_serving.fleet.capacity import Capacity, Need
 from llm_serving.fleet.checks import join_words
 
 
@@ -43,8 +43,14 @@ def render(capacity: Capacity, machines: int) -> RenderableType:
     if within:
         parts.append(_render_line("quotas", [Text(f"{within} more are within the defaults of a new account")]))
     for label, texts in (
-        ("limits", [_render_limit(limit) for limit in capacity.limits]),
-        ("addresses", [_render_subnet(subnet) for subnet in capacity.subnets]),
+        ("limits", [_render_share(limit.name, limit.amount, limit.most) for limit in capacity.limits]),
+        (
+            "addresses",
+            [
+                _render_share(f"{subnet.zone}, {subnet.cidr}", subnet.needed, subnet.available)
+                for subnet in capacity.subnets
+            ],
+        ),
         ("fallbacks", list(_render_fallbacks(capacity, machines))),
         ("launch", list(_render_launch(capacity))),
         ("zone loss", list(_render_zone_loss(capacity))),
@@ -74,14 +80,6 @@ def _render_line(label: str, texts: list[Text]) -> Table:
     for index, text in enumerate(texts):
         grid.add_row("" if index else label, text)
     return grid
-
-
-def _render_limit(limit: Limit) -> Text:
-    return _render_share(limit.name, limit.amount, limit.most)
-
-
-def _render_subnet(subnet: Subnet) -> Text:
-    return _render_share(f"{subnet.zone}, {subnet.cidr}", subnet.needed, subnet.available)
 
 
 def _render_share(name: str, amount: int, maximum: int) -> Text:

@@ -412,10 +412,6 @@ def _finish_rehearsal(
         result.has_resources = False
 
 
-def _get_charts_folder(fleet: Fleet) -> Path:
-    return Path("rendered") / fleet.name / "platform"
-
-
 def _serve_blueprint(
     request: WorkflowRequest,
     commands: ServingCommands,
@@ -451,7 +447,7 @@ def _serve_blueprint(
 def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
     """Install the charts in order, but for those that were installed with the same values before."""
     fleet = fleet_context.fleet
-    fleet_file, folder = fleet_context.document.path, _get_charts_folder(fleet)
+    fleet_file, folder = fleet_context.document.path, Path("rendered") / fleet.name / "platform"
     commands = add_ons.build_install_commands(fleet, instances.load(), folder, fleet_file)
     with console.step(f"Connect to the cluster {fleet.name}"):
         cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)

@@ -58,13 +58,9 @@ def _describe_fleet(document: Document[Fleet]) -> list[tuple[str, str]]:
     fleet = document.value
     limit = f", at most {fleet.spend_limit:g} USD/h" if fleet.spend_limit else ""
     pools = [
-        ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {_format_zones(fleet.get_zones(pool))}")
+        ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {', '.join(fleet.get_zones(pool))}")
         for name, pool in fleet.pools.items()
     ]
     has_eks = "eks" in fleet.orchestrators
     support = [("EKS", eks.describe_support(fleet.eks.version, datetime.date.today())[0])] if has_eks else []
     return [("fleet", f"{fleet.name} ({document.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
-
-
-def _format_zones(zones: tuple[str, ...]) -> str:
-    return ", ".join(zones)

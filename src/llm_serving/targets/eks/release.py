@@ -315,11 +315,6 @@ def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
     )
 
 
-def _compute_start_timeout(plan: DeploymentPlan) -> int:
-    """Compute the longest start of a replica in seconds, with its node's start."""
-    return planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S
-
-
 def require_release(plan: DeploymentPlan) -> None:
     """Accept a deployment that has a release.
 
@@ -337,7 +332,7 @@ def wait_until_ready(plan: DeploymentPlan) -> None:
     Raises:
         CheckFailed: they are not ready in time; says which, and why.
     """
-    timeout_s = _compute_start_timeout(plan)
+    timeout_s = planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S  # with its node's
     deadline = time.monotonic() + timeout_s
     with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while pending := list(_list_pending_roles(plan)):

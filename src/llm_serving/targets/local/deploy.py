@@ -28,7 +28,6 @@ from llm_serving.targets.local import (
     supervisor,
     weights,
 )
-from llm_serving.targets.local.engine_setups import EngineSetup
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 
@@ -140,15 +139,13 @@ def start_roles(
     plan.directory.save_deployment(plan.deployment)
 
 
-def _find_setup(plan: DeploymentPlan) -> EngineSetup:
-    return engine_setups.find(plan.deployment.engine, plan.deployment.framework)
-
-
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Start those that do not run yet; the others already read the files that this would copy."""
     starting = [process for process in plan.deployment.workers if not supervisord.read_state(process.name).pid]
     if plan.deployment.loaded_models:
-        _find_setup(plan).prepare(plan.directory.get_cache_path(process.name) for process in starting)
+        engine_setups.find(plan.deployment.engine, plan.deployment.framework).prepare(
+            plan.directory.get_cache_path(process.name) for process in starting
+        )
     for process in starting:
         supervisord.start(process.name)
 

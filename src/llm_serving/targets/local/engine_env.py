@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +91,7 @@ def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: Non
     Raises:
         Unavailable: uv is missing, or the packages do not install or import; the message names the log.
     """
-    with _lock_environment(root, env):
+    with processes.lock_file(root / env.lock):  # two set-ups would build over each other
         if not is_ready(root, env):
             try:
                 _build(root, on_progress, env)
@@ -179,11 +178,6 @@ def describe_download(log: str) -> str:
     sizes = {name: float(number) * _UNIT_BYTES[unit] for name, number, unit in started}
     done_bytes = sum(bytes_ for name, bytes_ in sizes.items() if name in done)
     return f"downloaded {done_bytes / 2**20:.0f} of {sum(sizes.values()) / 2**20:.0f} MiB of large packages"
-
-
-def _lock_environment(root: Path, env: VllmEnv) -> AbstractContextManager[None]:
-    """Lock the packages' lock file, so that two set-ups do not build over each other."""
-    return processes.lock_file(root / env.lock)
 
 
 def main() -> None:

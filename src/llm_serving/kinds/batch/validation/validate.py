@@ -293,7 +293,9 @@ def count_rows(expected: Sequence[str | None], output: Sequence[Any], errors: Se
     answered = Counter(line["custom_id"] for line in output)
     # The doubled id is in the errors too: its line says which one it is.
     failed = Counter(line["custom_id"] for line in errors if line["error"]["code"] != "duplicate_custom_id")
-    rejected = [line for line in errors if line["custom_id"] not in runnable or _is_repeat(line)]
+    rejected = [
+        line for line in errors if line["custom_id"] not in runnable or line["error"]["code"] == "duplicate_custom_id"
+    ]
     results = {custom_id: answered[custom_id] + failed[custom_id] for custom_id in runnable}
     lost_bad, extra_bad = max(0, bad_count - len(rejected)), max(0, len(rejected) - bad_count)
     strangers = sum(count for custom_id, count in answered.items() if custom_id not in runnable)
@@ -305,10 +307,6 @@ def count_rows(expected: Sequence[str | None], output: Sequence[Any], errors: Se
         duplicated=sum(max(0, count - 1) for count in results.values()) + extra_bad,
         misplaced=strangers + sum(failed[custom_id] > 0 for custom_id in runnable),
     )
-
-
-def _is_repeat(line: Mapping[str, Any]) -> bool:
-    return bool(line["error"]["code"] == "duplicate_custom_id")
 
 
 def compute_rate(moments: Sequence[Moment]) -> float:
