@@ -10,17 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-MODULES = (
-    "vllm.entrypoints.cli.main",
-    "vllm.entrypoints.openai.api_server",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.model_executor.models.qwen3",
-    "runai_model_streamer",
-    "runai_model_streamer_s3",
-    "nixl._api",
-    "zmq",
-)
+from engine_imports import MODULES  # of this project's local engine
 
 
 def main() -> None:

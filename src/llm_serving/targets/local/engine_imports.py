@@ -22,13 +22,17 @@ MODULES = (
     "vllm.model_executor.models.qwen3",
     "runai_model_streamer",
     "runai_model_streamer_s3",
-    "vllm_router.launch_router",
+    "nixl._api",
+    "zmq",
 )
+"""What a start of the engine imports; images/vllm-cpu keeps their byte code too."""
+
+_ROUTER = "vllm_router.launch_router"
 
 
 def main() -> None:
     os.environ["VLLM_CACHE_ROOT"] = sys.argv[1]
-    for module in sys.argv[2:] or MODULES:
+    for module in sys.argv[2:] or (*MODULES, _ROUTER):
         importlib.import_module(module)
     registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
     for name in ARCHITECTURES:
