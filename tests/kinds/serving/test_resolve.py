@@ -269,7 +269,7 @@ REFUSED = [
     (
         {"model": "tinyy"},
         'blueprint.yaml:2:8: model: "tinyy": neither in the catalog nor a folder that holds config.json. '
-        "Fix: use tiny or tiny-classify, or the path of a folder; `blueprint model list` names all.",
+        "Fix: use tiny or tiny-draw, or the path of a folder; `blueprint model list` names all.",
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
