@@ -20,7 +20,7 @@
 {{- $base := get $.Values.defaults $role.kind -}}
 {{- $merged := include "inference.merged" (dict "base" $base "over" $role) | fromYaml -}}
 {{- /* Dynamo's frontend has its metrics where its API is. */ -}}
-{{- if eq $.Values.framework "dynamo" }}{{ $_ := unset $merged.ports "metrics" }}{{ end -}}
+{{- if ne (include "inference.isDynamo" $) "" }}{{ $_ := unset $merged.ports "metrics" }}{{ end -}}
 {{- if eq $role.kind "engine" -}}
 {{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
 {{- else if $.Values.frameworkConfig.endpointPicker -}}
@@ -80,8 +80,8 @@ annotations:
 {{/* Name of the port of a role's API, by which an operator finds it too. (dict "root" $ "role" ROLE) */}}
 {{- define "inference.portName" -}}
 {{- $isWorker := eq .role.kind "engine" -}}
-{{- if eq .root.Values.framework "ray" -}}serve
-{{- else if and (eq .root.Values.framework "dynamo") $isWorker -}}system
+{{- if ne (include "inference.isRay" .root) "" -}}serve
+{{- else if and (ne (include "inference.isDynamo" .root) "") $isWorker -}}system
 {{- else -}}http
 {{- end -}}
 {{- end -}}

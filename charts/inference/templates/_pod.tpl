@@ -19,7 +19,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- $isDynamo := eq .root.Values.framework "dynamo" }}
+  {{- $isDynamo := ne (include "inference.isDynamo" .root) "" }}
   {{- if and (eq .role.kind "router") (not $isDynamo) }}
   serviceAccountName: {{ include "inference.fullname" .root }}-router
   {{- else }}
