@@ -34,6 +34,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.poolMaster.image -}}
+{{- with include "inference.pinCheck" (dict "at" "poolMaster" "image" .) -}}{{- $wrong = append $wrong . -}}{{- end -}}
+{{- end -}}
 {{- with .Values.loadBalancer -}}
 {{- if and .public (not .gateway.service) -}}
 {{- $wrong = append $wrong "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: set false, or gateway.service that authenticates" -}}

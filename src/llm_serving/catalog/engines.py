@@ -73,6 +73,8 @@ FIELD_NAMES = frozenset(
         "shared_tier",  # folder of cached prompts that all replicas share
         "cache_tiers",  # settings of the tiers below memory, for a server beside the engine, JSON
         "tier_key",  # of prompts that may be of use to one another
+        "pool_key",  # what names of prompts in a pool of several replicas begin with
+        "pool_master",  # NAME:PORT of what knows where such a pool has them
         "cache_gib",  # memory of that server for cached prompts, GiB
         "cache_port",  # where it listens
         "cache_workers",  # accelerators that read from it and write to it at once

@@ -128,6 +128,44 @@ def test_lmcache_has_another_folder_for_all_that_changes_what_is_computed(tmp_pa
     assert keys[0] == _resolve(tmp_path, tiers, traffic=GROUPS).workers[0].mounts["kv-shared"].key
 
 
+def test_mooncakes_pool_has_one_master_and_a_share_of_memory_of_each_accelerator(tmp_path: Path) -> None:
+    deployment = _resolve(tmp_path, "{by: mooncake, ram: 8Gi}")
+    [engine] = deployment.workers
+    assert engine.command[:2] == ("python3", "-c") and engine.env["MOONCAKE_CONFIG_PATH"] == engine.command[3]
+    settings = json.loads(engine.command[4])
+    assert settings["global_segment_size"] == 8 * 2**30 // 4
+    assert deployment.pool_master is not None
+    assert settings["master_server_address"] == f"mine-{deployment.pool_master.name}:{deployment.pool_master.port}"
+    assert deployment.pool_master.image == engine.image, "its package is there"
+    connector = _read_connector(deployment)
+    assert (connector["kv_connector"], connector["kv_load_failure_policy"]) == ("MooncakeStoreConnector", "recompute")
+    assert engine.address_variables == ("MOONCAKE_REQUESTER_LOCAL_HOSTNAME",), "other pods reach the memory there"
+    assert _resolve(tmp_path, "{ram: 8Gi}").pool_master is None
+
+
+def test_mooncakes_keys_begin_with_another_word_for_all_that_changes_a_cache(tmp_path: Path) -> None:
+    def read_key(more: str = "", extra: str = "", role: str = "", traffic: str = "") -> object:
+        deployment = _resolve(tmp_path, f"{{by: mooncake, ram: 8Gi}}{more}", extra=extra, traffic=traffic)
+        if role:
+            text = (tmp_path / "blueprint.yaml").read_text().replace("pool: general, accelerators: 4", role)
+            deployment = resolving.resolve_files(tmp_path, text, FLEET, "eks")
+        extra_config = _read_connector(deployment)["kv_connector_extra_config"]
+        assert isinstance(extra_config, dict)
+        return extra_config["cache_prefix"]
+
+    keys = [
+        read_key(),
+        read_key(extra="image: my/vllm:1\n"),
+        read_key(extra="engine_arguments: {seed: 7}\n"),
+        read_key(", kv_cache: fp8"),
+        read_key(", quantization: fp8"),
+        read_key(role="pool: general, accelerators: 2"),
+        read_key(role="pool: pair, accelerators: 4"),
+    ]
+    assert all(keys) and len(set(keys)) == len(keys)
+    assert read_key(traffic=GROUPS) == keys[0], "what changes no cache keeps the pool"
+
+
 def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     first, again, other = (
         _resolve(tmp_path, BOTH, extra=extra).workers[0].mounts["kv-shared"].key
@@ -209,6 +247,31 @@ def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
             "for all that are copied first. Fix: set stream_weights: on, or remove s3.",
         ),
         (
+            "{by: mooncake, ram: 8Gi, disk: 100Gi}",
+            "general",
+            "eks",
+            'tuning.kv_tiers.disk: "100Gi": Mooncake\'s pool is rendered in memory alone. Fix: remove disk, or set by: lmcache.',
+        ),
+        (
+            "{by: mooncake, ram: 8Gi}",
+            "on-ecs",
+            "ecs",
+            'tuning.kv_tiers.by: "mooncake": Mooncake\'s master and its pool are rendered for EKS, and nothing of them on '
+            "ECS. Fix: remove by, or set by: lmcache.",
+        ),
+        (
+            "{by: mooncake, ram: 1Gi}",
+            "general",
+            "local",
+            'tuning.kv_tiers.by: "mooncake": Mooncake\'s master and its pool are rendered for EKS, and nothing of them on ',
+        ),
+        (
+            "{by: mooncake, ram: 8Gi}",
+            "trainium",
+            "eks",
+            'tuning.kv_tiers: "ram": the documentation of vLLM\'s plugin for Neuron does not mention KV offloading to CPU ',
+        ),
+        (
             "{ram: 1Gi, disk: 1Gi}",
             "general",
             "local",
@@ -273,6 +336,55 @@ def test_what_lmcache_cannot_keep_is_refused(tmp_path: Path, role: str, extra: s
     )
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, text, FLEET, "eks")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "extra", "message"),
+    [
+        (
+            "pool: plain",
+            "",
+            'tuning.kv_tiers.by: "mooncake": the nodes of plain have no accelerators, and vLLM\'s connector to Mooncake runs '
+            "on GPUs alone. Fix: remove kv_tiers.",
+        ),
+        (
+            "pool: pair, accelerators: 16, pipeline: 2",
+            "pattern: distributed",
+            'tuning.kv_tiers.by: "mooncake": Mooncake\'s pool is rendered for one node, and a replica of worker has several. '
+            "Fix: remove kv_tiers.",
+        ),
+        (
+            "pool: general, accelerators: 4, adapters: {law: s3://demo/law/}",
+            "",
+            'roles.worker.adapters: "law": the pool outlives an adapter\'s replacement, and knows it by its name and folder '
+            "alone. Fix: remove adapters, or by of tuning.kv_tiers.",
+        ),
+        (
+            "pool: general, accelerators: 4",
+            "pattern: aggregated\nengine: sglang",
+            'tuning.kv_tiers: "ram": the engine sglang has no option for it in the catalog. Fix: remove by.',
+        ),
+        (
+            "pool: general, accelerators: 4",
+            "pattern: aggregated\nframework: ray",
+            "the tiers of vLLM 0.29.0 were not compared with those that are rendered",
+        ),
+        (
+            "pool: general, accelerators: 4",
+            "pattern: aggregated\nframework: llm-d",
+            "the master of Mooncake was not compared with what llm-d renders",
+        ),
+    ],
+)
+def test_where_mooncake_has_no_pool_is_refused(tmp_path: Path, role: str, extra: str, message: str) -> None:
+    text = (
+        f"name: mine\nmodel: Qwen/Qwen3-8B\n{extra or 'pattern: aggregated'}\nroles: {{worker: {{{role}}}}}\n"
+        "tuning: {kv_tiers: {by: mooncake, ram: 8Gi}}\ntraffic: {users: 2}\nslo: {}\n"
+    )
+    fleet = f"{FLEET}add_ons: {{gateway: on}}\n" if "llm-d" in extra else FLEET
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
     assert message in str(error.value)
 
 

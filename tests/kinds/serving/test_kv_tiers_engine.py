@@ -166,3 +166,36 @@ def test_lmcache_serves_from_a_bucket_what_another_process_stored(
     cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
     assert second["answers"] == [[cached_tokens, first["answers"][0][1]]]
     assert second["metrics"][HITS] == cached_tokens
+
+
+def test_vllm_takes_the_settings_of_mooncakes_pool(tmp_path: Path) -> None:
+    # The connector itself needs a GPU; its class of settings does not.
+    deployment = resolving.resolve_files(
+        tmp_path,
+        "name: mine\npattern: aggregated\nmodel: Qwen/Qwen3-8B\nroles: {worker: {pool: general, accelerators: 4}}\n"
+        "tuning: {kv_tiers: {by: mooncake, ram: 8Gi}}\ntraffic: {users: 1}\nslo: {}\n",
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools: {general: {types: g6e.12xlarge, size: 0..1}}\n",
+        "eks",
+    )
+    [engine] = deployment.workers
+    file = tmp_path / "settings.json"
+    file.write_text(engine.command[4])
+    program = (
+        "import dataclasses, json; from vllm.distributed.mooncake_store import MooncakeStoreConfig as Config; "
+        "from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey; "
+        "print(json.dumps([dataclasses.asdict(Config.load_from_config()), "
+        "PoolKey.build_prefix(KeyMetadata('m', 0, 0, 0, 0, cache_prefix='key'))]))"
+    )
+    text = subprocess.run(
+        [str(engine_env.find_executables() / "python"), "-c", program],
+        env={**os.environ, "MOONCAKE_CONFIG_PATH": str(file), "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    ).stdout
+    settings, prefix = json.loads(text.splitlines()[-1])
+    written = json.loads(engine.command[4])
+    assert settings == {**written, "mode": "embedded", "enable_offload": False, "tenant_id": "default"}
+    # Names hold no number of ranks and no number format: `cache_prefix` does.
+    assert prefix == "key@m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0"

@@ -151,8 +151,9 @@ class KvTiers(Settings):
     """Where cached prompts stay that no longer fit into the accelerators, the fastest first. A prompt is looked for in
     each."""
 
-    by: Literal["engine", "lmcache"] = "engine"
-    """What keeps them: the engine itself, or LMCache's server beside each replica's engine, on CPUs too."""
+    by: Literal["engine", "lmcache", "mooncake"] = "engine"
+    """What keeps them: the engine itself; LMCache's server beside each replica's engine, on CPUs too; or Mooncake, in
+    one pool of all replicas' `ram`, on EKS."""
 
     ram: Memory | None = None
     """Memory of the node, of each replica. The slower ones are read and written through it."""
@@ -167,7 +168,7 @@ class KvTiers(Settings):
     """Amazon S3, which all replicas share; by LMCache."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_ram(),)
+        return self._check_ram(), self._check_pool()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,6 +179,12 @@ class KvTiers(Settings):
         if self.ram is None:
             reason = "the engine reads and writes every other tier through ram"
             yield Conflict((), reason, "set ram: 16Gi too")
+
+    def _check_pool(self) -> Iterator[Conflict]:
+        others = [name for name in self.names if name != "ram"]
+        if self.by == "mooncake" and others:
+            reason = "Mooncake's pool is rendered in memory alone"
+            yield Conflict((others[0],), reason, f"remove {' and '.join(others)}, or set by: lmcache")
 
 
 class Tuning(Settings):
@@ -238,6 +245,11 @@ class Tuning(Settings):
     def uses_lmcache(self) -> bool:
         """Whether LMCache keeps cached prompts."""
         return self.kv_tiers is not None and self.kv_tiers.by == "lmcache"
+
+    @property
+    def uses_mooncake(self) -> bool:
+        """Whether Mooncake keeps cached prompts."""
+        return self.kv_tiers is not None and self.kv_tiers.by == "mooncake"
 
     @property
     def folder_bytes(self) -> dict[str, int]:

@@ -125,6 +125,14 @@ class Role(ResolvedData):
     """Prometheus names of its processes' metrics, by the catalog's names."""
 
 
+class PoolMaster(ResolvedData):
+    """The process that knows where a pool of several replicas has cached prompts."""
+
+    name: str
+    image: str
+    port: int
+
+
 class ServingDeployment(Deployment):
     """What serves models: all that a renderer needs."""
 
@@ -153,6 +161,9 @@ class ServingDeployment(Deployment):
 
     request_timeout_s: int = 1800
     """Longest request, up to its last token: the router cuts it off then, and nothing before the router may earlier."""
+
+    pool_master: PoolMaster | None = None
+    """None where no pool of cached prompts spans the replicas."""
 
     is_monitored: bool = False
     """Whether the fleet's Prometheus scrapes it, where it runs on EKS."""

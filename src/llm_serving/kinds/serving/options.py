@@ -206,7 +206,8 @@ def _build_tier_values(node: Node) -> engines.Values:
 
 def _has_folders(node: Node, *names: str) -> bool:
     """Return whether the engine itself keeps these folders and no other."""
-    return not node.tuning.uses_lmcache and tuple(node.tuning.folder_bytes) == names
+    is_engine = not (node.tuning.uses_lmcache or node.tuning.uses_mooncake)
+    return is_engine and tuple(node.tuning.folder_bytes) == names
 
 
 OPTIONS = (
@@ -272,6 +273,7 @@ OPTIONS = (
         "tuning.kv_tiers",
         lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
     ),
+    Option("kv-mooncake", lambda node: node.tuning.uses_mooncake, "tuning.kv_tiers", "remove by"),
     Option(
         "kv-s3",
         lambda node: not node.tuning.uses_lmcache and "s3" in node.tuning.tier_bytes,

@@ -60,6 +60,9 @@ STREAM_CPU_S_PER_BYTE = 2e-9
 """Seconds of one core for each byte that is streamed: kernel, copies and first writes to memory. 1.1 to 1.6 without TLS
 (measured 2026-11-23 over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
 
+POOL_MASTER, POOL_MASTER_PORT = "pool-master", 50051
+"""End of the name of Mooncake's master, and where it listens."""
+
 CACHE_SERVER_BYTES = 640_000_000
 """Memory of LMCache's server without the prompts that it holds: 0.5.6 on CPU, 2026-11-26."""
 
@@ -234,18 +237,21 @@ def build_engine_service(
         **_build_process_values(context, process_name, name, replica, rank),
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
         "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
+        "pool_key": "",
+        "pool_master": f"{context.name}-{POOL_MASTER}:{POOL_MASTER_PORT}",
         "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
     }
     settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
-    command = engines.fill_arguments(
-        (
-            *context.engine.command,
-            *(text for part in parts for text in part.arguments),
-            *(context.engine.settings_arguments if settings else ()),
-        ),
-        values,
+    templates = (
+        *context.engine.command,
+        *(text for part in parts for text in part.arguments),
+        *(context.engine.settings_arguments if settings else ()),
     )
-    command += format_engine_arguments(context, role)
+    own_arguments = format_engine_arguments(context, role)
+    if context.blueprint.tuning.uses_mooncake:
+        words = (*engines.fill_arguments(templates, values), *own_arguments)
+        values["pool_key"] = _build_pool_key(context, role, role_placement, served_model, words)
+    command = engines.fill_arguments(templates, values) + own_arguments
     fetches = list_fetches(context, role_placement, served_model)
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
     env |= context.blueprint.merge_environment(role)
@@ -315,6 +321,23 @@ def build_tier_key(context: Context, role: EngineRole, served_model: ServedModel
         tuning = context.blueprint.tuning
         arguments = json.dumps(context.blueprint.merge_arguments(role), sort_keys=True, default=str)
         parts += [tuning.quantization or "", tuning.kv_cache, arguments]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _build_pool_key(
+    context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel, words: Sequence[str]
+) -> str:
+    """Return what names of prompts in a pool begin with: of all that decides the bytes of their cache.
+
+    The pool outlives an upgrade, and Mooncake's names hold the number of a rank, not how many there are.
+
+    Args:
+        words: of the engine's command.
+    """
+    accelerators = role_placement.instance.accelerators
+    environment = json.dumps(context.blueprint.merge_environment(role), sort_keys=True)
+    image = context.blueprint.image or role_placement.platform.image or context.engine.image
+    parts = (image, served_model.weights.uri, accelerators.name if accelerators else "", environment, *words)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

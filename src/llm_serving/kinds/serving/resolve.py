@@ -29,7 +29,7 @@ from llm_serving.kinds.serving import (
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.kinds.serving.checks import models as checked_models
-from llm_serving.kinds.serving.deployment import ResolvedLoadBalancer, Role, ServingDeployment
+from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
@@ -110,6 +110,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         url=_build_url(context, processes.select_entry_port(context)),
         door=context.door,
         request_timeout_s=processes.compute_request_timeout_s(settings),
+        pool_master=_build_pool_master(context, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
         disruption=settings.disruption,
@@ -422,6 +423,13 @@ def _build_router(context: Context) -> Role:
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})
         ),
     )
+
+
+def _build_pool_master(context: Context, engine_roles: Sequence[Role]) -> PoolMaster | None:
+    """Build Mooncake's master, which is in the engine's image."""
+    if not context.blueprint.tuning.uses_mooncake:
+        return None
+    return PoolMaster(name=processes.POOL_MASTER, image=engine_roles[0].image, port=processes.POOL_MASTER_PORT)
 
 
 def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalancer | None:

@@ -43,6 +43,7 @@ def check(
     conventions = environment.conventions
     yield from _check_offload(settings)
     yield from _check_lmcache(settings, conventions, placed_roles)
+    yield from _check_mooncake(settings, conventions, placed_roles)
     yield from _check_tier_bucket(settings, fleet, conventions)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
@@ -168,6 +169,34 @@ def _check_lmcache(
             reason = f"the nodes of {role.pool} have no accelerators: the engine's own cache is in their memory already"
         if reason:
             yield Conflict(("tuning", "kv_tiers", "by"), reason, "remove kv_tiers", "lmcache")
+
+
+def _check_mooncake(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield where Mooncake's pool is not rendered, or would give what was computed for another. Source: vLLM 0.32.0."""
+    if not settings.tuning.uses_mooncake:
+        return
+    key_path = ("tuning", "kv_tiers", "by")
+    if conventions.is_local or not conventions.is_kubernetes:
+        reason = f"Mooncake's master and its pool are rendered for EKS, and nothing of them on {conventions.title}"
+        yield Conflict(key_path, reason, "remove by, or set by: lmcache", "mooncake")
+        return
+    for role_path, role, role_placement in placed_roles:
+        if role.adapters:
+            # v1/core/kv_cache_utils.py, _gen_lora_extra_hash_keys.
+            reason = "the pool outlives an adapter's replacement, and knows it by its name and folder alone"
+            names = ", ".join(role.adapters)
+            yield Conflict((*role_path, "adapters"), reason, "remove adapters, or by of tuning.kv_tiers", names)
+        if role_placement.nodes > 1:
+            reason = f"Mooncake's pool is rendered for one node, and a replica of {role_placement.role} has several"
+            yield Conflict(key_path, reason, "remove kv_tiers", "mooncake")
+        elif role_placement.instance.accelerators is None:
+            # mooncake/store/worker.py takes events of CUDA alone.
+            reason = (
+                f"the nodes of {role.pool} have no accelerators, and vLLM's connector to Mooncake runs on GPUs alone"
+            )
+            yield Conflict(key_path, reason, "remove kv_tiers", "mooncake")
 
 
 def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventions) -> Iterator[Conflict]:
