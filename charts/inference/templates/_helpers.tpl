@@ -25,6 +25,8 @@
 {{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
 {{- else if $.Values.frameworkConfig.endpointPicker -}}
 {{- $_ := set $merged "sidecars" (concat $merged.sidecars (include "inference.pickerSidecars" $ | fromYamlArray)) -}}
+{{- else if $.Values.frameworkConfig.aibrixGateway -}}
+{{- $_ := set $merged "sidecars" (concat $merged.sidecars (include "inference.aibrixSidecar" $ | fromYamlArray)) -}}
 {{- end -}}
 {{- $_ := set $roles $name $merged -}}
 {{- end -}}

@@ -12,9 +12,14 @@ metadata:
     {{- $_ := set $own "inference/kind" .role.kind }}
     {{- $_ := set $own "inference/listens" (toString .listens) }}
     {{- if .role.placement.oneZone }}{{ $_ := set $own "inference/one-zone" "true" }}{{ end }}
+    {{- $isAibrix := and .root.Values.frameworkConfig.aibrixGateway (eq .role.kind "engine") .listens }}
+    {{- if $isAibrix }}{{ $own = merge $own (include "inference.aibrixLabels" . | fromYaml) }}{{ end }}
     {{- merge $own .role.labels .root.Values.labels | toYaml | nindent 4 }}
   annotations:
     inference/probe: {{ .root.Files.Get "files/probe.py" | sha256sum | trunc 16 }}
+    {{- if $isAibrix }}
+    model.aibrix.ai/name: {{ .root.Values.model.served | quote }}
+    {{- end }}
     {{- with merge (dict) .role.annotations .root.Values.annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -16,10 +16,6 @@ REASONS = {
         "Triton starts its own engines from a repository of models, and none of its versions of an engine was compared "
         "here. Fix: use framework: plain with engine: vllm or tensorrt-llm, which answer the same API without Triton."
     ),
-    "aibrix": (
-        "AIBrix chooses replicas by plugins of Envoy Gateway, which no stack of a fleet installs. "
-        "Fix: use framework: llm-d, which chooses by caches and queues too, or plain."
-    ),
 }
 
 

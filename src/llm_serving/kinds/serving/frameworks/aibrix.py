@@ -1,0 +1,63 @@
+"""AIBrix: the plugins of its gateway choose an engine for each request.
+
+Services run as they are; charts/inference/templates/aibrix adds what the gateway finds their pods by, and to the
+router's pod Envoy, which says by a header how the gateway chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import JsonValue
+
+from llm_serving.kinds.serving.frameworks.base import Adapted
+from llm_serving.kinds.serving.frameworks.llm_d import PROXY_IMAGE
+from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
+from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
+from llm_serving.services.service import Service
+from llm_serving.settings.document import Conflict
+
+ENGINE = "vllm"
+"""Whose answers and metrics AIBrix's code was compared with."""
+
+GATEWAY = "envoy-aibrix-system-aibrix-eg-903790dc.envoy-gateway-system"
+"""Service that Envoy Gateway makes of AIBrix's Gateway, in every cluster. Source: AIBrix v0.7.0,
+docs/source/getting_started/quickstart.rst."""
+
+PATHS = ("chat/completions", "completions")
+"""Below /v1/, of requests that the gateway chooses an engine for. Source: AIBrix v0.7.0,
+pkg/plugins/gateway/types.go."""
+
+
+def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield another engine, several models, and roles without replicas."""
+    blueprint = context.blueprint
+    if blueprint.engine != ENGINE:
+        reason = f"its gateway was compared with {ENGINE}, and not with {blueprint.engine}"
+        yield Conflict(("framework",), reason, f"set engine: {ENGINE}, or another framework", blueprint.framework)
+    if blueprint.roles.models:
+        reason, fix = (
+            "one model is rendered for it, and not several",
+            "use another framework, or a blueprint for each model",
+        )
+        yield Conflict(("framework",), reason, fix, blueprint.framework)
+    for key_path, role, _ in placed_roles:
+        if role.replicas.min == 0:
+            reason = "AIBrix's gateway knows no model without pods, and answers that it does not exist"
+            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
+            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+
+
+def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
+    """Return the services as they are, and how the gateway is asked."""
+    config: dict[str, JsonValue] = {
+        "engine": context.blueprint.engine,
+        "strategy": context.router.policies[context.policy],
+        "gateway": GATEWAY,
+        "paths": [*PATHS],
+        "proxyImage": context.pin_image(PROXY_IMAGE),
+        "proxyPort": ROUTER_ADMIN_PORT,
+        "metricsPort": METRICS_PORT,
+        "enginePort": ENGINE_PORT,
+    }
+    return Adapted(services, {"aibrixGateway": config})
