@@ -182,8 +182,9 @@ def test_with_sigterm_what_runs_and_waits_is_answered_and_what_is_new_is_refused
     process, url = start()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=10)
+        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_running") == 1, "the first", LIMIT_S)
         second = threads.submit(_draw, url)
-        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "both", LIMIT_S)
+        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "the second", LIMIT_S)
         process.send_signal(signal.SIGTERM)
         processes.wait_until(lambda: _ask(url, "/health")[0] == 503, "the drain", LIMIT_S)
         status, headers, _ = _draw(url)
@@ -252,5 +253,4 @@ print("FOUND" + json.dumps(found))
 
 def test_the_image_has_the_program_that_runs_here() -> None:
     dockerfile = (paths.IMAGES / "diffusion" / "Dockerfile").read_text()
-    assert "COPY diffusion_server.py /opt/diffusion/" in dockerfile
-    assert "requirements.txt" in dockerfile
+    assert "COPY requirements.txt diffusion_server.py /opt/diffusion/" in dockerfile

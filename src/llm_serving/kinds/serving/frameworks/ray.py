@@ -166,8 +166,11 @@ def _add_memory(resources: Resources, memory_bytes: int) -> Resources:
 
 
 def _place_sockets(context: Context, node: Service) -> dict[str, str]:
-    """Return where a node on this machine has its Unix sockets, whose paths in Ray's own folder are too long."""
-    return {"BLUEPRINT_RAY_SOCKETS": f"{context.environment.socket_folder}/{node.name}"}
+    """Return where a node on this machine has its Unix sockets, whose paths in Ray's own folder are too long.
+
+    They have a folder of their own, which Ray opens to all users: the one around it stays private.
+    """
+    return {"BLUEPRINT_RAY_SOCKETS": f"{context.environment.socket_folder}/ray/{node.name}"}
 
 
 def _list_node_arguments(context: Context, node: Service, metrics_port: int) -> tuple[str, ...]:
