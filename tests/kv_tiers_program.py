@@ -2,16 +2,14 @@
 
 Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `steps`, and `connector`, the
 settings of a connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves
-every file of the tier, `kill` ends the server beside this process, and `recover` asks prompts until one comes from it.
+every file of the tier.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,6 @@ KV_BYTES = 6_000_000
 """Of the engine's cache and of the memory tier: less than two prompts, so that three evict another from both."""
 
 PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
-
-RECOVERY_S = 300
-"""Longest wait for a server that starts again."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -54,10 +49,6 @@ def main(settings: dict[str, Any]) -> None:
         if step == "truncate":
             for file in (path for path in folder.rglob("*") if path.is_file()):
                 os.truncate(file, file.stat().st_size // 2)
-        elif step == "kill":
-            os.kill(_find_server(), signal.SIGKILL)
-        elif step == "recover":
-            answers.append(_recover(ask))
         else:
             answers.append(ask(step))
     print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
@@ -77,32 +68,6 @@ def _build_tiers(folder: Path) -> dict[str, Any]:
             "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
         },
     }
-
-
-def _find_server() -> int:
-    """Return the process of the server, which is a child of this process's child."""
-    for status in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words, state = status.read_bytes().split(b"\0"), status.with_name("stat").read_text()
-            parent = Path("/proc", state.rpartition(")")[2].split()[1], "stat").read_text()
-        except OSError:  # it ended meanwhile
-            continue
-        if b"-m" in words and int(parent.rpartition(")")[2].split()[1]) == os.getpid():
-            return int(status.parent.name)
-    raise SystemExit("no server runs beside this process")
-
-
-def _recover(ask: Any) -> list[Any]:
-    """Return the first answer of prompt 0 that came from the server; two others evict it from the engine between."""
-    deadline = time.monotonic() + RECOVERY_S
-    while time.monotonic() < deadline:
-        for number in (1, 2):
-            ask(number)
-        answer: list[Any] = ask(0)
-        if answer[0]:
-            return answer
-        time.sleep(1)
-    raise SystemExit("no prompt came from the server")
 
 
 def _read_metrics(engine: Any) -> dict[str, float]:

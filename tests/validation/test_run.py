@@ -375,8 +375,8 @@ def test_a_judge_without_an_answer_leaves_the_report_of_the_load(
     traffic = {"arrivals": "40/s", "requests": 8, "data": "own.jsonl", **judge}
     finished = validate_server(Behaviour(0.01, 0.001), traffic, {"score": "90%"}, folder=tmp_path)
     assert (finished.report.verdict, finished.report.missed) == ("not shown", [])
-    [reason] = finished.report.not_shown
-    assert reason.startswith("score of 90%: not measured, the judge at http://127.0.0.1:9 did not answer: ")
+    unanswered = "score of 90%: not measured, the judge at http://127.0.0.1:9 did not answer: "
+    assert [reason.startswith(unanswered) for reason in finished.report.not_shown].count(True) == 1, "busy or not"
     assert finished.report.expected is not None
     assert (finished.report.expected.compared, finished.report.expected.score) == (8, None)
     assert any(remark.startswith("The answers were not scored: the judge") for remark in finished.report.remarks)
