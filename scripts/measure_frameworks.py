@@ -29,6 +29,7 @@ from llm_serving.services.runs import REPORT_FILE
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_setups, supervisor
+from scripts.check_local_prediction import measure_others
 
 FRAMEWORKS = ("plain", "ray", "dynamo")
 """Those that run on this machine."""
@@ -178,18 +179,6 @@ def add_up(name: str, read: Callable[[psutil.Process], float]) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             total += read(process)
     return total
-
-
-def measure_others(seconds: float = 10.0) -> float:
-    """Return what all processes use, in percent of a core, while this one sleeps."""
-
-    def read_busy_s() -> float:
-        times = psutil.cpu_times()
-        return float(sum(times[:8]) - times.idle - times.iowait)
-
-    before_s = read_busy_s()
-    time.sleep(seconds)
-    return 100 * (read_busy_s() - before_s) / seconds
 
 
 def render(rows: Sequence[Row]) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
-from llm_serving.kinds.serving.frameworks.base import Adapted
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_never_empty
 from llm_serving.kinds.serving.frameworks.llm_d import PROXY_IMAGE
-from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
@@ -41,11 +41,8 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
             "use another framework, or a blueprint for each model",
         )
         yield Conflict(("framework",), reason, fix, blueprint.framework)
-    for key_path, role, _ in placed_roles:
-        if role.replicas.min == 0:
-            reason = "AIBrix's gateway knows no model without pods, and answers that it does not exist"
-            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
-            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+    reason = "AIBrix's gateway knows no model without pods, and answers that it does not exist"
+    yield from check_never_empty(placed_roles, reason)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001

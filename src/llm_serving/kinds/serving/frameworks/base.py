@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import FrameworkEngine
-from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.placement import PlacedRole, Placement, format_bounds
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Service
@@ -80,6 +80,14 @@ def check_warm_prompts(context: Context, placed_roles: Sequence[PlacedRole], rea
         if prompt := context.blueprint.select_model_settings(role).warm_prompt:
             path = context.blueprint.find_model_key_path(key_path, role, "warm_prompt")
             yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
+
+
+def check_never_empty(placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
+    """Yield roles that go down to no replicas, where a framework starts none for a request."""
+    for key_path, role, _ in placed_roles:
+        if role.replicas.min == 0:
+            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
+            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
 
 
 def _check_parsers(

@@ -14,8 +14,14 @@ from pydantic import JsonValue
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
-from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
+from llm_serving.kinds.serving.frameworks.base import (
+    Adapted,
+    check_engine,
+    check_never_empty,
+    check_warm_prompts,
+    split_command,
+)
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
@@ -79,11 +85,8 @@ def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
         reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
         fix = "set tuning: {kv_transfer: host}, or use framework: plain"
         yield Conflict(("framework",), reason, fix, context.blueprint.framework)
-    for key_path, role, _ in placed_roles:
-        if role.replicas.min == 0:
-            reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
-            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
-            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+    reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
+    yield from check_never_empty(placed_roles, reason)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
