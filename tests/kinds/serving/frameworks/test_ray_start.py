@@ -57,35 +57,61 @@ def test_the_secret_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [file]
 
 
+class Node:
+    """A node that `run_worker` starts: it runs until `end`, and counts in `pids`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BLUEPRINT_RAY_SOCKETS", f"{folder}/worker-0")
+        self.pids, self.end = folder / "pids", folder / "end"
+        program = f"""\
+import os, pathlib, time
+with open({str(self.pids)!r}, "a") as file: file.write(f"{{os.getpid()}} ")
+while not pathlib.Path({str(self.end)!r}).exists(): time.sleep(0.05)
+raise SystemExit(7)"""
+        self.command = [sys.executable, "-c", program]
+
+    def list_started(self) -> list[int]:
+        return [int(pid) for pid in self.pids.read_text().split(" ")[:-1]] if self.pids.exists() else []
+
+
 def test_a_node_ends_with_its_head_and_another_starts_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BLUEPRINT_RAY_SOCKETS", f"{tmp_path}/worker-0")
+    node = Node(tmp_path, monkeypatch)
     left = tmp_path / "worker-0.raylet"
     left.touch()
-    pids, end = tmp_path / "pids", tmp_path / "end"
-    program = f"""\
-import os, pathlib, time
-with open({str(pids)!r}, "a") as file: file.write(f"{{os.getpid()}} ")
-while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.05)
-raise SystemExit(7)"""
-
-    def list_started() -> list[int]:
-        return [int(pid) for pid in pids.read_text().split(" ")[:-1]] if pids.exists() else []
-
     head = socket.create_server(("127.0.0.1", 0))
     port = head.getsockname()[1]
     codes: list[int] = []
-    command = [sys.executable, "-c", program]
-    threading.Thread(target=lambda: codes.append(ray_node.run_worker("127.0.0.1", port, command)), daemon=True).start()
-    _wait(lambda: len(list_started()) == 1)
+    run = threading.Thread(
+        target=lambda: codes.append(ray_node.run_worker("127.0.0.1", port, node.command)), daemon=True
+    )
+    run.start()
+    _wait(lambda: len(node.list_started()) == 1)
     assert not left.exists()
     head.close()
-    _wait(lambda: not psutil.pid_exists(list_started()[0]))
+    _wait(lambda: not psutil.pid_exists(node.list_started()[0]))
     with socket.create_server(("127.0.0.1", port)):
-        _wait(lambda: len(list_started()) == 2)
-        end.touch()
+        _wait(lambda: len(node.list_started()) == 2)
+        node.end.touch()
         _wait(lambda: codes == [7])
+
+
+def test_a_node_goes_on_when_its_head_misses_fewer_connections_in_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch)
+    refused = [False] * (ray_node.MISSES - 1)
+    answers = [True, *refused, True, *refused, True]
+
+    def is_listening(*_: object) -> bool:
+        if len(answers) == 1:
+            node.end.touch()
+        return answers.pop(0) if answers else True
+
+    monkeypatch.setattr(ray_node, "is_listening", is_listening)
+    assert ray_node.run_worker("127.0.0.1", 1, node.command) == 7
+    assert answers == [] and len(node.list_started()) == 1
 
 
 def _wait(is_true: Callable[[], bool]) -> None:

@@ -29,6 +29,9 @@ FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "-
 
 POLL_S = 0.2
 
+MISSES = 5
+"""Connections in a row that a head must miss to count as ended: on a busy machine it may refuse one."""
+
 END_S = 30
 """Longest that a node takes to end before it is killed."""
 
@@ -68,10 +71,12 @@ def run_worker(host: str, port: int, command: Sequence[str]) -> int:
         wait_listening(host, port)
         forget_node()
         with subprocess.Popen(command) as node:
-            while is_listening(host, port):
+            misses = 0
+            while misses < MISSES:
                 if node.poll() is not None:
                     return node.returncode or 1
                 time.sleep(POLL_S)
+                misses = 0 if is_listening(host, port) else misses + 1
             print("the head has ended: this node ends too, and starts again with the next head", flush=True)
             node.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
