@@ -2,14 +2,17 @@
 
 Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `steps`, and `connector`, the
 settings of a connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves
-every file of the tier.
+every file of the tier, and `kill` ends the server beside this process, asks prompts 1 and 2, and then prompt 0 until a
+new server has it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ KV_BYTES = 6_000_000
 """Of the engine's cache and of the memory tier: less than two prompts, so that three evict another from both."""
 
 PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
+
+RECOVERY_S = 300
+"""Longest wait for a server that starts again."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -49,6 +55,8 @@ def main(settings: dict[str, Any]) -> None:
         if step == "truncate":
             for file in (path for path in folder.rglob("*") if path.is_file()):
                 os.truncate(file, file.stat().st_size // 2)
+        elif step == "kill":
+            answers += _ask_without_server(ask)
         else:
             answers.append(ask(step))
     print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
@@ -68,6 +76,49 @@ def _build_tiers(folder: Path) -> dict[str, Any]:
             "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
         },
     }
+
+
+def _ask_without_server(ask: Any) -> list[list[Any]]:
+    """Return the answers of two prompts while the server is gone, and the first of prompt 0 from one that is back."""
+    server, keeper = _find_server()
+    os.kill(keeper, signal.SIGSTOP)  # or it starts another
+    try:
+        os.kill(server, signal.SIGKILL)
+        alone = [ask(1), ask(2)]
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    return [*alone, _recover(ask)]
+
+
+def _find_server() -> tuple[int, int]:
+    """Return the processes of the server and of its parent, which is this process's child."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"-m" in file.read_bytes().split(b"\0"):
+                process = int(file.parent.name)
+                parent = _find_parent(process)
+                if _find_parent(parent) == os.getpid():
+                    return process, parent
+        except OSError:  # it ended meanwhile
+            continue
+    raise SystemExit("no server runs beside this process")
+
+
+def _find_parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _recover(ask: Any) -> list[Any]:
+    """Return the first answer of prompt 0 that came from the server; two others evict it from the engine between."""
+    deadline = time.monotonic() + RECOVERY_S
+    while time.monotonic() < deadline:
+        for number in (1, 2):
+            ask(number)
+        answer: list[Any] = ask(0)
+        if answer[0]:
+            return answer
+        time.sleep(1)
+    raise SystemExit("no prompt came from the server")
 
 
 def _read_metrics(engine: Any) -> dict[str, float]:

@@ -106,15 +106,15 @@ def _render_lmcache(folder: Path) -> tuple[list[str], dict[str, Any], Path]:
     return command[: command.index(str(engine_env.find_executables() / "vllm"))], connector, Path(tier["base_path"])
 
 
-def test_lmcache_serves_what_was_evicted_and_what_another_process_stored(tmp_path: Path) -> None:
+def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_server_computes(tmp_path: Path) -> None:
     starter, connector, folder = _render_lmcache(tmp_path)
     model = make_tiny.make("tiny", tmp_path / "model")
     settings = {"model": str(model), "folder": str(folder), "connector": connector}
     cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
-    first = _run({**settings, "steps": [0, 1, 2, 0]}, starter)
-    assert [tokens for tokens, _ in first["answers"]] == [0, 0, 0, cached_tokens]
+    first = _run({**settings, "steps": [0, 1, 2, 0, "kill"]}, starter)
+    assert [tokens for tokens, _ in first["answers"]] == [0, 0, 0, cached_tokens, 0, 0, cached_tokens]
     texts = [text for _, text in first["answers"]]
-    assert texts[3] == texts[0]
+    assert texts[3:] == [texts[0], texts[1], texts[2], texts[0]]
 
     # Another engine, and another server with empty memory: from files, at the first request. Then every file is half.
     second = _run({**settings, "steps": [1, "truncate", 2]}, starter)

@@ -54,7 +54,7 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
     assert f" {root / '.venv-engine' / 'inductor'} " in imported, "nothing is written to /tmp"
     metadata = root / ".venv-engine/lib/python3.11/site-packages/vllm-0.32.0+cpu.dist-info/METADATA"
     assert "Version: 0.32.0+cpu" in metadata.read_text()
-    assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 4
+    assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 5
     assert (metadata.parents[1] / "engine_plugins.py").is_file()
     [start] = (metadata.parents[1] / "engine_start.pth").read_text().splitlines()
     assert start.startswith("import "), "Python takes any other line for a folder of modules"

@@ -37,7 +37,7 @@ NETWORK_HINT = (
 _STAMP = ".locked"
 _IMPORTS_SCRIPT = Path(__file__).with_name("engine_imports.py")
 _PLUGINS_FILE = Path(__file__).with_name("engine_plugins.py")
-_PLUGIN_NAMES = ("ask_for_tiles", "read_odd_objects", "let_transfers_sleep", "fork_processes")
+_PLUGIN_NAMES = ("ask_for_tiles", "read_odd_objects", "go_on_without_lmcache", "let_transfers_sleep", "fork_processes")
 _STARTUP_CODE = (
     "import gc, os; os.environ.get('BLUEPRINT_LOCAL_SHORTCUTS') == 'off' or gc.set_threshold(50_000, 20, 20)\n"
 )

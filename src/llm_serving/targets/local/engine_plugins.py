@@ -11,10 +11,14 @@ import gc
 import importlib
 import importlib.util
 import os
+import sys
 from typing import Any
 
 PROGRESS_DELAY_US = 1000
 """Longest sleep of NIXL's thread without an event, in µs: the shortest that NIXL takes for a delay."""
+
+CACHE_WAIT_S = 10.0
+"""Longest wait for an answer of LMCache's server: more than its two heartbeats of 3 s, which say that it is gone."""
 
 
 def _has_shortcuts() -> bool:
@@ -64,6 +68,43 @@ def read_odd_objects() -> None:
         return attributes if isinstance(attributes, dict) else {}
 
     dispatcher.vars = read_attributes
+
+
+def go_on_without_lmcache() -> None:
+    """Let requests go on, computed and not kept, while LMCache's server does not answer.
+
+    Its client waits 300 s for what a server that ended, or has not registered it, will never answer: a store holds up
+    all requests so long and then ends the engine. Here the store counts as a missed heartbeat, so the next one that
+    is answered registers anew. At its start the engine waits for the server as before.
+    Source: LMCache 0.5.6, EngineDrivenContextShm.prepare_store, and the two adapters of vllm_multi_process_adapter.py.
+    """
+    if not any("LMCacheMPConnector" in word for word in sys.argv):
+        return
+    adapters: Any = importlib.import_module("lmcache.integration.vllm.vllm_multi_process_adapter")
+    transfers: Any = importlib.import_module("lmcache.v1.multiprocess.transfer_context.worker_transfer")
+    scheduler, worker = adapters.LMCacheMPSchedulerAdapter, adapters.LMCacheMPWorkerAdapter
+    start, store, stop = scheduler.__init__, worker.submit_store_request, worker.shutdown
+    create_context = transfers.create_engine_driven_context
+
+    def start_scheduler(self: Any, *words: Any, **named: Any) -> None:
+        start(self, *words, **named)
+        self._mq_timeout = CACHE_WAIT_S  # of lookups
+
+    def submit_store(self: Any, *words: Any, **named: Any) -> None:
+        try:
+            store(self, *words, **named)
+        except TimeoutError:
+            self._health_event.clear()
+
+    def stop_worker(self: Any) -> None:
+        self._mq_timeout = CACHE_WAIT_S
+        stop(self)
+
+    def create_limited_context(metadata: Any, client: Any, _: float, **named: Any) -> Any:
+        return create_context(metadata, client, CACHE_WAIT_S, **named)
+
+    scheduler.__init__, worker.submit_store_request, worker.shutdown = start_scheduler, submit_store, stop_worker
+    transfers.create_engine_driven_context = create_limited_context
 
 
 def fork_processes() -> None:
