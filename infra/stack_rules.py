@@ -284,10 +284,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
             expected = [
                 (interface.card, interface.device, interface.kind)
                 for interface in interfaces.list_requested(
-                    row,
-                    efa=True,
-                    layout=pool.efa_layout,
-                    task_interfaces=fleet.get_orchestrator(pool) == "ecs",
+                    row, efa=True, layout=pool.efa_layout, task_interfaces=fleet.get_orchestrator(pool) == "ecs"
                 )
             ]
         if actual != expected:

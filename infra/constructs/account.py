@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.expression import format_expression
-from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Account:
         return f"arn:{self.partition}:iam::{self.id}:root"
 
 
-def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
+def read_account(stack: TerraformStack, region: str) -> Account:
     """Add the data sources that tell account and partition; once a stack."""
     caller = aws.data_aws_caller_identity.DataAwsCallerIdentity(stack, "account")
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")
@@ -56,5 +55,5 @@ def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
         service_prefix=partition.reverse_dns_prefix,
-        region=fleet.region,
+        region=region,
     )

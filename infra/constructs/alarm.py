@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -14,7 +14,7 @@ PERIOD_S = 60
 
 
 def add_alarm(
-    stack: TerraformStack,
+    stack: FleetStack,
     construct_id: str,
     *,
     name: str,
@@ -53,22 +53,15 @@ def build_cluster_dimensions(fleet: Fleet) -> dict[str, str]:
 
 
 def add_cluster_alarm(
-    stack: TerraformStack,
-    construct_id: str,
-    fleet: Fleet,
-    signal_name: str,
-    *,
-    name: str,
-    description: str,
-    threshold: float,
+    stack: FleetStack, construct_id: str, signal_name: str, *, name: str, description: str, threshold: float
 ) -> None:
     """Add an alarm on a signal of the fleet's ECS cluster: its greatest value of a minute."""
-    query = build_signal_query("greatest", signal_name, build_cluster_dimensions(fleet), "Maximum", returned=True)
+    query = build_signal_query("greatest", signal_name, build_cluster_dimensions(stack.fleet), "Maximum", returned=True)
     add_alarm(
         stack,
         construct_id,
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{name}",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{name}",
         description=description,
         threshold=threshold,
         metric_query=[query],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import model_reader, secrets
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.workflow import WorkflowContext
@@ -15,12 +16,7 @@ from llm_serving.services.service import Service
 
 
 def add_service_role(
-    stack: TerraformStack,
-    context: WorkflowContext,
-    service: Service,
-    *,
-    trust: str,
-    statements: Iterable[Statement] = (),
+    stack: FleetStack, context: WorkflowContext, service: Service, *, trust: str, statements: Iterable[Statement] = ()
 ) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
     """Add the role of workers or of the Batch API; returns its policies too.
 
@@ -33,8 +29,6 @@ def add_service_role(
     role = add_role(
         stack,
         purpose,
-        fleet=context.fleet.name,
-        account=context.account,
         description=f"{service.name} of {context.name}",
         trust=trust,
         statements=(

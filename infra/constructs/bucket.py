@@ -7,8 +7,8 @@ which the account's owner switches on for all buckets at once, record the same w
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 
 _ABANDONED_UPLOAD_DAYS = 7
@@ -16,7 +16,7 @@ _ABANDONED_UPLOAD_DAYS = 7
 
 
 def add_bucket(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     *,
     bucket_name: str,
@@ -47,7 +47,7 @@ def add_bucket(
     return s3_bucket
 
 
-def _add_encryption(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, key_arn: str) -> None:
+def _add_encryption(stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, key_arn: str) -> None:
     sse = aws.s3_bucket_server_side_encryption_configuration
     sse.S3BucketServerSideEncryptionConfigurationA(
         stack,
@@ -68,7 +68,7 @@ def _add_encryption(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S
 
 
 def _add_access_controls(
-    stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, grants: tuple[Statement, ...]
+    stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, grants: tuple[Statement, ...]
 ) -> None:
     block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
         stack,
@@ -107,7 +107,7 @@ def _add_access_controls(
 
 
 def _add_lifecycle(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     s3_bucket: aws.s3_bucket.S3Bucket,
     old_versions_days: int,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
-from llm_serving.fleet.model import Fleet
+from infra.constructs.fleet_stack import FleetStack
 
 HOURS_PER_MONTH = 730
 """Hours of an average month, as AWS's own pricing pages reckon."""
@@ -13,7 +12,7 @@ _ALERTS = (("ACTUAL", 80), ("FORECASTED", 100))
 """Percent of the budget that tells: most of it is spent, or the month will end above it."""
 
 
-def add_budget(stack: TerraformStack, fleet: Fleet, spend_limit_usd_h: float) -> None:
+def add_budget(stack: FleetStack, spend_limit_usd_h: float) -> None:
     """Add the budget, whose alerts go to the fleet's addresses.
 
     It counts costs by the tag `fleet` only once the payer has activated that as a cost allocation tag. Source: AWS
@@ -23,19 +22,19 @@ def add_budget(stack: TerraformStack, fleet: Fleet, spend_limit_usd_h: float) ->
     budget.BudgetsBudget(
         stack,
         "budget",
-        name=f"{fleet.name}-{fleet.region}",
+        name=f"{stack.fleet.name}-{stack.fleet.region}",
         budget_type="COST",
         time_unit="MONTHLY",
         limit_amount=f"{spend_limit_usd_h * HOURS_PER_MONTH:.2f}",
         limit_unit="USD",
-        cost_filter=[budget.BudgetsBudgetCostFilter(name="TagKeyValue", values=[f"user:fleet${fleet.name}"])],
+        cost_filter=[budget.BudgetsBudgetCostFilter(name="TagKeyValue", values=[f"user:fleet${stack.fleet.name}"])],
         notification=[
             budget.BudgetsBudgetNotification(
                 notification_type=kind,
                 comparison_operator="GREATER_THAN",
                 threshold=percent,
                 threshold_type="PERCENTAGE",
-                subscriber_email_addresses=list(fleet.budget_to),
+                subscriber_email_addresses=list(stack.fleet.budget_to),
             )
             for kind, percent in _ALERTS
         ],

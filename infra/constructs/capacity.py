@@ -13,23 +13,24 @@ Resource Groups user guide, "Service configurations for resource groups".
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 
-def add_capacity(stack: TerraformStack, fleet: Fleet, group: Group, *, account: Account) -> list[ITerraformDependable]:
+def add_capacity(stack: FleetStack, group: Group) -> list[ITerraformDependable]:
     """Add the group's placement group and reservations; return what its first instance depends on."""
-    placement_groups = _add_placement_group(stack, fleet, group)
+    placement_groups = _add_placement_group(stack, group)
     if group.purchase_option != "reservation":
         return placement_groups
-    reservations = [_add_reservation(stack, fleet, group, account, placement_groups)] if group.reserve else []
+    reservations = [_add_reservation(stack, group, placement_groups)] if group.reserve else []
     if group.kind == "karpenter":
         return [*placement_groups, *reservations]
-    return [*placement_groups, *reservations, *_add_resource_group(stack, fleet, group, account)]
+    return [*placement_groups, *reservations, *_add_resource_group(stack, group)]
 
 
 def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
@@ -37,7 +38,7 @@ def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> st
     return account.build_arn("resource-groups", f"group/{names.format_reservation_name(fleet.name, group.name)}")
 
 
-def _add_placement_group(stack: TerraformStack, fleet: Fleet, group: Group) -> list[ITerraformDependable]:
+def _add_placement_group(stack: FleetStack, group: Group) -> list[ITerraformDependable]:
     """Add the cluster placement group of the pool and zone, once; none where the group has none."""
     if not group.placement_group:
         return []
@@ -45,15 +46,15 @@ def _add_placement_group(stack: TerraformStack, fleet: Fleet, group: Group) -> l
     existing = stack.node.try_find_child(name)
     if isinstance(existing, aws.placement_group.PlacementGroup):
         return [existing]
-    ec2_name = names.format_placement_group_name(fleet.name, group.placement_group)
+    ec2_name = names.format_placement_group_name(stack.fleet.name, group.placement_group)
     return [aws.placement_group.PlacementGroup(stack, name, name=ec2_name, strategy="cluster")]
 
 
 def _add_reservation(
-    stack: TerraformStack, fleet: Fleet, group: Group, account: Account, placement_groups: list[ITerraformDependable]
+    stack: FleetStack, group: Group, placement_groups: list[ITerraformDependable]
 ) -> aws.ec2_capacity_reservation.Ec2CapacityReservation:
     """Create the reservation inside the placement group, if any: EC2 cannot move one into it later."""
-    group_name = group.placement_group and names.format_placement_group_name(fleet.name, group.placement_group)
+    group_name = group.placement_group and names.format_placement_group_name(stack.fleet.name, group.placement_group)
     return aws.ec2_capacity_reservation.Ec2CapacityReservation(
         stack,
         f"{group.name}-reservation",
@@ -64,21 +65,19 @@ def _add_reservation(
         # Nobody else's instances of the same type may take it.
         instance_match_criteria="targeted",
         end_date_type="unlimited",
-        placement_group_arn=account.build_arn("ec2", f"placement-group/{group_name}") if group_name else None,
-        tags={"Name": names.format_reservation_name(fleet.name, group.name), "pool": group.pool},
+        placement_group_arn=stack.account.build_arn("ec2", f"placement-group/{group_name}") if group_name else None,
+        tags={"Name": names.format_reservation_name(stack.fleet.name, group.name), "pool": group.pool},
         depends_on=placement_groups,
     )
 
 
-def _add_resource_group(
-    stack: TerraformStack, fleet: Fleet, group: Group, account: Account
-) -> list[ITerraformDependable]:
+def _add_resource_group(stack: FleetStack, group: Group) -> list[ITerraformDependable]:
     rg = aws.resourcegroups_group
     name = f"{group.name}-reservations"
     resource_group = rg.ResourcegroupsGroup(
         stack,
         name,
-        name=names.format_reservation_name(fleet.name, group.name),
+        name=names.format_reservation_name(stack.fleet.name, group.name),
         description=f"Capacity reservations of the pool {group.pool}",
         configuration=[
             rg.ResourcegroupsGroupConfiguration(type="AWS::EC2::CapacityReservationPool"),
@@ -95,8 +94,8 @@ def _add_resource_group(
     membership = aws.resourcegroups_resource.ResourcegroupsResource(
         stack,
         f"{name}-member",
-        group_arn=build_resource_group_arn(fleet, group, account),
-        resource_arn=_build_reservation_arn(group, account),
+        group_arn=build_resource_group_arn(stack.fleet, group, stack.account),
+        resource_arn=_build_reservation_arn(group, stack.account),
         depends_on=[resource_group],
     )
     return [membership]

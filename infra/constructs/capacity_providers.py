@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import ecs_node_config, groups, machine_images, names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -45,7 +45,7 @@ class CapacityProviderContext(machines.MachineContext):
 
 
 def add_capacity_provider(
-    stack: TerraformStack, context: CapacityProviderContext, group: Group
+    stack: FleetStack, context: CapacityProviderContext, group: Group
 ) -> aws.ecs_capacity_provider.EcsCapacityProvider:
     """Add the group's launch template, Auto Scaling group and capacity provider."""
     template = machines.add_template(
@@ -82,7 +82,7 @@ def add_capacity_provider(
 
 
 def add_association(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: CapacityProviderContext,
     pool_groups: Sequence[Sequence[Group]],
     providers: Sequence[Any],
@@ -108,7 +108,7 @@ def add_association(
 
 
 def _add_scaling_group(
-    stack: TerraformStack, context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
+    stack: FleetStack, context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
 ) -> aws.autoscaling_group.AutoscalingGroup:
     a = aws.autoscaling_group
     name = f"{context.fleet.name}-{group.name}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.topic_rule import add_topic_rule
 from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, groups
-from llm_serving.fleet.model import Fleet
 
 _QUOTA_PERCENT = 80
 _PERIOD_S = 300
@@ -19,22 +18,22 @@ Source: EC2 user guide, "Monitor Capacity Blocks using EventBridge", whose editi
 """
 
 
-def add_capacity_watch(stack: TerraformStack, fleet: Fleet, topic: str) -> None:
+def add_capacity_watch(stack: FleetStack, topic: str) -> None:
     """Add an alarm for each quota of vCPUs that the fleet meets, and a rule for its Capacity Blocks."""
     catalog = instances.load()
-    for need in capacity.compute(fleet, catalog).needs:
+    for need in capacity.compute(stack.fleet, catalog).needs:
         if need.quota.usage_class:
-            _add_quota_alarm(stack, fleet, need.quota.usage_class)
+            _add_quota_alarm(stack, need.quota.usage_class)
     blocks = {
         group.reservation
-        for group in groups.resolve_all(fleet, catalog)
+        for group in groups.resolve_all(stack.fleet, catalog)
         if group.purchase_option == "capacity-block" and group.reservation
     }
     if blocks:
-        _add_block_rule(stack, fleet, sorted(blocks), topic)
+        _add_block_rule(stack, sorted(blocks), topic)
 
 
-def _add_quota_alarm(stack: TerraformStack, fleet: Fleet, usage_class: str) -> None:
+def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
     purpose = f"quota-{usage_class.lower().replace('/', '-')}"
     dimensions = {"Service": "EC2", "Type": "Resource", "Resource": "vCPU", "Class": usage_class}
     used = alarm.build_signal_query("used", "vcpus-used", dimensions, "Maximum", period_s=_PERIOD_S)
@@ -42,8 +41,8 @@ def _add_quota_alarm(stack: TerraformStack, fleet: Fleet, usage_class: str) -> N
     alarm.add_alarm(
         stack,
         f"{purpose}-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{purpose}",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{purpose}",
         description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
         threshold=_QUOTA_PERCENT,
         periods=1,
@@ -51,11 +50,7 @@ def _add_quota_alarm(stack: TerraformStack, fleet: Fleet, usage_class: str) -> N
     )
 
 
-def _add_block_rule(stack: TerraformStack, fleet: Fleet, blocks: list[str], topic: str) -> None:
-    pattern = {
-        "source": ["aws.ec2"],
-        "detail-type": _BLOCK_ENDS,
-        "detail": {"capacity-reservation-id": blocks},
-    }
+def _add_block_rule(stack: FleetStack, blocks: list[str], topic: str) -> None:
+    pattern = {"source": ["aws.ec2"], "detail-type": _BLOCK_ENDS, "detail": {"capacity-reservation-id": blocks}}
     description = "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on"
-    add_topic_rule(stack, fleet, "capacity-block-ends", description, pattern, topic)
+    add_topic_rule(stack, "capacity-block-ends", description, pattern, topic)

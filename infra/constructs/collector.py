@@ -102,11 +102,7 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, obj
             # A page that cannot be read is no news while an engine loads: `up` says it.
             "telemetry": {"logs": {"level": "error"}},
             "pipelines": {
-                "metrics": {
-                    "receivers": ["prometheus"],
-                    "processors": list(processors),
-                    "exporters": ["awsemf"],
-                }
+                "metrics": {"receivers": ["prometheus"], "processors": list(processors), "exporters": ["awsemf"]}
             },
         },
     }

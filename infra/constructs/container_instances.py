@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs import security_group as security_group
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 
-def add_instance_profile(
-    stack: TerraformStack, fleet: Fleet, *, account: Account
-) -> aws.iam_instance_profile.IamInstanceProfile:
+def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInstanceProfile:
     """Add the instances' role and the instance profile that holds it.
 
     It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
@@ -25,11 +23,9 @@ def add_instance_profile(
     instance_role = add_role(
         stack,
         "instance",
-        fleet=fleet.name,
-        account=account,
-        description=f"Lets machines join the cluster {names.format_cluster_name(fleet)}",
+        description=f"Lets machines join the cluster {names.format_cluster_name(stack.fleet)}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
-        statements=tuple(_build_statements(fleet, account)),
+        statements=tuple(_build_statements(stack.fleet, stack.account)),
     )
     return aws.iam_instance_profile.IamInstanceProfile(
         stack, "instance-profile", name=instance_role.name, role=instance_role.name
@@ -73,12 +69,12 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
     )
 
 
-def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> aws.security_group.SecurityGroup:
+def add_security_group(stack: FleetStack, *, vpc_id: str) -> aws.security_group.SecurityGroup:
     """Add the instances' security group: no ingress, and HTTPS egress only.
 
     Tasks with network interfaces of their own (awsvpc) have groups of their own.
     """
-    name = f"{fleet.name}-{stack.node.id}-machines"
+    name = f"{stack.fleet.name}-{stack.node.id}-machines"
     group = security_group.add_security_group(
         stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id
     )

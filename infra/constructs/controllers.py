@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
@@ -24,46 +24,36 @@ _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
 """The tag that the load balancer controller puts on the resources that it creates."""
 
 
-def add_load_balancer_role(
-    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
-) -> None:
+def add_load_balancer_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add the load balancer controller's role."""
     _add_controller_role(
         stack,
         "load-balancers",
         LOAD_BALANCER_CONTROLLER,
-        fleet,
         cluster,
-        account,
-        _build_load_balancer_statements(fleet, account),
+        _build_load_balancer_statements(stack.fleet, stack.account),
     )
 
 
-def add_autoscaler_role(
-    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
-) -> None:
+def add_autoscaler_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add the cluster autoscaler's role; Karpenter sizes what it starts itself."""
     _add_controller_role(
-        stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _build_autoscaler_statements(fleet, account)
+        stack, "autoscaler", AUTOSCALER, cluster, _build_autoscaler_statements(stack.fleet, stack.account)
     )
 
 
 def _add_controller_role(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     service_account: str,
-    fleet: Fleet,
     cluster: aws.eks_cluster.EksCluster,
-    account: Account,
     statements: Sequence[Statement],
 ) -> None:
     controller_role = add_role(
         stack,
         name,
-        fleet=fleet.name,
-        account=account,
         description=f"Lets {service_account} call AWS",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
         statements=statements,
     )
     pod_identity.add_association(

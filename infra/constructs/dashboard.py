@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.alarm import PERIOD_S
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.catalog import signals
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -51,13 +51,13 @@ def build_graph(signal: str, stat: str, curves: Mapping[str, Mapping[str, str]])
     return Graph(signal, row.program, stat, [Curve(label, row.name, curves[label]) for label in curves])
 
 
-def add_dashboard(stack: TerraformStack, fleet: Fleet, graphs: Sequence[Graph]) -> None:
+def add_dashboard(stack: FleetStack, graphs: Sequence[Graph]) -> None:
     """Add the dashboard of a stack."""
-    widgets = [_build_widget(fleet, graph, index) for index, graph in enumerate(graphs)]
+    widgets = [_build_widget(stack.fleet, graph, index) for index, graph in enumerate(graphs)]
     aws.cloudwatch_dashboard.CloudwatchDashboard(
         stack,
         "dashboard",
-        dashboard_name=names.format_dashboard_name(fleet, stack.node.id),
+        dashboard_name=names.format_dashboard_name(stack.fleet, stack.node.id),
         dashboard_body=json.dumps({"start": "-PT6H", "widgets": [*widgets, _build_text(graphs)]}),
     )
 

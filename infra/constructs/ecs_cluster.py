@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
-from infra.constructs.account import Account
 from infra.constructs.cluster import Cluster
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
 from llm_serving.fleet import names
@@ -24,12 +23,7 @@ _INSIGHTS_LEVELS = {"standard": "enabled", "enhanced": "enhanced"}
 
 
 def add_cluster(
-    stack: TerraformStack,
-    fleet: Fleet,
-    *,
-    account: Account,
-    functions: Sequence[str] = (),
-    log_groups: Mapping[str, str] = MappingProxyType({}),
+    stack: FleetStack, *, functions: Sequence[str] = (), log_groups: Mapping[str, str] = MappingProxyType({})
 ) -> Cluster:
     """Add the cluster with its key, log groups and Service Connect namespace.
 
@@ -37,21 +31,20 @@ def add_cluster(
         functions: names of the Lambda functions whose logs the key encrypts as well.
         log_groups: further log groups that it encrypts, by the name of their grant.
     """
-    name = names.format_cluster_name(fleet)
-    commands_group = build_exec_log_group_name(fleet)
+    name = names.format_cluster_name(stack.fleet)
+    commands_group = build_exec_log_group_name(stack.fleet)
     # Container Insights makes its own log group where there is none: without a key, and kept for ever.
     insights_group = f"/aws/ecs/containerinsights/{name}/performance"
     kms_key = add_key(
         stack,
         "cluster-key",
-        alias=f"{fleet.name}-ecs",
+        alias=f"{stack.fleet.name}-ecs",
         description=f"Commands run inside tasks, and logs, of the cluster {name}",
-        account=account,
         grants=(
-            build_log_group_grant(account, commands_group, "Commands"),
-            build_log_group_grant(account, insights_group, "Insights"),
-            *build_log_grants(fleet, account, functions),
-            *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
+            build_log_group_grant(stack.account, commands_group, "Commands"),
+            build_log_group_grant(stack.account, insights_group, "Insights"),
+            *build_log_grants(stack.fleet, stack.account, functions),
+            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
         ),
     )
     commands_log = _add_log_group(stack, "exec-logs", commands_group, kms_key, _COMMAND_RETENTION_DAYS)
@@ -64,7 +57,9 @@ def add_cluster(
         stack,
         "cluster",
         name=name,
-        setting=[e.EcsClusterSetting(name="containerInsights", value=_INSIGHTS_LEVELS[fleet.ecs.container_insights])],
+        setting=[
+            e.EcsClusterSetting(name="containerInsights", value=_INSIGHTS_LEVELS[stack.fleet.ecs.container_insights])
+        ],
         configuration=_build_exec_configuration(kms_key, commands_log),
         service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],
@@ -78,19 +73,23 @@ def build_exec_log_group_name(fleet: Fleet) -> str:
 
 
 def add_peers_namespace(
-    stack: TerraformStack, fleet: Fleet, *, vpc_id: str
+    stack: FleetStack, *, vpc_id: str
 ) -> aws.service_discovery_private_dns_namespace.ServiceDiscoveryPrivateDnsNamespace:
     """Add the private DNS namespace of Cloud Map, for peers that must know each task's own address.
 
     Prefill and decode workers, or the ranks of one model: Service Connect's proxies would hide who is who.
     """
     return aws.service_discovery_private_dns_namespace.ServiceDiscoveryPrivateDnsNamespace(
-        stack, "peers", name=names.format_namespace(fleet), description=f"Tasks of the fleet {fleet.name}", vpc=vpc_id
+        stack,
+        "peers",
+        name=names.format_namespace(stack.fleet),
+        description=f"Tasks of the fleet {stack.fleet.name}",
+        vpc=vpc_id,
     )
 
 
 def _add_log_group(
-    stack: TerraformStack, name: str, group: str, kms_key: aws.kms_key.KmsKey, retention_days: int
+    stack: FleetStack, name: str, group: str, kms_key: aws.kms_key.KmsKey, retention_days: int
 ) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
     return aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, name, name=group, retention_in_days=retention_days, kms_key_id=kms_key.arn

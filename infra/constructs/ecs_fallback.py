@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function, add_trigger
 from infra.constructs.policy import Statement, allow
 from llm_serving.fleet import names
@@ -25,26 +25,23 @@ _TIMEOUT_S = 55
 """Less than the minute in which it is called again."""
 
 
-def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey, account: Account) -> None:
+def add_fallback(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its two rules."""
     fallback_function = add_function(
         stack,
         NAME,
-        fleet=fleet,
-        account=account,
         key=key,
         source="ecs_fallback",
         description="Moves tasks that find no machine to the next choice of their pool",
-        statements=_build_statements(fleet, account),
+        statements=_build_statements(stack.fleet, stack.account),
         timeout_s=_TIMEOUT_S,
     )
-    _add_schedule(stack, fleet, fallback_function)
-    _add_failure_rule(stack, fleet, fallback_function)
+    _add_schedule(stack, fallback_function)
+    _add_failure_rule(stack, fallback_function)
     # Rings before ECS starts no task of the cluster any more.
     alarm.add_cluster_alarm(
         stack,
         f"{NAME}-waiting-alarm",
-        fleet,
         "waiting-tasks",
         name="tasks-waiting",
         description=f"Many tasks wait for a machine; ECS starts none beyond {_MAX_WAITING} in a cluster",
@@ -52,12 +49,12 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
     )
 
 
-def _add_schedule(stack: TerraformStack, fleet: Fleet, fallback_function: aws.lambda_function.LambdaFunction) -> None:
+def _add_schedule(stack: FleetStack, fallback_function: aws.lambda_function.LambdaFunction) -> None:
     """Call the function each minute."""
     minute_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-minute",
-        name=f"{fleet.name}-{NAME}-minute",
+        name=f"{stack.fleet.name}-{NAME}-minute",
         description="Each minute: tasks that wait too long, and those that are served again",
         schedule_expression="rate(1 minute)",
     )
@@ -66,31 +63,29 @@ def _add_schedule(stack: TerraformStack, fleet: Fleet, fallback_function: aws.la
         f"{NAME}-minute",
         function=fallback_function,
         rule=minute_rule,
-        event_input=json.dumps({"cluster": names.format_cluster_name(fleet)}),
+        event_input=json.dumps({"cluster": names.format_cluster_name(stack.fleet)}),
     )
 
 
-def _add_failure_rule(
-    stack: TerraformStack, fleet: Fleet, fallback_function: aws.lambda_function.LambdaFunction
-) -> None:
+def _add_failure_rule(stack: FleetStack, fallback_function: aws.lambda_function.LambdaFunction) -> None:
     """Call the function as soon as an Auto Scaling group cannot start an instance."""
     failure_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-failed",
-        name=f"{fleet.name}-{NAME}-failed",
+        name=f"{stack.fleet.name}-{NAME}-failed",
         description="At once: a group could not start a machine",
         event_pattern=json.dumps(
             {
                 "source": ["aws.autoscaling"],
                 "detail-type": ["EC2 Instance Launch Unsuccessful"],
-                "detail": {"AutoScalingGroupName": [{"prefix": f"{fleet.name}-"}]},
+                "detail": {"AutoScalingGroupName": [{"prefix": f"{stack.fleet.name}-"}]},
             }
         ),
     )
     transformer = aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer(
         input_paths={"group": "$.detail.AutoScalingGroupName"},
         # EventBridge adds the quotes of a string itself.
-        input_template=f'{{"cluster": {json.dumps(names.format_cluster_name(fleet))}, "failed_group": <group>}}',
+        input_template=f'{{"cluster": {json.dumps(names.format_cluster_name(stack.fleet))}, "failed_group": <group>}}',
     )
     add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
 

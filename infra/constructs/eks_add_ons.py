@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
@@ -25,29 +26,22 @@ class _Permissions:
 
 
 def add(
-    stack: TerraformStack,
-    fleet: Fleet,
-    *,
-    cluster: aws.eks_cluster.EksCluster,
-    account: Account,
-    system: aws.eks_node_group.EksNodeGroup | None,
+    stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, system: aws.eks_node_group.EksNodeGroup | None
 ) -> list[ITerraformDependable]:
     """Add the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
-    permissions = _build_permissions(fleet, account)
+    permissions = _build_permissions(stack.fleet, stack.account)
     return [
-        _add_eks_add_on(stack, fleet, add_on, permissions.get(add_on.name), cluster, account, system)
-        for add_on in list_eks_add_ons(fleet)
+        _add_eks_add_on(stack, add_on, permissions.get(add_on.name), cluster, system)
+        for add_on in list_eks_add_ons(stack.fleet)
         if add_on.before_nodes == (system is None)
     ]
 
 
 def _add_eks_add_on(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     add_on: EksAddOn,
     permissions: _Permissions | None,
     cluster: aws.eks_cluster.EksCluster,
-    account: Account,
     system: aws.eks_node_group.EksNodeGroup | None,
 ) -> aws.eks_addon.EksAddon:
     associations = []
@@ -56,10 +50,8 @@ def _add_eks_add_on(
         add_on_role = add_role(
             stack,
             permissions.role,
-            fleet=fleet.name,
-            account=account,
             description=f"Lets the add-on {add_on.name} call AWS",
-            trust=pod_identity.build_trust_policy(fleet.name, account),
+            trust=pod_identity.build_trust_policy(stack.fleet.name, stack.account),
             managed=permissions.managed,
             statements=permissions.statements,
         )

@@ -8,11 +8,12 @@ from ipaddress import IPv4Network
 from types import MappingProxyType
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.cluster import Cluster
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
@@ -33,12 +34,10 @@ _ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 
 
 def add_cluster(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     *,
     vpc_id: str,
     subnet_ids: Sequence[str],
-    account: Account,
     functions: Sequence[str] = (),
     log_groups: Mapping[str, str] = MappingProxyType({}),
 ) -> Cluster:
@@ -48,19 +47,17 @@ def add_cluster(
         functions: names of the Lambda functions whose logs the key encrypts as well.
         log_groups: further log groups that it encrypts, by the name of their grant.
     """
-    name = names.format_cluster_name(fleet)
+    name = names.format_cluster_name(stack.fleet)
     group_name = f"/aws/eks/{name}/cluster"
-    kms_key = _add_cluster_key(stack, fleet, group_name, functions, log_groups, account)
+    kms_key = _add_cluster_key(stack, group_name, functions, log_groups)
     logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "cluster-logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
     )
     service_role = add_role(
         stack,
         "cluster",
-        fleet=fleet.name,
-        account=account,
         description=f"Lets EKS run the cluster {name}",
-        trust=policy.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": account.id}),
+        trust=policy.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}),
         managed=("AmazonEKSClusterPolicy",),
         statements=(
             {
@@ -70,47 +67,34 @@ def add_cluster(
             },
         ),
     )
-    client_groups = [_add_client_group(stack, fleet, vpc_id).id] if fleet.eks.private_from else []
+    client_groups = [_add_client_group(stack, vpc_id).id] if stack.fleet.eks.private_from else []
     resource = _add_eks_cluster(
-        stack,
-        fleet,
-        service_role,
-        kms_key,
-        subnet_ids,
-        client_groups,
-        depends_on=[logs, *list_policies(stack, "cluster")],
+        stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(stack, "cluster")]
     )
-    _add_admins(stack, fleet, resource, account)
+    _add_admins(stack, resource)
     return Cluster(resource, kms_key)
 
 
 def _add_cluster_key(
-    stack: TerraformStack,
-    fleet: Fleet,
-    group_name: str,
-    functions: Sequence[str],
-    log_groups: Mapping[str, str],
-    account: Account,
+    stack: FleetStack, group_name: str, functions: Sequence[str], log_groups: Mapping[str, str]
 ) -> aws.kms_key.KmsKey:
-    name = names.format_cluster_name(fleet)
+    name = names.format_cluster_name(stack.fleet)
     return add_key(
         stack,
         "cluster-key",
-        alias=f"{fleet.name}-eks",
+        alias=f"{stack.fleet.name}-eks",
         description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
-        account=account,
         grants=(
-            build_log_group_grant(account, group_name),
-            _build_events_grant(account),
-            *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
-            *build_log_grants(fleet, account, functions),
+            build_log_group_grant(stack.account, group_name),
+            _build_events_grant(stack.account),
+            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
+            *build_log_grants(stack.fleet, stack.account, functions),
         ),
     )
 
 
 def _add_eks_cluster(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     service_role: aws.iam_role.IamRole,
     kms_key: aws.kms_key.KmsKey,
     subnet_ids: Sequence[str],
@@ -121,8 +105,8 @@ def _add_eks_cluster(
     return e.EksCluster(
         stack,
         "cluster",
-        name=names.format_cluster_name(fleet),
-        version=fleet.eks.version,
+        name=names.format_cluster_name(stack.fleet),
+        version=stack.fleet.eks.version,
         role_arn=service_role.arn,
         enabled_cluster_log_types=list(LOG_TYPES),
         # The add-ons bring the same in pinned versions.
@@ -140,26 +124,26 @@ def _add_eks_cluster(
             subnet_ids=list(subnet_ids),
             security_group_ids=list(security_group_ids) or None,
             endpoint_private_access=True,
-            endpoint_public_access=bool(fleet.eks.public_from),
-            public_access_cidrs=list(fleet.eks.public_from) or None,
+            endpoint_public_access=bool(stack.fleet.eks.public_from),
+            public_access_cidrs=list(stack.fleet.eks.public_from) or None,
         ),
         kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
-            ip_family="ipv4", service_ipv4_cidr=_select_service_cidr(fleet)
+            ip_family="ipv4", service_ipv4_cidr=_select_service_cidr(stack.fleet)
         ),
         # After standard support a version would keep running, at six times the price, until it is upgraded.
         upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
-        tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()},
+        tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()},
         depends_on=depends_on,
     )
 
 
-def _add_client_group(stack: TerraformStack, fleet: Fleet, vpc_id: str) -> aws.security_group.SecurityGroup:
+def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.SecurityGroup:
     """Add the group of the private endpoint that lets in the clients outside the cluster."""
-    name = f"{names.format_cluster_name(fleet)}-api"
+    name = f"{names.format_cluster_name(stack.fleet)}-api"
     group = add_security_group(
         stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
     )
-    for number, client in enumerate(fleet.eks.private_from, start=1):
+    for number, client in enumerate(stack.fleet.eks.private_from, start=1):
         cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
         rule, title = f"api-client-{number}", f"{name}-{number}"
         add_rule(stack, rule, group, "in", "Kubernetes API", HTTPS, cidr=cidr, peer_id=peer_id, title=title)
@@ -174,21 +158,21 @@ def _select_service_cidr(fleet: Fleet) -> str | None:
     return second if IPv4Network(fleet.network.cidr).overlaps(IPv4Network(first)) else first
 
 
-def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, account: Account) -> None:
+def _add_admins(stack: FleetStack, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add an access entry for each role of the fleet file and for who applies, once where they are the same."""
     principal = format_expression("each.key")
     entry = aws.eks_access_entry.EksAccessEntry(
         stack, "admin", cluster_name=cluster.name, principal_arn=principal, type="STANDARD"
     )
-    applies = json.dumps(fleet.eks.applied_by) if fleet.eks.applied_by else _refer_to_caller(stack, account)
-    principals = ", ".join([applies, *map(json.dumps, fleet.eks.admins)])
+    applies = json.dumps(stack.fleet.eks.applied_by) if stack.fleet.eks.applied_by else _refer_to_caller(stack)
+    principals = ", ".join([applies, *map(json.dumps, stack.fleet.eks.admins)])
     scope = aws.eks_access_policy_association.EksAccessPolicyAssociationAccessScope(type="cluster")
     association = aws.eks_access_policy_association.EksAccessPolicyAssociation(
         stack,
         "admin-policy",
         cluster_name=cluster.name,
         principal_arn=principal,
-        policy_arn=f"arn:{account.partition}:eks::aws:cluster-access-policy/{_ADMIN_POLICY}",
+        policy_arn=f"arn:{stack.account.partition}:eks::aws:cluster-access-policy/{_ADMIN_POLICY}",
         access_scope=scope,
         depends_on=[entry],
     )
@@ -196,9 +180,9 @@ def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.Ek
         resource.add_override("for_each", format_expression(f"toset([{principals}])"))
 
 
-def _refer_to_caller(stack: TerraformStack, account: Account) -> str:
+def _refer_to_caller(stack: FleetStack) -> str:
     """Return a reference to the role or user that runs Terraform: who assumed a role calls by a session of it."""
-    session = aws.data_aws_iam_session_context.DataAwsIamSessionContext(stack, "caller", arn=account.caller)
+    session = aws.data_aws_iam_session_context.DataAwsIamSessionContext(stack, "caller", arn=stack.account.caller)
     return f"data.aws_iam_session_context.{session.friendly_unique_id}.issuer_arn"
 
 

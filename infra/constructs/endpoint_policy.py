@@ -6,10 +6,10 @@ Credentials that somebody brings along are of no use in the VPC then, and weight
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 
 OPEN = "open"
 
@@ -74,7 +74,7 @@ def build_s3_policy(access: str, account: Account) -> str | None:
     return policy.build_document(own, public_buckets)
 
 
-def add_policy(stack: TerraformStack, name: str, service_name: str, access: str, account: Account) -> str | None:
+def add_policy(stack: FleetStack, name: str, service_name: str, access: str) -> str | None:
     """Add the policy of an interface endpoint, by who calls; None for open access.
 
     AMIs, public parameters and the images of EKS's add-ons belong to accounts of AWS, so resources are not limited.
@@ -91,7 +91,7 @@ def add_policy(stack: TerraformStack, name: str, service_name: str, access: str,
         "Principal": "*",
         "Action": "*",
         "Resource": "*",
-        "Condition": {"StringEquals": _build_condition("Principal", access, account.id_reference)},
+        "Condition": {"StringEquals": _build_condition("Principal", access, stack.account.id_reference)},
     }
     supported = f"data.aws_vpc_endpoint_service.{service.friendly_unique_id}.vpc_endpoint_policy_supported"
     return format_expression(f"{supported} ? jsonencode({policy.build_document(statement)}) : null")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.bucket import add_bucket
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key
 from infra.constructs.policy import Statement
 from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
@@ -13,19 +13,18 @@ from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 _WRITER = "delivery.logs.amazonaws.com"
 
 
-def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
+def add_flow_logs(stack: FleetStack, *, vpc_id: str, retention_s: float) -> None:
     """Add flow logs of all traffic, accepted and rejected, deleted after `retention_s` seconds and with the fleet."""
-    from_here = _build_source_condition(account)
+    from_here = _build_source_condition(stack.account)
     kms_key = add_key(
         stack,
         "flow-logs-key",
-        alias=f"{fleet}-flow-logs",
-        description=f"Flow logs of the fleet {fleet}",
-        account=account,
+        alias=f"{stack.fleet.name}-flow-logs",
+        description=f"Flow logs of the fleet {stack.fleet.name}",
         grants=(_build_key_grant(from_here),),
     )
-    bucket_name = build_bucket_name(fleet, "flows", account.id, account.region)
-    bucket_arn = f"arn:{account.partition}:s3:::{bucket_name}"
+    bucket_name = build_bucket_name(stack.fleet.name, "flows", stack.account.id, stack.account.region)
+    bucket_arn = f"arn:{stack.account.partition}:s3:::{bucket_name}"
     bucket = add_bucket(
         stack,
         "flow-logs",
@@ -33,7 +32,7 @@ def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s
         key_arn=kms_key.arn,
         old_versions_days=1,
         expire_days=convert_to_days(retention_s),
-        grants=_build_bucket_grants(bucket_arn, account, from_here),
+        grants=_build_bucket_grants(bucket_arn, stack.account, from_here),
         keep=False,
     )
     flow_log = aws.flow_log.FlowLog(
@@ -43,7 +42,7 @@ def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s
         traffic_type="ALL",
         log_destination_type="s3",
         log_destination=bucket.arn,
-        tags={"Name": fleet},
+        tags={"Name": stack.fleet.name},
     )
     # Else AWS writes a policy of its own into the bucket first, and the next plan takes it away.
     flow_log.add_override("depends_on", ["aws_s3_bucket_policy.flow-logs-policy"])

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.bindings import aws
-from infra.bindings.cdktf import App, TerraformStack
+from infra.bindings.cdktf import App
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import build_log_group_grant
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
@@ -41,11 +42,9 @@ class Archive:
 
 
 def add_function(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     *,
-    fleet: Fleet,
-    account: Account,
     key: aws.kms_key.KmsKey,
     source: str,
     description: str,
@@ -64,13 +63,13 @@ def add_function(
         statements: what it may do beside writing its log.
         models: services whose API model comes along, from the pinned boto3, where the runtime's may be too old.
     """
-    log = _add_log_group(stack, name, fleet, key)
-    function_role = _add_function_role(stack, name, fleet, account, description, statements)
+    log = _add_log_group(stack, name, key)
+    function_role = _add_function_role(stack, name, description, statements)
     code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
     return aws.lambda_function.LambdaFunction(
         stack,
         name,
-        function_name=names.format_function_name(fleet, name),
+        function_name=names.format_function_name(stack.fleet, name),
         description=description,
         role=function_role.arn,
         runtime=RUNTIME,
@@ -85,33 +84,26 @@ def add_function(
 
 
 def _add_log_group(
-    stack: TerraformStack, name: str, fleet: Fleet, key: aws.kms_key.KmsKey
+    stack: FleetStack, name: str, key: aws.kms_key.KmsKey
 ) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
     return aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack,
         f"{name}-log",
-        name=build_log_group_name(fleet, name),
+        name=build_log_group_name(stack.fleet, name),
         retention_in_days=_LOG_RETENTION_DAYS,
         kms_key_id=key.arn,
     )
 
 
 def _add_function_role(
-    stack: TerraformStack,
-    name: str,
-    fleet: Fleet,
-    account: Account,
-    description: str,
-    statements: Sequence[Statement],
+    stack: FleetStack, name: str, description: str, statements: Sequence[Statement]
 ) -> aws.iam_role.IamRole:
     return add_role(
         stack,
         name,
-        fleet=fleet.name,
-        account=account,
         description=description,
         trust=policy.build_trust_policy("lambda.amazonaws.com"),
-        statements=(_build_log_statement(account, fleet, name), *statements),
+        statements=(_build_log_statement(stack.account, stack.fleet, name), *statements),
     )
 
 
@@ -129,7 +121,7 @@ def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -
 
 
 def add_trigger(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     *,
     function: aws.lambda_function.LambdaFunction,
@@ -166,7 +158,7 @@ def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement
     )
 
 
-def _write_archive(stack: TerraformStack, source: Path, models: Sequence[str]) -> Archive:
+def _write_archive(stack: FleetStack, source: Path, models: Sequence[str]) -> Archive:
     """Write the archive beside the stack; the same source gives the same bytes."""
     folder = Path(App.of(stack).outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)

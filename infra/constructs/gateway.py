@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import valkey
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.security_group import add_rule, add_security_group
 from llm_serving.fleet.model import Fleet
@@ -71,7 +71,7 @@ class ServerGroups:
     cache: aws.security_group.SecurityGroup
 
 
-def add_groups(stack: TerraformStack, context: GatewayContext) -> ServerGroups:
+def add_groups(stack: FleetStack, context: GatewayContext) -> ServerGroups:
     """Add the servers' groups, which let nobody in yet."""
     database, cache = (
         add_security_group(
@@ -86,14 +86,14 @@ def add_groups(stack: TerraformStack, context: GatewayContext) -> ServerGroups:
     return ServerGroups(database, cache)
 
 
-def let_in(stack: TerraformStack, groups: ServerGroups, name: str, client_id: str) -> None:
+def let_in(stack: FleetStack, groups: ServerGroups, name: str, client_id: str) -> None:
     """Let a security group reach both servers."""
     servers = (("database", groups.database, DATABASE_PORT), ("cache", groups.cache, CACHE_PORT))
     for part, group, port in servers:
         add_rule(stack, f"{part}-from-{name}", group, "in", f"Programs: {name}", port, peer_id=client_id)
 
 
-def add_servers(stack: TerraformStack, context: GatewayContext, groups: ServerGroups) -> Servers:
+def add_servers(stack: FleetStack, context: GatewayContext, groups: ServerGroups) -> Servers:
     """Add the servers, the gateway's secret, and the parameter that says where they are."""
     database = _add_database(stack, context, groups)
     cache = _add_cache(stack, context, groups)
@@ -123,7 +123,7 @@ def add_servers(stack: TerraformStack, context: GatewayContext, groups: ServerGr
     return Servers(database, cache, secret, place)
 
 
-def _add_database(stack: TerraformStack, context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
+def _add_database(stack: FleetStack, context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
     """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS alone."""
     gateway = context.gateway
     subnets = aws.db_subnet_group.DbSubnetGroup(
@@ -169,7 +169,7 @@ def _add_database(stack: TerraformStack, context: GatewayContext, groups: Server
 
 
 def _add_cache(
-    stack: TerraformStack, context: GatewayContext, groups: ServerGroups
+    stack: FleetStack, context: GatewayContext, groups: ServerGroups
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
     return valkey.add_cache(
         stack,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, valkey
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway import GatewayContext
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import CACHE_NODES
@@ -18,7 +18,7 @@ PERIODS = 15
 """Minutes in a row: an instance of the family t may work above its baseline for a while."""
 
 
-def add_alarms(stack: TerraformStack, context: GatewayContext) -> None:
+def add_alarms(stack: FleetStack, context: GatewayContext) -> None:
     """Add the alarms."""
     gateway = context.gateway
     database = [("DBInstanceIdentifier", gateway.name)]
@@ -30,7 +30,7 @@ def add_alarms(stack: TerraformStack, context: GatewayContext) -> None:
 
 
 def _add_alarm(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: GatewayContext,
     name: str,
     servers: list[tuple[str, str]],

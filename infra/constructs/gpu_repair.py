@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, policy
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import STOP_TAG
@@ -32,28 +32,19 @@ def is_needed(groups: Iterable[Group]) -> bool:
     return any(group.variant == "nvidia" for group in groups)
 
 
-def add_gpu_repair(
-    stack: TerraformStack,
-    fleet: Fleet,
-    *,
-    provider: aws.provider.AwsProvider,
-    key: aws.kms_key.KmsKey,
-    account: Account,
-) -> None:
+def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its queue, the rules that fill it, and the alarm on replacements that wait."""
     # The function sets the tag, and only a person takes it away, not the next apply.
     provider.ignore_tags = [aws.provider.AwsProviderIgnoreTags(keys=[STOP_TAG])]
-    rules = _add_rules(stack, fleet, account)
-    queue = _add_queue(stack, fleet, account, rules)
+    rules = _add_rules(stack)
+    queue = _add_queue(stack, rules)
     repair_function = add_function(
         stack,
         NAME,
-        fleet=fleet,
-        account=account,
         key=key,
         source="gpu_repair",
         description="Replaces instances whose GPUs fail",
-        statements=_build_statements(fleet, account, queue),
+        statements=_build_statements(stack.fleet, stack.account, queue),
         timeout_s=_TIMEOUT_S,
     )
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
@@ -63,7 +54,6 @@ def add_gpu_repair(
     alarm.add_cluster_alarm(
         stack,
         f"{NAME}-waiting-alarm",
-        fleet,
         "waiting-repairs",
         name="repairs-waiting",
         description=f"Instances with broken GPUs wait to be replaced; see the log of {NAME} for what they wait for",
@@ -71,15 +61,13 @@ def add_gpu_repair(
     )
 
 
-def _add_rules(
-    stack: TerraformStack, fleet: Fleet, account: Account
-) -> dict[str, aws.cloudwatch_event_rule.CloudwatchEventRule]:
+def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.CloudwatchEventRule]:
     """Call at once when ECS finds an instance impaired, and each minute: an event may be lost, and some wait."""
     health_pattern = {
         "source": ["aws.ecs"],
         "detail-type": ["ECS Container Instance Health Change"],
         "detail": {
-            "clusterArn": [account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}")],
+            "clusterArn": [stack.account.build_arn("ecs", f"cluster/{names.format_cluster_name(stack.fleet)}")],
             "overallStatus": ["IMPAIRED"],
         },
     }
@@ -88,14 +76,14 @@ def _add_rules(
         "health": r.CloudwatchEventRule(
             stack,
             f"{NAME}-health",
-            name=f"{fleet.name}-{NAME}-health",
+            name=f"{stack.fleet.name}-{NAME}-health",
             description="At once: ECS finds an instance impaired",
             event_pattern=json.dumps(health_pattern),
         ),
         "minute": r.CloudwatchEventRule(
             stack,
             f"{NAME}-minute",
-            name=f"{fleet.name}-{NAME}-minute",
+            name=f"{stack.fleet.name}-{NAME}-minute",
             description="Each minute: instances that wait to be replaced, and drains without end",
             schedule_expression="rate(1 minute)",
         ),
@@ -103,14 +91,11 @@ def _add_rules(
 
 
 def _add_queue(
-    stack: TerraformStack,
-    fleet: Fleet,
-    account: Account,
-    rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule],
+    stack: FleetStack, rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule]
 ) -> aws.sqs_queue.SqsQueue:
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
-    name, cluster = f"{names.format_function_name(fleet, NAME)}.fifo", names.format_cluster_name(fleet)
-    arn = account.build_arn("sqs", name)
+    name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", names.format_cluster_name(stack.fleet)
+    arn = stack.account.build_arn("sqs", name)
     from_rules = {
         "Sid": "FromRules",
         "Effect": "Allow",

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 
 
-def add_rules(stack: TerraformStack, fleet: Fleet) -> None:
+def add_rules(stack: FleetStack) -> None:
     """Add a rule for each registry of the fleet's cache, and the template of the repositories that ECR makes for it."""
-    for upstream in image_cache.list_upstreams(fleet):
-        prefix = image_cache.format_prefix(fleet, upstream)
+    for upstream in image_cache.list_upstreams(stack.fleet):
+        prefix = image_cache.format_prefix(stack.fleet, upstream)
         rule = aws.ecr_pull_through_cache_rule.EcrPullThroughCacheRule(
             stack,
             f"cache-{upstream.suffix}",
             ecr_repository_prefix=prefix,
             upstream_registry_url=upstream.url,
-            credential_arn=image_cache.get_secret(fleet, upstream),
+            credential_arn=image_cache.get_secret(stack.fleet, upstream),
         )
         aws.ecr_repository_creation_template.EcrRepositoryCreationTemplate(
             stack,
             f"cache-{upstream.suffix}-template",
             prefix=prefix,
             applied_for=["PULL_THROUGH_CACHE"],
-            description=f"Cached images of {upstream.host} for the fleet {fleet.name}",
+            description=f"Cached images of {upstream.host} for the fleet {stack.fleet.name}",
             # ECR moves a cached tag to what the registry has now.
             image_tag_mutability="MUTABLE",
             depends_on=[rule],

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity, policy
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.node_groups import add_node_role
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
@@ -31,35 +31,26 @@ EVENTS = {
 """Source and kind of each event. Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11."""
 
 
-def add_karpenter(
-    stack: TerraformStack,
-    fleet: Fleet,
-    *,
-    cluster: aws.eks_cluster.EksCluster,
-    kms_key: aws.kms_key.KmsKey,
-    account: Account,
-) -> None:
+def add_karpenter(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, kms_key: aws.kms_key.KmsKey) -> None:
     """Add the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
-    node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE, fleet, account)
+    node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE)
     # Made here and not by Karpenter, which then needs no right to make any.
     aws.iam_instance_profile.IamInstanceProfile(
         stack,
         "karpenter-profile",
-        name=names.format_role_name(fleet.name, account.region, names.KARPENTER_NODE_PURPOSE),
+        name=names.format_role_name(stack.fleet.name, stack.account.region, names.KARPENTER_NODE_PURPOSE),
         role=node_iam_role.name,
     )
     aws.eks_access_entry.EksAccessEntry(
         stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=node_iam_role.arn, type="EC2_LINUX"
     )
-    queue = _add_interruption_queue(stack, fleet, kms_key)
+    queue = _add_interruption_queue(stack, kms_key)
     controller_role = add_role(
         stack,
         "karpenter",
-        fleet=fleet.name,
-        account=account,
         description="Lets Karpenter start and end the fleet's machines",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
-        statements=_build_statements(fleet, account, queue.arn, kms_key.arn, node_iam_role.arn),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
+        statements=_build_statements(stack.fleet, stack.account, queue.arn, kms_key.arn, node_iam_role.arn),
     )
     pod_identity.add_association(
         stack,
@@ -71,11 +62,11 @@ def add_karpenter(
     )
 
 
-def _add_interruption_queue(stack: TerraformStack, fleet: Fleet, kms_key: aws.kms_key.KmsKey) -> aws.sqs_queue.SqsQueue:
+def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> aws.sqs_queue.SqsQueue:
     queue = aws.sqs_queue.SqsQueue(
         stack,
         "interruptions",
-        name=names.format_interruption_queue(fleet),
+        name=names.format_interruption_queue(stack.fleet),
         message_retention_seconds=_MESSAGE_RETENTION_S,
         kms_master_key_id=kms_key.arn,
     )
@@ -89,7 +80,7 @@ def _add_interruption_queue(stack: TerraformStack, fleet: Fleet, kms_key: aws.km
         rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
             stack,
             f"interruption-{name}",
-            name=f"{fleet.name}-interruption-{name}",
+            name=f"{stack.fleet.name}-interruption-{name}",
             description=f"{detail_type}, for Karpenter",
             event_pattern=json.dumps({"source": [source], "detail-type": [detail_type]}),
         )

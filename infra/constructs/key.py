@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
-from llm_serving.fleet.model import Fleet
 
 _DELETION_WINDOW_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
 
 
 def add_key(
-    stack: TerraformStack,
-    name: str,
-    *,
-    alias: str,
-    description: str,
-    account: Account,
-    grants: tuple[Statement, ...] = (),
+    stack: FleetStack, name: str, *, alias: str, description: str, grants: tuple[Statement, ...] = ()
 ) -> aws.kms_key.KmsKey:
     """Add a key and its alias.
 
@@ -33,7 +26,7 @@ def add_key(
         description=description,
         enable_key_rotation=True,
         deletion_window_in_days=_DELETION_WINDOW_DAYS,
-        policy=policy.build_document(_build_delegation(account), *grants),
+        policy=policy.build_document(_build_delegation(stack.account), *grants),
     )
     aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)
     return kms_key
@@ -70,8 +63,8 @@ def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -
     }
 
 
-def find_key(stack: TerraformStack, fleet: Fleet, alias: str) -> str:
+def find_key(stack: FleetStack, alias: str) -> str:
     """Look up the ARN of one of the fleet's keys."""
     return aws.data_aws_kms_alias.DataAwsKmsAlias(
-        stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
+        stack, f"{alias}-key", name=f"alias/{stack.fleet.name}-{alias}"
     ).target_key_arn

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import names, node_config
 from llm_serving.fleet.groups import Group, Volume
 from llm_serving.fleet.model import Fleet
 
 
 def add_launch_template(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     *,
-    fleet: Fleet,
     group: Group,
     image_id: str,
     text: str,
@@ -38,7 +38,7 @@ def add_launch_template(
     return aws.launch_template.LaunchTemplate(
         stack,
         name,
-        name=f"{fleet.name}-{stack.node.id}-{group.name}",
+        name=f"{stack.fleet.name}-{stack.node.id}-{group.name}",
         update_default_version=True,
         image_id=image_id,
         # A node group takes its type from here, since a Capacity Block asks for that; several types go elsewhere.
@@ -48,10 +48,10 @@ def add_launch_template(
         block_device_mappings=list(_build_volumes(group)),
         metadata_options=_build_metadata_options(),
         monitoring=aws.launch_template.LaunchTemplateMonitoring(enabled=True),
-        tag_specifications=_build_tags(fleet, group),
+        tag_specifications=_build_tags(stack.fleet, group),
         **_build_network(group, security_groups),
         **_build_capacity(group, reservations_arn),
-        **_build_placement(fleet, group),
+        **_build_placement(stack.fleet, group),
         depends_on=list(depends_on),
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.cluster import Cluster
 from infra.constructs.controllers import NAMESPACE
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import log_outputs, names
@@ -17,17 +17,15 @@ from llm_serving.fleet.model import Fleet
 NAME = "logs"
 
 
-def add_log_collector(stack: TerraformStack, fleet: Fleet, *, cluster: Cluster, account: Account) -> None:
+def add_log_collector(stack: FleetStack, *, cluster: Cluster) -> None:
     """Add the log group or the bucket, encrypted with the cluster's key, and a role that may only write there."""
-    _add_output(stack, fleet, cluster, account)
+    _add_output(stack, cluster)
     role = add_role(
         stack,
         NAME,
-        fleet=fleet.name,
-        account=account,
         description=f"Lets {log_outputs.COLLECTOR} send logs",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
-        statements=build_statements(fleet, account, cluster.key.arn),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
+        statements=build_statements(stack.fleet, stack.account, cluster.key.arn),
     )
     pod_identity.add_association(
         stack,
@@ -39,24 +37,24 @@ def add_log_collector(stack: TerraformStack, fleet: Fleet, *, cluster: Cluster, 
     )
 
 
-def _add_output(stack: TerraformStack, fleet: Fleet, cluster: Cluster, account: Account) -> None:
+def _add_output(stack: FleetStack, cluster: Cluster) -> None:
     """Add what holds the logs; a domain is the user's own."""
-    if fleet.logs.to == log_outputs.CLOUDWATCH:
+    if stack.fleet.logs.to == log_outputs.CLOUDWATCH:
         aws.cloudwatch_log_group.CloudwatchLogGroup(
             stack,
             "container-logs",
-            name=log_outputs.format_group_name(fleet),
-            retention_in_days=fleet.logs.keep_days,
+            name=log_outputs.format_group_name(stack.fleet),
+            retention_in_days=stack.fleet.logs.keep_days,
             kms_key_id=cluster.key.arn,
         )
-    if fleet.logs.to == log_outputs.S3:
+    if stack.fleet.logs.to == log_outputs.S3:
         add_bucket(
             stack,
             NAME,
-            bucket_name=log_outputs.format_bucket_name(fleet, account.id),
+            bucket_name=log_outputs.format_bucket_name(stack.fleet, stack.account.id),
             key_arn=cluster.key.arn,
             old_versions_days=1,
-            expire_days=fleet.logs.keep_days,
+            expire_days=stack.fleet.logs.keep_days,
             keep=False,
         )
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.capacity import add_capacity, build_resource_group_arn
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.launch_template import add_launch_template
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -36,7 +36,7 @@ class MachineContext:
 
 
 def add_template(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: MachineContext,
     group: Group,
     *,
@@ -54,18 +54,17 @@ def add_template(
     return add_launch_template(
         stack,
         f"{group.name}-template",
-        fleet=context.fleet,
         group=group,
         image_id=group.ami or _find_image(stack, group, image_parameter),
         text=text,
         security_groups=[context.security_group_id, *efa_groups],
         instance_profile_arn=instance_profile_arn,
         reservations_arn=build_resource_group_arn(context.fleet, group, context.account),
-        depends_on=add_capacity(stack, context.fleet, group, account=context.account),
+        depends_on=add_capacity(stack, group),
     )
 
 
-def _find_image(stack: TerraformStack, group: Group, parameter: str) -> str:
+def _find_image(stack: FleetStack, group: Group, parameter: str) -> str:
     """Id of AWS's AMI; adds the data source that looks the pinned release up, once for each AMI."""
     name = f"{group.os}-{group.variant}-{group.arch}"
     image = stack.node.try_find_child(name)

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
@@ -59,22 +59,18 @@ def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[
     ]
 
 
-def add_engine_role(
-    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
-) -> None:
+def add_engine_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with its own account would need Terraform for each.
     """
     engine_role = add_role(
         stack,
         "engines",
-        fleet=fleet.name,
-        account=account,
         description="Lets engines stream weights",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
         statements=[
-            *build_statements(fleet, account),
-            *build_tier_statements(fleet.storage.tier_buckets, account),
+            *build_statements(stack.fleet, stack.account),
+            *build_tier_statements(stack.fleet.storage.tier_buckets, stack.account),
         ],
     )
     pod_identity.add_association(

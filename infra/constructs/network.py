@@ -7,23 +7,23 @@ just as well that was made some other way.
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.vpc import Network, find_existing_vpc
 from llm_serving.fleet import names
-from llm_serving.fleet.model import ExistingNetwork, Fleet
+from llm_serving.fleet.model import ExistingNetwork
 
 
-def find_network(stack: TerraformStack, fleet: Fleet) -> Network:
+def find_network(stack: FleetStack) -> Network:
     """Add the data sources that find the fleet's network; the network stack must be applied before."""
-    if isinstance(fleet.network, ExistingNetwork):
-        return find_existing_vpc(stack, fleet, fleet.network)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.build_vpc_tags(fleet))
+    if isinstance(stack.fleet.network, ExistingNetwork):
+        return find_existing_vpc(stack, stack.fleet.network)
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.build_vpc_tags(stack.fleet))
     return Network(
         vpc.id,
         {
             zone: aws.data_aws_subnet.DataAwsSubnet(
-                stack, f"private-{zone}", vpc_id=vpc.id, tags=names.build_private_subnet_tags(fleet, zone)
+                stack, f"private-{zone}", vpc_id=vpc.id, tags=names.build_private_subnet_tags(stack.fleet, zone)
             ).id
-            for zone in fleet.zones
+            for zone in stack.fleet.zones
         },
     )

@@ -6,23 +6,19 @@ import json
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import image_cache, role, task_roles
-from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.task import LogDestination
 from llm_serving.catalog import images
 from llm_serving.fleet import image_cache as image_names
 from llm_serving.fleet import network_test
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.model import Fleet
 
 ROLE = "network-test"
 _RETENTION_DAYS = 30
 
 
-def add_network_tests(
-    stack: TerraformStack, fleet: Fleet, groups: Sequence[Group], *, account: Account, key: aws.kms_key.KmsKey
-) -> None:
+def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.kms_key.KmsKey) -> None:
     """Add the task definitions, their log group and the role that starts them.
 
     Args:
@@ -32,29 +28,27 @@ def add_network_tests(
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack,
         "network-test-logs",
-        name=network_test.format_log_group(fleet),
+        name=network_test.format_log_group(stack.fleet),
         retention_in_days=_RETENTION_DAYS,
         kms_key_id=key.arn,
     )
     start_role = role.add_role(
         stack,
         ROLE,
-        fleet=fleet.name,
-        account=account,
         description="Starts nccl-tests",
-        trust=task_roles.build_trust_policy(account),
+        trust=task_roles.build_trust_policy(stack.account),
         statements=(
-            *task_roles.build_start_statements(fleet, account, log_group),
-            *image_cache.build_statements(fleet, account),
+            *task_roles.build_start_statements(stack.fleet, stack.account, log_group),
+            *image_cache.build_statements(stack.fleet, stack.account),
         ),
     )
-    image = image_names.rewrite(images.pin(images.NCCL_TESTS), image_cache.build_prefixes(fleet, account))
-    logs = LogDestination(log_group.name, account.region).build_configuration("pool")
+    image = image_names.rewrite(images.pin(images.NCCL_TESTS), image_cache.build_prefixes(stack.fleet, stack.account))
+    logs = LogDestination(log_group.name, stack.account.region).build_configuration("pool")
     for group in groups:
         aws.ecs_task_definition.EcsTaskDefinition(
             stack,
             f"{group.pool}-network-test",
-            family=network_test.format_task_family(fleet, group.pool),
+            family=network_test.format_task_family(stack.fleet, group.pool),
             network_mode="awsvpc",
             requires_compatibilities=["EC2"],
             execution_role_arn=start_role.arn,

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
-from llm_serving.fleet.model import Fleet
 
 NAME = "node-groups"
 
@@ -89,28 +88,19 @@ def build_block(group: Group) -> dict[str, object] | None:
     return {"id": group.reservation, "scaling": scaling}
 
 
-def apply_settings(
-    stack: TerraformStack,
-    fleet: Fleet,
-    node_groups: Sequence[tuple[Group, Any]],
-    *,
-    key: aws.kms_key.KmsKey,
-    account: Account,
-) -> None:
+def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function, and a call of it for each group with its node group's resource."""
-    cluster = names.format_cluster_name(fleet)
+    cluster = names.format_cluster_name(stack.fleet)
     has_blocks = any(build_block(group) for group, _ in node_groups)
     settings_function = add_function(
         stack,
         NAME,
-        fleet=fleet,
-        account=account,
         key=key,
         source="node_group",
         description="Applies settings of node groups",
         statements=[
-            *_build_statements(cluster, account),
-            *(_build_block_statements(cluster, account) if has_blocks else ()),
+            *_build_statements(cluster, stack.account),
+            *(_build_block_statements(cluster, stack.account) if has_blocks else ()),
         ],
         timeout_s=_TIMEOUT_S,
         models=("eks",),

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import image_cache, machines, policy
-from infra.constructs.account import Account
 from infra.constructs.expression import format_reference
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.role import add_role
 from llm_serving.fleet import machine_images, names, node_config
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.model import Fleet
 
 NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
 """AWS's own policies of a node. The CNI's is not among them: its pods have a role of their own."""
@@ -35,22 +34,20 @@ class NodeGroupContext(machines.MachineContext):
     """What the first node depends on: the add-ons that nodes need to join, and the node role's policies."""
 
 
-def add_node_role(stack: TerraformStack, name: str, fleet: Fleet, account: Account) -> aws.iam_role.IamRole:
+def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
     """Add a role for nodes; it can do nothing that a pod should do."""
     return add_role(
         stack,
         name,
-        fleet=fleet.name,
-        account=account,
-        description=f"Lets nodes join the cluster {names.format_cluster_name(fleet)}",
+        description=f"Lets nodes join the cluster {names.format_cluster_name(stack.fleet)}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
         managed=NODE_POLICIES,
-        statements=image_cache.build_statements(fleet, account),
+        statements=image_cache.build_statements(stack.fleet, stack.account),
     )
 
 
 def add_node_group(
-    stack: TerraformStack, context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None
+    stack: FleetStack, context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None
 ) -> aws.eks_node_group.EksNodeGroup:
     """Add a node group with its launch template, and the capacity that it starts in."""
     template = machines.add_template(

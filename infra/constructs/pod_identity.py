@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 
 
 def build_trust_policy(cluster: str, account: Account) -> str:
@@ -29,14 +28,12 @@ def build_trust_policy(cluster: str, account: Account) -> str:
     )
 
 
-def add_service_association(
-    stack: TerraformStack, fleet: Fleet, deployment: str, service: str, role: aws.iam_role.IamRole
-) -> None:
+def add_service_association(stack: FleetStack, deployment: str, service: str, role: aws.iam_role.IamRole) -> None:
     """Add the link from the service account of a deployment's service, which its chart names, to a role."""
     add_association(
         stack,
         service,
-        cluster_name=names.format_cluster_name(fleet),
+        cluster_name=names.format_cluster_name(stack.fleet),
         namespace=names.SERVING_NAMESPACE,
         service_account=f"{deployment}-{service}",
         role=role,
@@ -44,13 +41,7 @@ def add_service_association(
 
 
 def add_association(
-    stack: TerraformStack,
-    name: str,
-    *,
-    cluster_name: str,
-    namespace: str,
-    service_account: str,
-    role: aws.iam_role.IamRole,
+    stack: FleetStack, name: str, *, cluster_name: str, namespace: str, service_account: str, role: aws.iam_role.IamRole
 ) -> None:
     """Add the link from a service account to its role; the service account may come later.
 

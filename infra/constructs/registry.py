@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 
 _UNTAGGED_DAYS = 14
 """Layers of a failed or replaced push; a tagged image stays, since a deployment may name it."""
 
 
 def add_repository(
-    stack: TerraformStack, name: str, *, repository_name: str, key_arn: str
+    stack: FleetStack, name: str, *, repository_name: str, key_arn: str
 ) -> aws.ecr_repository.EcrRepository:
     """Add a repository for one image."""
     ecr = aws.ecr_repository

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving import paths
 from llm_serving.fleet.aws_limits import convert_to_days
 from llm_serving.fleet.model import Fleet
@@ -30,7 +30,7 @@ _FORMAT = "org.apache.hadoop.hive.ql.io.parquet"
 """Hive's classes for Parquet. Source: Athena user guide, "Parquet SerDe", 2026-11."""
 
 
-def add_results_table(stack: TerraformStack, fleet: Fleet, name: str, batch: BatchStack, table: ResultsTable) -> None:
+def add_results_table(stack: FleetStack, name: str, batch: BatchStack, table: ResultsTable) -> None:
     """Add the database of the batch, and its table.
 
     A job's folder below the partitions is none: one of unknown values takes a condition on it in every query. A job is
@@ -38,7 +38,6 @@ def add_results_table(stack: TerraformStack, fleet: Fleet, name: str, batch: Bat
     """
     _add_table(
         stack,
-        fleet,
         database=table.database,
         description=f"A row for each row of the jobs of {name}",
         location=f"s3://{batch.bucket}/{batch.prefix}/results/",
@@ -48,11 +47,10 @@ def add_results_table(stack: TerraformStack, fleet: Fleet, name: str, batch: Bat
     )
 
 
-def add_answers_table(stack: TerraformStack, fleet: Fleet, name: str, files: AnswerFiles) -> None:
+def add_answers_table(stack: FleetStack, name: str, files: AnswerFiles) -> None:
     """Add the database of the stream, and its table."""
     _add_table(
         stack,
-        fleet,
         database=files.database,
         description=f"A row for each answer of {name}",
         location=f"s3://{files.bucket}/{files.prefix}/",
@@ -62,8 +60,7 @@ def add_answers_table(stack: TerraformStack, fleet: Fleet, name: str, files: Ans
 
 
 def _add_table(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     *,
     database: str,
     description: str,
@@ -93,7 +90,7 @@ def _add_table(
             "EXTERNAL": "TRUE",
             "classification": "parquet",
             **(projection or {}),
-            **_build_date_projection(fleet),
+            **_build_date_projection(stack.fleet),
         },
         partition_keys=[
             g.GlueCatalogTablePartitionKeys(name=name, type="string", comment=comment)

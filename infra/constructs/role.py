@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformResource, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable, TerraformResource
 from infra.constructs import policy
-from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 
 
 def add_role(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     *,
-    fleet: str,
-    account: Account,
     description: str,
     trust: str,
     managed: Sequence[str] = (),
@@ -34,7 +32,7 @@ def add_role(
     iam_role = aws.iam_role.IamRole(
         stack,
         f"{name}-role",
-        name=names.format_role_name(fleet, account.region, name),
+        name=names.format_role_name(stack.fleet.name, stack.account.region, name),
         description=description,
         assume_role_policy=trust,
     )
@@ -43,7 +41,7 @@ def add_role(
             stack,
             f"{name}-role-{arn.rpartition('/')[2]}",
             role=iam_role.name,
-            policy_arn=f"arn:{account.partition}:iam::aws:policy/{arn}",
+            policy_arn=f"arn:{stack.account.partition}:iam::aws:policy/{arn}",
         )
     if statements:
         aws.iam_role_policy.IamRolePolicy(
@@ -52,7 +50,7 @@ def add_role(
     return iam_role
 
 
-def list_policies(stack: TerraformStack, name: str) -> list[ITerraformDependable]:
+def list_policies(stack: FleetStack, name: str) -> list[ITerraformDependable]:
     """List what `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights,
     and gone before they are, so that it can still clean up.
     """

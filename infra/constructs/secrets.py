@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from llm_serving.services.service import Secret, Service
 
 
-def find_arns(stack: TerraformStack, secrets: Iterable[Secret]) -> dict[str, str]:
+def find_arns(stack: FleetStack, secrets: Iterable[Secret]) -> dict[str, str]:
     """Add lookups of secrets that have only a name; returns the ARN of each secret, by its name."""
     arns = {}
     for secret in dict.fromkeys(row.secret for row in secrets):
@@ -22,7 +22,7 @@ def find_arns(stack: TerraformStack, secrets: Iterable[Secret]) -> dict[str, str
     return arns
 
 
-def find_service_arns(stack: TerraformStack, services: Iterable[Service]) -> dict[str, str]:
+def find_service_arns(stack: FleetStack, services: Iterable[Service]) -> dict[str, str]:
     """Add lookups of the secrets that services read; returns the ARN of each secret, by its name."""
     return find_arns(stack, (secret for service in services for secret in service.secrets))
 

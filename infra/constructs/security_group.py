@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 
 HTTPS = 443
 
@@ -23,7 +23,7 @@ class VpcRanges:
 
 
 def add_security_group(
-    stack: TerraformStack, construct_id: str, *, name: str, description: str, vpc_id: str
+    stack: FleetStack, construct_id: str, *, name: str, description: str, vpc_id: str
 ) -> aws.security_group.SecurityGroup:
     """Add the group, known in AWS by `name`."""
     return aws.security_group.SecurityGroup(
@@ -32,7 +32,7 @@ def add_security_group(
 
 
 def add_rule(
-    stack: TerraformStack,
+    stack: FleetStack,
     name: str,
     group: aws.security_group.SecurityGroup,
     direction: str,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy, secrets, task_network, task_roles, valkey
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
@@ -72,7 +72,7 @@ class Groups:
     cache: aws.security_group.SecurityGroup
 
 
-def add_groups(stack: TerraformStack, context: StreamContext) -> Groups:
+def add_groups(stack: FleetStack, context: StreamContext) -> Groups:
     """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does."""
     stream, vpc_id = context.stream, context.network.vpc_id
     clients, kafka, cache = (
@@ -89,7 +89,7 @@ def add_groups(stack: TerraformStack, context: StreamContext) -> Groups:
     return Groups(clients, kafka, cache)
 
 
-def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security_group.SecurityGroup:
+def add_job_group(stack: FleetStack, context: StreamContext) -> aws.security_group.SecurityGroup:
     """Add the group of the job, which reaches the endpoint too."""
     stream = context.stream
     group = add_security_group(
@@ -113,7 +113,7 @@ def add_job_group(stack: TerraformStack, context: StreamContext) -> aws.security
     return group
 
 
-def add_kafka(stack: TerraformStack, context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
+def add_kafka(stack: FleetStack, context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
     """Add the cluster: clients log in with their role, over TLS alone."""
     stream, m = context.stream, aws.msk_cluster
     configuration = aws.msk_configuration.MskConfiguration(
@@ -156,7 +156,7 @@ def add_kafka(stack: TerraformStack, context: StreamContext, groups: Groups) -> 
 
 
 def add_cache(
-    stack: TerraformStack, context: StreamContext, groups: Groups
+    stack: FleetStack, context: StreamContext, groups: Groups
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
     """Add the cache of answers."""
     return valkey.add_cache(
@@ -178,7 +178,7 @@ def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplica
 
 
 def add_job(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: StreamContext,
     groups: Groups,
     kafka: aws.msk_cluster.MskCluster,
@@ -200,8 +200,6 @@ def add_job(
     role = add_role(
         stack,
         purpose,
-        fleet=context.fleet.name,
-        account=context.account,
         description=f"The job of {context.name}",
         trust=policy.build_trust_policy(
             "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
@@ -287,8 +285,7 @@ def _build_code(
         bucket_arn=f"arn:{context.account.partition}:s3:::{context.stream.bucket}", file_key=archive.key
     )
     return k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration(
-        code_content_type="ZIPFILE",
-        code_content=getattr(k, f"{code}CodeContent")(s3_content_location=location),
+        code_content_type="ZIPFILE", code_content=getattr(k, f"{code}CodeContent")(s3_content_location=location)
     )
 
 
@@ -345,19 +342,15 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     )
 
 
-def add_driver(stack: TerraformStack, context: StreamContext) -> None:
+def add_driver(stack: FleetStack, context: StreamContext) -> None:
     """Add what the driver of a validation needs, a task on Fargate: who starts it, as whom it acts, its way to AWS."""
     fleet, name, account, stream = context.fleet, context.name, context.account, context.stream
-    task_network.add_groups(stack, fleet, name, ("driver",), context.network.vpc_id)
+    task_network.add_groups(stack, name, ("driver",), context.network.vpc_id)
     secrets_prefix = format_load_secrets(fleet, name)
-    task_roles.add_execution_role(
-        stack, fleet, name, account=account, log_group=context.log_group, secrets=secrets_prefix
-    )
+    task_roles.add_execution_role(stack, name, log_group=context.log_group, secrets=secrets_prefix)
     add_role(
         stack,
         names.format_deployment_purpose(name, DRIVER_ROLE),
-        fleet=fleet.name,
-        account=account,
         description=f"Driver of validations of {name}",
         trust=task_roles.build_trust_policy(account),
         statements=tuple(

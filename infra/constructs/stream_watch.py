@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, valkey
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway_watch import MAX_PERCENT
 from infra.constructs.stream import StreamContext
 from llm_serving.kinds.streaming.stack import CACHE_NODES
 
 
-def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
+def add_alarms(stack: FleetStack, context: StreamContext) -> None:
     """Add the alarms.
 
     Kafka knows as read what a checkpoint has committed, so the lag contains the age of the last checkpoint.
@@ -38,7 +38,7 @@ def add_alarms(stack: TerraformStack, context: StreamContext) -> None:
 
 
 def _add_alarm(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: StreamContext,
     name: str,
     metrics: Mapping[str, tuple[str, Mapping[str, str]]],

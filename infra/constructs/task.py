@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving import paths
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import aws_limits, image_cache
@@ -56,7 +57,7 @@ class LogDestination:
 
 
 def add_definition(
-    stack: TerraformStack,
+    stack: FleetStack,
     service: Service,
     *,
     family: str,
@@ -98,7 +99,7 @@ def add_definition(
 
 
 def add_test_request_definition(
-    stack: TerraformStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
+    stack: FleetStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
     """Add the task definition that sends a test request, as a client in the VPC would.
 

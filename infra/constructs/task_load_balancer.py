@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import Service
 
@@ -28,8 +27,7 @@ class TaskLoadBalancer:
 
 
 def add_load_balancer(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: str,
     entry: Service,
     settings: StackLoadBalancer,
@@ -45,7 +43,7 @@ def add_load_balancer(
     Args:
         health_path: answers 200 as long as the process lives: ECS replaces tasks that fail this.
     """
-    group = _add_security_group(stack, fleet, deployment, entry.port, entry_group, vpc_id=vpc_id, vpc=vpc)
+    group = _add_security_group(stack, deployment, entry.port, entry_group, vpc_id=vpc_id, vpc=vpc)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
@@ -57,7 +55,7 @@ def add_load_balancer(
         security_groups=[group.id],
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
-        tags={"Name": f"{fleet.name}-{deployment}"},
+        tags={"Name": f"{stack.fleet.name}-{deployment}"},
     )
     target_group = _add_target_group(stack, entry.port, settings, prefix, vpc_id, health_path)
     e = aws.lb_listener
@@ -79,7 +77,7 @@ def add_load_balancer(
 
 
 def _add_target_group(
-    stack: TerraformStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str, health_path: str
+    stack: FleetStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str, health_path: str
 ) -> aws.lb_target_group.LbTargetGroup:
     t = aws.lb_target_group
     target_group = t.LbTargetGroup(
@@ -101,8 +99,7 @@ def _add_target_group(
 
 
 def _add_security_group(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: str,
     port: int,
     entry_group: aws.security_group.SecurityGroup,
@@ -114,7 +111,7 @@ def _add_security_group(
     group = add_security_group(
         stack,
         "balancer-group",
-        name=f"{fleet.name}-{deployment}-balancer",
+        name=f"{stack.fleet.name}-{deployment}-balancer",
         description=f"Load balancer of {deployment}",
         vpc_id=vpc_id,
     )

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
 from llm_serving.fleet.interfaces import EFA_DEVICE
-from llm_serving.fleet.model import Fleet
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.service import Service
 
@@ -34,7 +33,7 @@ class TaskSecurityGroups:
 
 
 def add_groups(
-    stack: TerraformStack, fleet: Fleet, deployment: str, parts: Iterable[str], vpc_id: str
+    stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str
 ) -> dict[str, aws.security_group.SecurityGroup]:
     """Add a security group for each part of a deployment, which lets out HTTPS alone."""
     groups = {}
@@ -42,7 +41,7 @@ def add_groups(
         groups[part] = add_security_group(
             stack,
             f"{part}-group",
-            name=f"{fleet.name}-{deployment}-{part}",
+            name=f"{stack.fleet.name}-{deployment}-{part}",
             description=f"Tasks of {deployment}: {part}",
             vpc_id=vpc_id,
         )
@@ -52,7 +51,7 @@ def add_groups(
 
 
 def add_entry_rules(
-    stack: TerraformStack, name: str, group: aws.security_group.SecurityGroup, entry: Service, vpc: VpcRanges
+    stack: FleetStack, name: str, group: aws.security_group.SecurityGroup, entry: Service, vpc: VpcRanges
 ) -> None:
     """Let clients call the entry, by default all in the VPC, and the test request, which runs in the entry's group."""
     port = entry.port
@@ -67,7 +66,7 @@ def add_entry_rules(
 
 
 def add_call_rules(
-    stack: TerraformStack, service: Service, group: aws.security_group.SecurityGroup, vpc: VpcRanges
+    stack: FleetStack, service: Service, group: aws.security_group.SecurityGroup, vpc: VpcRanges
 ) -> None:
     """Let a service call what it names, in the fleet's network or anywhere; HTTPS is open to anywhere."""
     for name, call in service.calls.items():
@@ -77,12 +76,12 @@ def add_call_rules(
 
 
 def add_security_groups(
-    stack: TerraformStack, fleet: Fleet, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc: VpcRanges
+    stack: FleetStack, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc: VpcRanges
 ) -> TaskSecurityGroups:
     """Add the security groups: the VPC reaches the router, the router the engines, engines each other if needed, and
     load drivers the router and everybody's metrics.
     """
-    security_groups = TaskSecurityGroups(**add_groups(stack, fleet, deployment, ("engine", "router", "driver"), vpc_id))
+    security_groups = TaskSecurityGroups(**add_groups(stack, deployment, ("engine", "router", "driver"), vpc_id))
     engines = [service for service in services if not service.is_entry]
     [router] = [service for service in services if service.is_entry]
     add_entry_rules(stack, "router", security_groups.router, router, vpc)
@@ -100,9 +99,7 @@ def add_security_groups(
     return security_groups
 
 
-def _add_engine_port_rules(
-    stack: TerraformStack, security_groups: TaskSecurityGroups, port: int, description: str
-) -> None:
+def _add_engine_port_rules(stack: FleetStack, security_groups: TaskSecurityGroups, port: int, description: str) -> None:
     """Let routers connect to engines on a port."""
     engine, router = security_groups.engine, security_groups.router
     add_rule(stack, f"engine-{port}-from-router", engine, "in", description, port, peer=router)
@@ -110,7 +107,7 @@ def _add_engine_port_rules(
 
 
 def _add_driver_rules(
-    stack: TerraformStack, security_groups: TaskSecurityGroups, router: Service, services: Sequence[Service]
+    stack: FleetStack, security_groups: TaskSecurityGroups, router: Service, services: Sequence[Service]
 ) -> None:
     """Let load drivers send requests to the router, and read the metrics of all tasks; nobody reaches them."""
     driver, load = security_groups.driver, ("router", router.port)
@@ -127,7 +124,7 @@ def get_metrics_port(service: Service) -> int:
     return service.ports.get("metrics", service.port)
 
 
-def _add_peer_rules(stack: TerraformStack, engine: aws.security_group.SecurityGroup) -> None:
+def _add_peer_rules(stack: FleetStack, engine: aws.security_group.SecurityGroup) -> None:
     """Open all ports between engines: no rule can name EFA's protocol, and NIXL and NCCL take any port."""
     description = "Caches and ranks of one model"
     add_rule(stack, "engine-from-engine", engine, "in", description, peer=engine)
@@ -141,7 +138,7 @@ def needs_peers(service: Service) -> bool:
 
 
 def add_discovery_service(
-    stack: TerraformStack, deployment: str, service: Service, *, namespace_id: str
+    stack: FleetStack, deployment: str, service: Service, *, namespace_id: str
 ) -> aws.service_discovery_service.ServiceDiscoveryService | None:
     """Add the service's name in the fleet's private DNS namespace: an address for each task.
 

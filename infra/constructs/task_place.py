@@ -8,13 +8,12 @@ from typing import Any
 
 from infra.bindings import aws, cdktf
 from infra.constructs import network, task
-from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import find_key
 from infra.constructs.security_group import VpcRanges
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.services.rendered import Rendered
 
 
@@ -35,17 +34,17 @@ class TaskPlace:
     """The private DNS namespace."""
 
 
-def find_place(stack: cdktf.TerraformStack, fleet: Fleet, account: Account) -> TaskPlace:
+def find_place(stack: FleetStack) -> TaskPlace:
     """Look the place up."""
-    fleet_network = network.find_network(stack, fleet)
+    fleet_network = network.find_network(stack)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
     data = f"data.aws_vpc.{vpc.friendly_unique_id}"
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
-        stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
+        stack, "peers", name=names.format_namespace(stack.fleet), type="DNS_PRIVATE"
     )
     return TaskPlace(
-        cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
-        cluster_key=find_key(stack, fleet, "ecs"),
+        cluster_arn=stack.account.build_arn("ecs", f"cluster/{names.format_cluster_name(stack.fleet)}"),
+        cluster_key=find_key(stack, "ecs"),
         vpc_id=fleet_network.vpc_id,
         vpc=VpcRanges(
             primary=vpc.cidr_block,
@@ -70,8 +69,7 @@ class AddedService:
 
 
 def add_outputs(
-    stack: cdktf.TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: Rendered[Any],
     place: TaskPlace,
     services: Mapping[str, AddedService],
@@ -86,24 +84,20 @@ def add_outputs(
         roles: of the entry, as which the test request runs.
         security_group: of the entry, in which the test request runs.
     """
-    entry, log_group = deployment.entry, format_log_group(fleet, deployment.kind, deployment.name)
-    url = f"http://{deployment.name}-{entry.name}.{names.format_namespace(fleet)}:{entry.port}"
+    entry, log_group = deployment.entry, format_log_group(stack.fleet, deployment.kind, deployment.name)
+    url = f"http://{deployment.name}-{entry.name}.{names.format_namespace(stack.fleet)}:{entry.port}"
     test_request = task.add_test_request_definition(
         stack,
         entry,
-        family=f"{fleet.name}-{deployment.name}-ask",
+        family=f"{stack.fleet.name}-{deployment.name}-ask",
         url=url,
         roles=roles,
-        logs=task.LogDestination(log_group, fleet.region),
+        logs=task.LogDestination(log_group, stack.fleet.region),
     )
     service_names: dict[str, list[str]] = {}
     for service in deployment.services:
         service_names.setdefault(service.role, []).extend(services[service.name].names)
-    ask = {
-        "task_definition": test_request.arn,
-        "subnets": list(place.subnets.values()),
-        "group": security_group.id,
-    }
+    ask = {"task_definition": test_request.arn, "subnets": list(place.subnets.values()), "group": security_group.id}
     definitions = {name: service.definition for name, service in services.items()}
     rows: dict[str, tuple[Any, str]] = {
         "log_group": (log_group, "Log group of all tasks; streams begin with the role"),

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import task, task_network, task_place, task_roles, task_service, task_watch
-from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from infra.constructs.role import list_policies
 from infra.constructs.task_place import AddedService, TaskPlace
@@ -29,12 +29,11 @@ class AddRole(Protocol):
 
 
 def add_programs(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: ServiceContext,
     deployment: Rendered[Any],
     place: TaskPlace,
     *,
-    account: Account,
     log_key: aws.kms_key.KmsKey,
     groups: Mapping[str, aws.security_group.SecurityGroup],
     add_role: AddRole,
@@ -55,15 +54,15 @@ def add_programs(
         retention_in_days=fleet.logs.keep_days,
         kms_key_id=log_key.arn,
     )
-    execution = task_roles.add_execution_role(stack, fleet, name, account=account, log_group=log_group)
+    execution = task_roles.add_execution_role(stack, name, log_group=log_group)
     start_policies = list_policies(stack, names.format_deployment_purpose(name, "start"))
     roles: dict[str, task.TaskRoles] = {}
     added: dict[str, AddedService] = {}
     for service in deployment.services:
         role, policies = add_role(
             service,
-            trust=task_roles.build_trust_policy(account),
-            statements=task_roles.build_exec_statements(fleet, account, place.cluster_key),
+            trust=task_roles.build_trust_policy(stack.account),
+            statements=task_roles.build_exec_statements(fleet, stack.account, place.cluster_key),
         )
         roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
         definition = task.add_definition(
@@ -89,5 +88,5 @@ def add_programs(
             dependencies=[log_group, *dependencies, *roles[service.name].policies],
         )
         added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
-        task_watch.add_running_alarm(stack, fleet, name, service, task_service.list_names(fleet, name, service))
-    task_place.add_outputs(stack, fleet, deployment, place, added, roles=roles[entry], security_group=groups[entry])
+        task_watch.add_running_alarm(stack, name, service, task_service.list_names(fleet, name, service))
+    task_place.add_outputs(stack, deployment, place, added, roles=roles[entry], security_group=groups[entry])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import image_cache, model_reader, policy
 from infra.constructs.account import Account
 from infra.constructs.ecs_cluster import build_exec_log_group_name
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
@@ -25,13 +25,7 @@ def build_trust_policy(account: Account) -> str:
 
 
 def add_execution_role(
-    stack: TerraformStack,
-    fleet: Fleet,
-    deployment: str,
-    *,
-    account: Account,
-    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
-    secrets: str = "",
+    stack: FleetStack, deployment: str, *, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup, secrets: str = ""
 ) -> aws.iam_role.IamRole:
     """Add the role by which ECS pulls images, ships logs and gives containers their secrets.
 
@@ -40,17 +34,15 @@ def add_execution_role(
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
-    secret_arns = account.build_arn("secretsmanager", f"secret:{secrets}*")
+    secret_arns = stack.account.build_arn("secretsmanager", f"secret:{secrets}*")
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "start"),
-        fleet=fleet.name,
-        account=account,
         description=f"Starts tasks of {deployment}",
-        trust=build_trust_policy(account),
+        trust=build_trust_policy(stack.account),
         statements=(
-            *build_start_statements(fleet, account, log_group),
-            *image_cache.build_statements(fleet, account),
+            *build_start_statements(stack.fleet, stack.account, log_group),
+            *image_cache.build_statements(stack.fleet, stack.account),
             *([allow("Secrets", ["secretsmanager:GetSecretValue"], secret_arns)] if secrets else ()),
         ),
     )
@@ -73,11 +65,9 @@ def build_start_statements(
 
 
 def add_engine_role(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: str,
     *,
-    account: Account,
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
     storage_key: str,
@@ -94,27 +84,23 @@ def add_engine_role(
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "read"),
-        fleet=fleet.name,
-        account=account,
         description=f"Engines of {deployment}: read weights",
-        trust=build_trust_policy(account),
+        trust=build_trust_policy(stack.account),
         statements=(
-            *_build_read_statements(reads, account, storage_key),
-            *model_reader.build_key_statements(fleet),
+            *_build_read_statements(reads, stack.account, storage_key),
+            *model_reader.build_key_statements(stack.fleet),
             *model_reader.build_tier_statements(
-                [row for row in fleet.storage.tier_buckets if row.bucket in caches], account
+                [row for row in stack.fleet.storage.tier_buckets if row.bucket in caches], stack.account
             ),
-            *_build_monitoring_statements(fleet, account, metrics, cluster_key),
+            *_build_monitoring_statements(stack.fleet, stack.account, metrics, cluster_key),
         ),
     )
 
 
 def add_router_role(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: str,
     *,
-    account: Account,
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
     statements: Iterable[Statement],
@@ -127,20 +113,18 @@ def add_router_role(
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "route"),
-        fleet=fleet.name,
-        account=account,
         description=f"Router of {deployment}",
-        trust=build_trust_policy(account),
+        trust=build_trust_policy(stack.account),
         statements=(
             # AWS takes no resource. Source: service authorization reference, "AWS Cloud Map", 2026-11.
             allow(
                 "Discover",
                 ["servicediscovery:DiscoverInstances"],
                 "*",
-                condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}},
+                condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(stack.fleet)}},
             ),
             *statements,
-            *_build_monitoring_statements(fleet, account, metrics, cluster_key),
+            *_build_monitoring_statements(stack.fleet, stack.account, metrics, cluster_key),
         ),
     )
 

@@ -15,13 +15,13 @@ import math
 from typing import NotRequired, TypedDict
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import alarm, collector
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
+from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
-from llm_serving.fleet.model import Fleet
 from llm_serving.services.service import Service
 
 _MIN_IDLE_S = 120
@@ -44,8 +44,7 @@ class _ScalableTarget(TypedDict):
 
 
 def add_scaling(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     deployment: str,
     router: Service,
     service: Service,
@@ -57,7 +56,7 @@ def add_scaling(
     target_settings: _ScalableTarget = {
         "service_namespace": "ecs",
         "scalable_dimension": "ecs:service:DesiredCount",
-        "resource_id": f"service/{names.format_cluster_name(fleet)}/{ecs_service.name}",
+        "resource_id": f"service/{names.format_cluster_name(stack.fleet)}/{ecs_service.name}",
     }
     scalable_target = aws.appautoscaling_target.AppautoscalingTarget(
         stack, f"{service.name}-scaling", **target_settings, min_capacity=replicas.min, max_capacity=replicas.max
@@ -66,14 +65,14 @@ def add_scaling(
     _add_peaks(stack, service, scalable_target, target_settings, ecs_service.name)
     _add_target_tracking(stack, service, stream, target_settings, ecs_service.name)
     if service.replicas.min == 0:
-        name_prefix = f"{fleet.name}-{deployment}-{service.role}"
+        name_prefix = f"{stack.fleet.name}-{deployment}-{service.role}"
         _add_wake_up(stack, deployment, router, service, stream, target_settings, name_prefix)
         _add_sleep(stack, deployment, router, service, stream, target_settings, name_prefix)
-        _add_late_alarm(stack, deployment, router, service, stream, name_prefix, fleet.alarms_to)
+        _add_late_alarm(stack, deployment, router, service, stream, name_prefix, stack.fleet.alarms_to)
 
 
 def _add_peaks(
-    stack: TerraformStack,
+    stack: FleetStack,
     service: Service,
     scalable_target: aws.appautoscaling_target.AppautoscalingTarget,
     target_settings: _ScalableTarget,
@@ -86,10 +85,7 @@ def _add_peaks(
     assert service.replicas.scale
     a = aws.appautoscaling_scheduled_action
     for number, peak in enumerate(service.replicas.scale.peaks):
-        for part, minute, least in (
-            ("start", peak.start, peak.replicas),
-            ("end", peak.end, service.replicas.min),
-        ):
+        for part, minute, least in (("start", peak.start, peak.replicas), ("end", peak.end, service.replicas.min)):
             a.AppautoscalingScheduledAction(
                 stack,
                 f"{service.name}-peak-{number}-{part}",
@@ -124,7 +120,7 @@ def build_task_metric(
 
 
 def _add_target_tracking(
-    stack: TerraformStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
+    stack: FleetStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
 ) -> None:
     """Track the measure of one replica, on average, so that more replicas bring it down."""
     scale = service.replicas.scale
@@ -205,7 +201,7 @@ def _build_metric_query(
 
 
 def _add_wake_up(
-    stack: TerraformStack,
+    stack: FleetStack,
     deployment: str,
     router: Service,
     service: Service,
@@ -239,7 +235,7 @@ def _add_wake_up(
 
 
 def _add_sleep(
-    stack: TerraformStack,
+    stack: FleetStack,
     deployment: str,
     router: Service,
     service: Service,
@@ -277,7 +273,7 @@ def _add_sleep(
 
 
 def _add_late_alarm(
-    stack: TerraformStack,
+    stack: FleetStack,
     deployment: str,
     router: Service,
     service: Service,
@@ -311,7 +307,7 @@ def _add_late_alarm(
 
 
 def _add_step_policy(
-    stack: TerraformStack,
+    stack: FleetStack,
     service: Service,
     target_settings: _ScalableTarget,
     name: str,

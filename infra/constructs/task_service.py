@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import PlacementChoice, format_service_name, list_choices
@@ -26,7 +27,7 @@ resourceServiceUpdate) and its documentation of capacity_provider_strategy; hash
 """
 
 
-def add_force_variable(stack: TerraformStack) -> None:
+def add_force_variable(stack: FleetStack) -> None:
     """Add the variable, on unless somebody sets it."""
     description = "Move tasks where a service's capacity providers change, instead of replacing the service"
     stack.add_override(f"variable.{FORCE_VARIABLE}", {"type": "bool", "default": True, "description": description})
@@ -59,7 +60,7 @@ class ServiceContext:
 
 
 def add_services(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: ServiceContext,
     service: Service,
     *,
@@ -98,7 +99,7 @@ def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:
 
 
 def _add_service(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: ServiceContext,
     service: Service,
     choice: PlacementChoice,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, collector, dashboard, task_service
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
 from infra.constructs.dashboard import Curve, Graph
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.task_scaling import build_dimensions, build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -36,7 +36,7 @@ def build_errors_alarm_name(deployment: str, fleet: Fleet) -> str:
 
 
 def add_errors_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream
+    stack: FleetStack, serving: Rendered[ServingStack], stream: MetricStream
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add the alarm on the share of requests that the router answers with an error."""
     router = serving.entry
@@ -50,8 +50,8 @@ def add_errors_alarm(
     return alarm.add_alarm(
         stack,
         "errors-alarm",
-        topic=fleet.alarms_to,
-        name=build_errors_alarm_name(serving.name, fleet),
+        topic=stack.fleet.alarms_to,
+        name=build_errors_alarm_name(serving.name, stack.fleet),
         description=f"Requests to {serving.name} fail",
         threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
         metric_query=[
@@ -71,17 +71,15 @@ def add_errors_alarm(
     )
 
 
-def add_queue_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream, service: Service
-) -> None:
+def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: MetricStream, service: Service) -> None:
     """Add the alarm on requests that wait longer than scaling takes to help."""
     scale = service.replicas.scale
     queue_length = scale.target if scale and scale.signal == "queue" else _DEFAULT_QUEUE_LIMIT / 4
     alarm.add_alarm(
         stack,
         f"{service.role}-queue-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{serving.name}-{service.role}-queue",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{serving.name}-{service.role}-queue",
         description=f"Requests wait for {serving.name}'s {service.role}",
         threshold=4 * queue_length,
         periods=10,
@@ -89,58 +87,52 @@ def add_queue_alarm(
     )
 
 
-def add_transfer_alarm(
-    stack: TerraformStack, fleet: Fleet, deployment: str, stream: MetricStream, service: Service
-) -> None:
+def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream, service: Service) -> None:
     """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
     query = build_task_metric("failed", stream, service, collector.TRANSFERS, "Sum", returned=True)
     alarm.add_alarm(
         stack,
         f"{service.role}-transfers-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{deployment}-{service.role}-transfers",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{deployment}-{service.role}-transfers",
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
         threshold=0,
         metric_query=[query],
     )
 
 
-def add_running_alarm(
-    stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
-) -> None:
+def add_running_alarm(stack: FleetStack, deployment: str, service: Service, ecs_names: Sequence[str]) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
     alarm.add_alarm(
         stack,
         f"{service.name}-running-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{deployment}-{service.name}-running",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{deployment}-{service.name}-running",
         description=f"Tasks of {deployment}'s {service.name} are missing",
         threshold=service.replicas.min,
         comparison="LessThanThreshold",
         periods=15,
         missing="breaching",
-        metric_query=_build_running_queries(fleet, ecs_names, "Minimum"),
+        metric_query=_build_running_queries(stack.fleet, ecs_names, "Minimum"),
     )
 
 
-def add_maximum_alarm(
-    stack: TerraformStack, fleet: Fleet, deployment: str, service: Service, ecs_names: Sequence[str]
-) -> None:
+def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_names: Sequence[str]) -> None:
     """Add the alarm on a role that has run as many tasks as it may for long: more load can only wait."""
     alarm.add_alarm(
         stack,
         f"{service.name}-maximum-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{deployment}-{service.name}-maximum",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{deployment}-{service.name}-maximum",
         description=f"{deployment}'s {service.name} runs as many tasks as it may",
         threshold=service.replicas.max,
         comparison="GreaterThanOrEqualToThreshold",
         periods=15,
-        metric_query=_build_running_queries(fleet, ecs_names, "Maximum"),
+        metric_query=_build_running_queries(stack.fleet, ecs_names, "Maximum"),
     )
 
 
-def add_certificate_alarm(stack: TerraformStack, fleet: Fleet, deployment: str, certificate: str) -> None:
+def add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:
     """Add the alarm on a load balancer's certificate that ends soon.
 
     It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
@@ -150,8 +142,8 @@ def add_certificate_alarm(stack: TerraformStack, fleet: Fleet, deployment: str, 
     alarm.add_alarm(
         stack,
         "certificate-alarm",
-        topic=fleet.alarms_to,
-        name=f"{fleet.name}-{deployment}-certificate",
+        topic=stack.fleet.alarms_to,
+        name=f"{stack.fleet.name}-{deployment}-certificate",
         description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
         threshold=CERTIFICATE_DAYS,
         comparison="LessThanThreshold",

@@ -7,20 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
-from llm_serving.fleet.model import Fleet
+from infra.constructs.fleet_stack import FleetStack
 
 
-def add_topic_rule(
-    stack: TerraformStack, fleet: Fleet, purpose: str, description: str, pattern: Mapping[str, Any], topic: str
-) -> None:
+def add_topic_rule(stack: FleetStack, purpose: str, description: str, pattern: Mapping[str, Any], topic: str) -> None:
     """Add a rule that sends matching events to the topic."""
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
-        purpose,
-        name=f"{fleet.name}-{purpose}",
-        description=description,
-        event_pattern=json.dumps(pattern),
+        stack, purpose, name=f"{stack.fleet.name}-{purpose}", description=description, event_pattern=json.dumps(pattern)
     )
     aws.cloudwatch_event_target.CloudwatchEventTarget(
         stack, f"{purpose}-target", rule=rule.name, arn=topic, target_id="topic"

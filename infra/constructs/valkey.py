@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
+from infra.constructs.fleet_stack import FleetStack
 
 VERSION, FAMILY = "8.2", "valkey8"
 """From this version on nodes search vectors. Source: ElastiCache user guide, "Search features and limits", 2026-11."""
 
 
 def add_cache(
-    stack: TerraformStack,
+    stack: FleetStack,
     *,
     name: str,
     description: str,
@@ -40,9 +40,7 @@ def add_cache(
         name=name,
         family=FAMILY,
         description=description,
-        parameter=[
-            p.ElasticacheParameterGroupParameter(name="reserved-memory-percent", value=str(reserve_percent)),
-        ],
+        parameter=[p.ElasticacheParameterGroupParameter(name="reserved-memory-percent", value=str(reserve_percent))],
     )
     return aws.elasticache_replication_group.ElasticacheReplicationGroup(
         stack,

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import endpoint_policy
-from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.fleet import addresses, endpoints
 from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork
@@ -24,7 +23,7 @@ class Network:
     """By zone."""
 
 
-def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
+def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
     """Add a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
     vpc = aws.vpc.Vpc(
         stack,
@@ -33,28 +32,28 @@ def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: A
         # Interface endpoints answer under the services' own names, which takes both.
         enable_dns_support=True,
         enable_dns_hostnames=True,
-        tags={"Name": fleet.name},
+        tags={"Name": stack.fleet.name},
     )
-    _close_default_security_group(stack, vpc, fleet.name)
-    subnets = {zone: _add_private_subnet(stack, fleet, network, vpc, zone) for zone in fleet.zones}
-    tables = {zone: _add_private_routes(stack, fleet, vpc, zone, subnets[zone]) for zone in fleet.zones}
+    _close_default_security_group(stack, vpc, stack.fleet.name)
+    subnets = {zone: _add_private_subnet(stack, network, vpc, zone) for zone in stack.fleet.zones}
+    tables = {zone: _add_private_routes(stack, vpc, zone, subnets[zone]) for zone in stack.fleet.zones}
     if network.nat:
-        _add_nat_gateways(stack, fleet, network, vpc, tables)
+        _add_nat_gateways(stack, network, vpc, tables)
     aws.vpc_endpoint.VpcEndpoint(
         stack,
         "s3",
         vpc_id=vpc.id,
-        service_name=f"{account.service_prefix}.{fleet.region}.s3",
+        service_name=f"{stack.account.service_prefix}.{stack.fleet.region}.s3",
         vpc_endpoint_type="Gateway",
         route_table_ids=[table.id for table in tables.values()],
-        policy=endpoint_policy.build_s3_policy(network.endpoint_access, account),
-        tags={"Name": f"{fleet.name}-s3"},
+        policy=endpoint_policy.build_s3_policy(network.endpoint_access, stack.account),
+        tags={"Name": f"{stack.fleet.name}-s3"},
     )
-    _add_interface_endpoints(stack, fleet, network, vpc, [subnet.id for subnet in subnets.values()], account)
+    _add_interface_endpoints(stack, network, vpc, [subnet.id for subnet in subnets.values()])
     return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
 
 
-def _close_default_security_group(stack: TerraformStack, vpc: aws.vpc.Vpc, name: str) -> None:
+def _close_default_security_group(stack: FleetStack, vpc: aws.vpc.Vpc, name: str) -> None:
     """Resources without an explicit security group have no network access."""
     group = aws.default_security_group.DefaultSecurityGroup(
         stack, "default", vpc_id=vpc.id, tags={"Name": f"{name}-default-closed"}
@@ -64,9 +63,7 @@ def _close_default_security_group(stack: TerraformStack, vpc: aws.vpc.Vpc, name:
     group.add_override("egress", [])
 
 
-def _add_private_subnet(
-    stack: TerraformStack, fleet: Fleet, network: NewNetwork, vpc: aws.vpc.Vpc, zone: str
-) -> aws.subnet.Subnet:
+def _add_private_subnet(stack: FleetStack, network: NewNetwork, vpc: aws.vpc.Vpc, zone: str) -> aws.subnet.Subnet:
     return aws.subnet.Subnet(
         stack,
         f"private-{zone}",
@@ -74,7 +71,7 @@ def _add_private_subnet(
         availability_zone=zone,
         cidr_block=addresses.compute_private_cidr(network.cidr, zone),
         map_public_ip_on_launch=False,
-        tags={"Name": f"{fleet.name}-private-{zone}", **_build_load_balancer_tags(fleet, "internal-elb")},
+        tags={"Name": f"{stack.fleet.name}-private-{zone}", **_build_load_balancer_tags(stack.fleet, "internal-elb")},
     )
 
 
@@ -84,10 +81,10 @@ def _build_load_balancer_tags(fleet: Fleet, role: str) -> dict[str, str]:
 
 
 def _add_private_routes(
-    stack: TerraformStack, fleet: Fleet, vpc: aws.vpc.Vpc, zone: str, subnet: aws.subnet.Subnet
+    stack: FleetStack, vpc: aws.vpc.Vpc, zone: str, subnet: aws.subnet.Subnet
 ) -> aws.route_table.RouteTable:
     table = aws.route_table.RouteTable(
-        stack, f"private-{zone}-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-private-{zone}"}
+        stack, f"private-{zone}-routes", vpc_id=vpc.id, tags={"Name": f"{stack.fleet.name}-private-{zone}"}
     )
     aws.route_table_association.RouteTableAssociation(
         stack, f"private-{zone}-association", subnet_id=subnet.id, route_table_id=table.id
@@ -96,15 +93,13 @@ def _add_private_routes(
 
 
 def _add_nat_gateways(
-    stack: TerraformStack,
-    fleet: Fleet,
-    network: NewNetwork,
-    vpc: aws.vpc.Vpc,
-    tables: Mapping[str, aws.route_table.RouteTable],
+    stack: FleetStack, network: NewNetwork, vpc: aws.vpc.Vpc, tables: Mapping[str, aws.route_table.RouteTable]
 ) -> None:
     """Add public subnets with a NAT gateway for each zone: losing one zone leaves the others' way out intact."""
-    gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": fleet.name})
-    public = aws.route_table.RouteTable(stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-public"})
+    gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": stack.fleet.name})
+    public = aws.route_table.RouteTable(
+        stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{stack.fleet.name}-public"}
+    )
     aws.route.Route(
         stack, "public-way-out", route_table_id=public.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id
     )
@@ -116,30 +111,29 @@ def _add_nat_gateways(
             availability_zone=zone,
             cidr_block=addresses.compute_public_cidr(network.cidr, zone),
             map_public_ip_on_launch=False,
-            tags={"Name": f"{fleet.name}-public-{zone}", **_build_load_balancer_tags(fleet, "elb")},
+            tags={"Name": f"{stack.fleet.name}-public-{zone}", **_build_load_balancer_tags(stack.fleet, "elb")},
         )
         aws.route_table_association.RouteTableAssociation(
             stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
         )
-        _add_nat_gateway(stack, fleet, zone, subnet, table, gateway)
+        _add_nat_gateway(stack, zone, subnet, table, gateway)
 
 
 def _add_nat_gateway(
-    stack: TerraformStack,
-    fleet: Fleet,
+    stack: FleetStack,
     zone: str,
     subnet: aws.subnet.Subnet,
     table: aws.route_table.RouteTable,
     gateway: aws.internet_gateway.InternetGateway,
 ) -> None:
     """Add a zone's NAT gateway in its public subnet, and the private subnet's route to it."""
-    address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{fleet.name}-nat-{zone}"})
+    address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{stack.fleet.name}-nat-{zone}"})
     nat = aws.nat_gateway.NatGateway(
         stack,
         f"nat-{zone}",
         allocation_id=address.allocation_id,
         subnet_id=subnet.id,
-        tags={"Name": f"{fleet.name}-{zone}"},
+        tags={"Name": f"{stack.fleet.name}-{zone}"},
         depends_on=[gateway],
     )
     aws.route.Route(
@@ -151,40 +145,36 @@ def _add_nat_gateway(
     )
 
 
-def _add_interface_endpoints(
-    stack: TerraformStack,
-    fleet: Fleet,
-    network: NewNetwork,
-    vpc: aws.vpc.Vpc,
-    subnet_ids: list[str],
-    account: Account,
-) -> None:
+def _add_interface_endpoints(stack: FleetStack, network: NewNetwork, vpc: aws.vpc.Vpc, subnet_ids: list[str]) -> None:
     group = add_security_group(
         stack,
         "endpoints",
-        name=f"{fleet.name}-endpoints",
+        name=f"{stack.fleet.name}-endpoints",
         description="HTTPS from inside the VPC to AWS services",
         vpc_id=vpc.id,
     )
-    name, title = "endpoints-https", f"{fleet.name}-endpoints-https"
+    name, title = "endpoints-https", f"{stack.fleet.name}-endpoints-https"
     add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, cidr=vpc.cidr_block, title=title)
-    for row in endpoints.list_own(fleet):
-        name, service_name = row.service.replace(".", "-"), f"{account.service_prefix}.{fleet.region}.{row.service}"
+    for row in endpoints.list_own(stack.fleet):
+        name, service_name = (
+            row.service.replace(".", "-"),
+            f"{stack.account.service_prefix}.{stack.fleet.region}.{row.service}",
+        )
         aws.vpc_endpoint.VpcEndpoint(
             stack,
             name,
             vpc_id=vpc.id,
             service_name=service_name,
-            policy=endpoint_policy.add_policy(stack, name, service_name, network.endpoint_access, account),
+            policy=endpoint_policy.add_policy(stack, name, service_name, network.endpoint_access),
             vpc_endpoint_type="Interface",
             subnet_ids=subnet_ids,
             security_group_ids=[group.id],
             private_dns_enabled=True,
-            tags={"Name": f"{fleet.name}-{row.service}"},
+            tags={"Name": f"{stack.fleet.name}-{row.service}"},
         )
 
 
-def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetwork) -> Network:
+def find_existing_vpc(stack: FleetStack, network: ExistingNetwork) -> Network:
     """Look up an existing VPC; change nothing in it.
 
     Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
@@ -192,7 +182,7 @@ def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetw
     """
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", id=network.vpc)
     subnets = {}
-    for zone, subnet_id in zip(fleet.zones, network.private_subnets, strict=True):
+    for zone, subnet_id in zip(stack.fleet.zones, network.private_subnets, strict=True):
         subnet = aws.data_aws_subnet.DataAwsSubnet(stack, f"private-{zone}", id=subnet_id)
         _add_postconditions(subnet, zone, subnet_id)
         subnets[zone] = subnet.id

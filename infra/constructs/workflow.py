@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm, policy
 from infra.constructs.account import Account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
@@ -125,7 +125,7 @@ def format_undelivered_queue(batch: BatchStack) -> str:
     return f"{batch.workflow}-undelivered"
 
 
-def add_workflow(stack: TerraformStack, context: WorkflowContext) -> Workflow:
+def add_workflow(stack: FleetStack, context: WorkflowContext) -> Workflow:
     """Add the queues, the state machine, the inbox, the schedules, the topic and the alarms."""
     batch = context.batch
     queues = {name: _add_queue(stack, context, name) for name in context.step_queues}
@@ -138,11 +138,7 @@ def add_workflow(stack: TerraformStack, context: WorkflowContext) -> Workflow:
 
 
 def _add_queue(
-    stack: TerraformStack,
-    context: WorkflowContext,
-    name: str,
-    *grants: Statement,
-    redrive: str | None = None,
+    stack: FleetStack, context: WorkflowContext, name: str, *grants: Statement, redrive: str | None = None
 ) -> aws.sqs_queue.SqsQueue:
     batch, arn = context.batch, context.account.build_arn("sqs", name)
     tls_only = {
@@ -169,7 +165,7 @@ def _add_queue(
 
 
 def _add_state_machine(
-    stack: TerraformStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
+    stack: FleetStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
 ) -> aws.sfn_state_machine.SfnStateMachine:
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
@@ -182,8 +178,6 @@ def _add_state_machine(
     role = add_role(
         stack,
         purpose,
-        fleet=context.fleet.name,
-        account=context.account,
         description=f"Carries the jobs of {context.name}",
         trust=policy.build_trust_policy(
             "states.amazonaws.com",
@@ -248,7 +242,7 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
     )
 
 
-def _add_inbox(stack: TerraformStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
+def _add_inbox(stack: FleetStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     """Add the queue of new files in inboxes. The Batch API turns each into one job, and starts its execution."""
     batch, account = context.batch, context.account
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
@@ -300,7 +294,7 @@ def _build_events_grant(
     }
 
 
-def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
+def _add_schedules(stack: FleetStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
     """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job."""
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "time")
     if not batch.schedules:
@@ -308,16 +302,11 @@ def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.s
     role = add_role(
         stack,
         purpose,
-        fleet=context.fleet.name,
-        account=context.account,
         description=f"Schedules of {context.name}",
         trust=policy.build_trust_policy(
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
         ),
-        statements=(
-            allow("Send", ["sqs:SendMessage"], inbox.arn),
-            allow("Decrypt", ["kms:Decrypt"], context.key.arn),
-        ),
+        statements=(allow("Send", ["sqs:SendMessage"], inbox.arn), allow("Decrypt", ["kms:Decrypt"], context.key.arn)),
     )
     s = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
@@ -342,7 +331,7 @@ def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.s
         )
 
 
-def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic.SnsTopic:
+def _add_topic(stack: FleetStack, context: WorkflowContext) -> aws.sns_topic.SnsTopic:
     """Add the topic for the end of each job, for subscribers."""
     batch = context.batch
     topic = aws.sns_topic.SnsTopic(stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn)
@@ -375,17 +364,12 @@ def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic
     return topic
 
 
-def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
+def _add_alarms(stack: FleetStack, context: WorkflowContext) -> None:
     """Add alarms for steps that no worker takes, and for files that did not become a job."""
     batch, topic = context.batch, context.fleet.alarms_to
     limits = {
         "waiting": (batch.control_queue, "oldest-step", _QUEUE_ALARM_S, "Steps wait for workers"),
-        "undelivered": (
-            format_undelivered_queue(batch),
-            "undelivered-files",
-            0,
-            "Files of which no job was made",
-        ),
+        "undelivered": (format_undelivered_queue(batch), "undelivered-files", 0, "Files of which no job was made"),
     }
     for name, (queue, signal_name, threshold, description) in limits.items():
         alarm.add_alarm(

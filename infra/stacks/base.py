@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from infra.bindings import aws, cdktf
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.task_checks import StackT
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -133,10 +134,10 @@ def _list_stacks(module: Any, document: Document[Fleet], files: Sequence[Path]) 
     return [cast(Stack, module)]
 
 
-def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.TerraformStack:
+def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> FleetStack:
     """Add an empty stack `name` to the app."""
     fleet = document.value
-    stack = cdktf.TerraformStack(app, name)
+    stack = FleetStack(app, name, fleet)
     provider = aws.provider
     provider.AwsProvider(
         stack,
@@ -150,11 +151,11 @@ def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.
     if fleet.state == "local":
         _add_local_state(stack, name, Path(app.outdir), document)
     else:
-        _add_s3_state(stack, name, fleet)
+        _add_s3_state(stack, name)
     return stack
 
 
-def get_provider(stack: cdktf.TerraformStack) -> aws.provider.AwsProvider:
+def get_provider(stack: FleetStack) -> aws.provider.AwsProvider:
     """Return the provider of a stack, for settings that it alone has."""
     return cast(aws.provider.AwsProvider, stack.node.find_child("aws"))
 
@@ -173,7 +174,7 @@ def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
                 terraform_stacks[stack.NAME].add_dependency(terraform_stacks[need])
 
 
-def _add_local_state(stack: cdktf.TerraformStack, name: str, output_dir: Path, document: Document[Fleet]) -> None:
+def _add_local_state(stack: FleetStack, name: str, output_dir: Path, document: Document[Fleet]) -> None:
     """Keep the state beside the fleet file: `cdktf.out` may be deleted at any time, the state may not.
 
     The path is relative to the directory that Terraform runs in, so that the same fleet gives the same text anywhere.
@@ -182,14 +183,14 @@ def _add_local_state(stack: cdktf.TerraformStack, name: str, output_dir: Path, d
     cdktf.LocalBackend(stack, path=os.path.relpath(file, output_dir.resolve() / "stacks" / name))
 
 
-def _add_s3_state(stack: cdktf.TerraformStack, name: str, fleet: Fleet) -> None:
-    bucket, _, prefix = fleet.state.removeprefix("s3://").partition("/")
-    key = "/".join(filter(None, [prefix.strip("/"), fleet.name, f"{name}.tfstate"]))
-    cdktf.S3Backend(stack, bucket=bucket, key=key, region=fleet.region, encrypt=True)
+def _add_s3_state(stack: FleetStack, name: str) -> None:
+    bucket, _, prefix = stack.fleet.state.removeprefix("s3://").partition("/")
+    key = "/".join(filter(None, [prefix.strip("/"), stack.fleet.name, f"{name}.tfstate"]))
+    cdktf.S3Backend(stack, bucket=bucket, key=key, region=stack.fleet.region, encrypt=True)
     # CDKTF ended before Terraform's own lock file came (1.10), so its bindings do not know the switch.
     stack.add_override("terraform.backend.s3.use_lockfile", True)
 
 
-def add_output(stack: cdktf.TerraformStack, name: str, value: Any, description: str) -> None:
+def add_output(stack: FleetStack, name: str, value: Any, description: str) -> None:
     """Add an output, for other stacks, the command line and people."""
     cdktf.TerraformOutput(stack, name, value=value, description=description)

@@ -23,7 +23,7 @@ from infra.constructs import (
     task_service,
     workflow,
 )
-from infra.constructs.account import Account, read_account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
 from infra.constructs.task_place import TaskPlace
 from infra.constructs.workflow import WorkflowContext
@@ -59,23 +59,22 @@ class DeploymentStack(base.TaskOrPodStack[BatchStack]):
 
         Outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too.
         """
-        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+        _add_resources(base.create_stack(app, self.NAME, document), self._deployment)
 
 
-def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch) -> None:
-    account = read_account(stack, fleet)
+def _add_resources(stack: FleetStack, batch: Batch) -> None:
     context = WorkflowContext(
-        fleet,
+        stack.fleet,
         batch.name,
         batch.stack,
-        account,
-        _add_key(stack, fleet, batch, account),
-        find_key(stack, fleet, "storage"),
+        stack.account,
+        _add_key(stack, batch),
+        find_key(stack, "storage"),
         secrets.find_service_arns(stack, batch.services),
     )
     added_workflow = workflow.add_workflow(stack, context)
     if batch.stack.results_table:
-        results_table.add_results_table(stack, fleet, batch.name, batch.stack, batch.stack.results_table)
+        results_table.add_results_table(stack, batch.name, batch.stack, batch.stack.results_table)
     if batch.stack.orchestrator == "ecs":
         _add_tasks(stack, context, batch, added_workflow)
     else:
@@ -84,39 +83,36 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch) -> N
     base.add_output(stack, "topic", added_workflow.topic.arn, "Topic of each job's end: subscribe to it")
 
 
-def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, account: Account) -> aws.kms_key.KmsKey:
+def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
     """Add the key of the batch's logs, topic and schedules."""
     log_groups = {"Workflow": workflow.format_log_group(batch.stack)}
     if batch.stack.orchestrator == "ecs":
-        log_groups["Tasks"] = format_log_group(fleet, KIND, batch.name)
+        log_groups["Tasks"] = format_log_group(stack.fleet, KIND, batch.name)
     return add_key(
         stack,
         "batch-key",
-        alias=f"{fleet.name}-batch-{batch.name}",
+        alias=f"{stack.fleet.name}-batch-{batch.name}",
         description=f"Logs, notifications and schedules of {batch.name}",
-        account=account,
         grants=(
-            *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
-            *workflow.build_key_grants(account),
+            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
+            *workflow.build_key_grants(stack.account),
         ),
     )
 
 
-def _add_pod_roles(stack: cdktf.TerraformStack, context: WorkflowContext, batch: Batch) -> None:
+def _add_pod_roles(stack: FleetStack, context: WorkflowContext, batch: Batch) -> None:
     """Add the roles of workers and of the Batch API, each tied to its own service account, which charts/batch names."""
     cluster = names.format_cluster_name(context.fleet)
     for service in batch.services:
         role, _ = batch_roles.add_service_role(
             stack, context, service, trust=pod_identity.build_trust_policy(cluster, context.account)
         )
-        pod_identity.add_service_association(stack, context.fleet, batch.name, service.name, role)
+        pod_identity.add_service_association(stack, batch.name, service.name, role)
 
 
-def _add_tasks(
-    stack: cdktf.TerraformStack, context: WorkflowContext, batch: Batch, added_workflow: workflow.Workflow
-) -> None:
+def _add_tasks(stack: FleetStack, context: WorkflowContext, batch: Batch, added_workflow: workflow.Workflow) -> None:
     """Add workers and the Batch API as ECS services, with their outputs."""
-    place = task_place.find_place(stack, context.fleet, context.account)
+    place = task_place.find_place(stack)
     services_context = task_service.ServiceContext(
         fleet=context.fleet,
         deployment=batch.name,
@@ -129,21 +125,18 @@ def _add_tasks(
         services_context,
         batch,
         place,
-        account=context.account,
         log_key=context.key,
-        groups=_add_security_groups(stack, context.fleet, batch, place),
+        groups=_add_security_groups(stack, batch, place),
         add_role=functools.partial(batch_roles.add_service_role, stack, context),
         dependencies=[added_workflow.state_machine],
     )
 
 
 def _add_security_groups(
-    stack: cdktf.TerraformStack, fleet: Fleet, batch: Batch, place: TaskPlace
+    stack: FleetStack, batch: Batch, place: TaskPlace
 ) -> Mapping[str, aws.security_group.SecurityGroup]:
     """Add the security groups, by service: clients can reach the Batch API; nothing can reach the workers."""
-    groups = task_network.add_groups(
-        stack, fleet, batch.name, [service.name for service in batch.services], place.vpc_id
-    )
+    groups = task_network.add_groups(stack, batch.name, [service.name for service in batch.services], place.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry, place.vpc)
     for service in batch.services:
         task_network.add_call_rules(stack, service, groups[service.name], place.vpc)

@@ -15,7 +15,6 @@ from infra.constructs import (
     network,
 )
 from infra.constructs import network_test as network_tests
-from infra.constructs.account import read_account
 from infra.constructs.alarm import build_cluster_dimensions
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.topic_rule import add_topic_rule
@@ -44,39 +43,35 @@ def add(app: App, document: Document[Fleet]) -> None:
     """
     fleet, catalog = document.value, instances.load()
     stack = base.create_stack(app, NAME, document)
-    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
+    fleet_network = network.find_network(stack)
     machine_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "ecs"]
     pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
     tested_groups = network_test.list_task_groups(machine_groups)
     cluster = ecs_cluster.add_cluster(
         stack,
-        fleet,
-        account=account,
         functions=[ecs_fallback.NAME, gpu_repair.NAME],
         log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
     )
-    peers_namespace = ecs_cluster.add_peers_namespace(stack, fleet, vpc_id=fleet_network.vpc_id)
+    peers_namespace = ecs_cluster.add_peers_namespace(stack, vpc_id=fleet_network.vpc_id)
     context = capacity_providers.CapacityProviderContext(
         fleet=fleet,
-        account=account,
+        account=stack.account,
         cluster=cluster.resource,
-        instance_profile=container_instances.add_instance_profile(stack, fleet, account=account),
+        instance_profile=container_instances.add_instance_profile(stack),
         subnets=fleet_network.private_subnets,
-        security_group_id=container_instances.add_security_group(stack, fleet, vpc_id=fleet_network.vpc_id).id,
+        security_group_id=container_instances.add_security_group(stack, vpc_id=fleet_network.vpc_id).id,
         efa_group=(
-            add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id)
-            if any(group.efa for group in machine_groups)
-            else None
+            add_efa_group(stack, vpc_id=fleet_network.vpc_id) if any(group.efa for group in machine_groups) else None
         ),
     )
     providers = [capacity_providers.add_capacity_provider(stack, context, group) for group in machine_groups]
     capacity_providers.add_association(stack, context, list(pools.values()), providers)
     watched = []
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
-        ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
+        ecs_fallback.add_fallback(stack, key=cluster.key)
         watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):
-        gpu_repair.add_gpu_repair(stack, fleet, provider=base.get_provider(stack), key=cluster.key, account=account)
+        gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=cluster.key)
         watched.append("waiting-repairs")
     if fleet.alarms_to:
         detail = {
@@ -86,13 +81,13 @@ def add(app: App, document: Document[Fleet]) -> None:
         }
         pattern = {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail}
         description = "A task was ended: it took longer to start than it may, or hung"
-        add_topic_rule(stack, fleet, "task-without-answer", description, pattern, fleet.alarms_to)
+        add_topic_rule(stack, "task-without-answer", description, pattern, fleet.alarms_to)
     if watched and fleet.add_ons.observability:
         curves = {"cluster": build_cluster_dimensions(fleet)}
         graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]
-        dashboard.add_dashboard(stack, fleet, graphs)
+        dashboard.add_dashboard(stack, graphs)
     if tested_groups:
-        network_tests.add_network_tests(stack, fleet, tested_groups, account=account, key=cluster.key)
+        network_tests.add_network_tests(stack, tested_groups, key=cluster.key)
     base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")
     base.add_output(
         stack,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.bindings.cdktf import App, TerraformStack
+from infra.bindings.cdktf import App
 from infra.constructs import (
     controllers,
     eks_add_ons,
@@ -14,9 +14,9 @@ from infra.constructs import (
     node_group_settings,
     node_groups,
 )
-from infra.constructs.account import Account, read_account
 from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
 from infra.constructs.task_watch import CERTIFICATE_DAYS
@@ -45,23 +45,19 @@ def add(app: App, document: Document[Fleet]) -> None:
     """
     fleet, catalog = document.value, instances.load()
     stack = base.create_stack(app, NAME, document)
-    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
+    fleet_network = network.find_network(stack)
     eks_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "eks"]
     cluster = eks_cluster.add_cluster(
         stack,
-        fleet,
         vpc_id=fleet_network.vpc_id,
         subnet_ids=list(fleet_network.private_subnets.values()),
-        account=account,
         functions=[node_group_settings.NAME],
         log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)} if fleet.logs.to == CLOUDWATCH else {},
     )
-    context = _build_context(
-        stack, fleet, fleet_network, cluster.resource, account, efa=any(group.efa for group in eks_groups)
-    )
+    context = _build_context(stack, fleet_network, cluster.resource, efa=any(group.efa for group in eks_groups))
     system_group = build_system_group(fleet, catalog)
     system_node_group = node_groups.add_node_group(stack, context, system_group)
-    eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=system_node_group)
+    eks_add_ons.add(stack, cluster=cluster.resource, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
@@ -70,49 +66,40 @@ def add(app: App, document: Document[Fleet]) -> None:
             for group in managed_groups
         ),
     ]
-    node_group_settings.apply_settings(stack, fleet, groups_with_resources, key=cluster.key, account=account)
+    node_group_settings.apply_settings(stack, groups_with_resources, key=cluster.key)
     karpenter_groups = [group for group in eks_groups if group.kind == "karpenter"]
     if karpenter_groups:
-        add_karpenter(stack, fleet, cluster=cluster.resource, kms_key=cluster.key, account=account)
+        add_karpenter(stack, cluster=cluster.resource, kms_key=cluster.key)
     for group in karpenter_groups:
-        add_capacity(stack, fleet, group, account=account)
-    controllers.add_load_balancer_role(stack, fleet, cluster=cluster.resource, account=account)
-    controllers.add_autoscaler_role(stack, fleet, cluster=cluster.resource, account=account)
+        add_capacity(stack, group)
+    controllers.add_load_balancer_role(stack, cluster=cluster.resource)
+    controllers.add_autoscaler_role(stack, cluster=cluster.resource)
     if fleet.logs.to:
-        log_collector.add_log_collector(stack, fleet, cluster=cluster, account=account)
-    model_reader.add_engine_role(stack, fleet, cluster=cluster.resource, account=account)
+        log_collector.add_log_collector(stack, cluster=cluster)
+    model_reader.add_engine_role(stack, cluster=cluster.resource)
     if fleet.alarms_to:
-        _add_certificate_rule(stack, fleet, fleet.alarms_to)
-    _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
+        _add_certificate_rule(stack, fleet.alarms_to)
+    _add_outputs(stack, cluster.resource, [group.name for group in managed_groups])
 
 
 def _build_context(
-    stack: TerraformStack,
-    fleet: Fleet,
-    fleet_network: Network,
-    cluster: aws.eks_cluster.EksCluster,
-    account: Account,
-    *,
-    efa: bool,
+    stack: FleetStack, fleet_network: Network, cluster: aws.eks_cluster.EksCluster, *, efa: bool
 ) -> node_groups.NodeGroupContext:
     """Add what all node groups share: the EFA security group, the role and the add-ons that nodes need to join."""
-    efa_group = add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id) if efa else None
+    efa_group = add_efa_group(stack, vpc_id=fleet_network.vpc_id) if efa else None
     return node_groups.NodeGroupContext(
-        fleet=fleet,
-        account=account,
+        fleet=stack.fleet,
+        account=stack.account,
         cluster=cluster,
         security_group_id=cluster.vpc_config.cluster_security_group_id,
-        node_role=node_groups.add_node_role(stack, "node", fleet, account),
+        node_role=node_groups.add_node_role(stack, "node"),
         subnets=fleet_network.private_subnets,
         efa_group=efa_group,
-        dependencies=[
-            *eks_add_ons.add(stack, fleet, cluster=cluster, account=account, system=None),
-            *list_policies(stack, "node"),
-        ],
+        dependencies=[*eks_add_ons.add(stack, cluster=cluster, system=None), *list_policies(stack, "node")],
     )
 
 
-def _add_certificate_rule(stack: TerraformStack, fleet: Fleet, topic: str) -> None:
+def _add_certificate_rule(stack: FleetStack, topic: str) -> None:
     """Let the topic hear of every certificate that ends soon: charts make the load balancers here, and no stack knows
     their certificates.
 
@@ -125,15 +112,13 @@ def _add_certificate_rule(stack: TerraformStack, fleet: Fleet, topic: str) -> No
         "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
     }
     description = f"A certificate of the account ends within {CERTIFICATE_DAYS} days"
-    add_topic_rule(stack, fleet, "certificate-ends", description, pattern, topic)
+    add_topic_rule(stack, "certificate-ends", description, pattern, topic)
 
 
-def _add_outputs(
-    stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, group_names: list[str]
-) -> None:
-    end_of_support = eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()
+def _add_outputs(stack: FleetStack, cluster: aws.eks_cluster.EksCluster, group_names: list[str]) -> None:
+    end_of_support = eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()
     base.add_output(stack, "cluster_name", cluster.name, "The cluster")
     base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
-    base.add_output(stack, "kubernetes_version", fleet.eks.version, "Kubernetes version")
+    base.add_output(stack, "kubernetes_version", stack.fleet.eks.version, "Kubernetes version")
     base.add_output(stack, "end_of_standard_support", end_of_support, "Day from which the version costs more")
     base.add_output(stack, "node_groups", ["system", *group_names], "Managed node groups")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from infra.bindings import aws, cdktf
-from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import (
     gateway,
     gateway_watch,
@@ -25,7 +25,7 @@ from infra.constructs import (
     task_service,
     task_watch,
 )
-from infra.constructs.account import read_account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway import GatewayContext, ServerGroups, Servers
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
@@ -65,24 +65,23 @@ class DeploymentStack(base.TaskOrPodStack[GatewayStack]):
 
         Outputs: database_host, cache_host; on ECS those of `task_place.add_outputs`, and load_balancer if there is one.
         """
-        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+        _add_resources(base.create_stack(app, self.NAME, document), self._deployment)
 
 
-def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> None:
-    account, log_group = read_account(stack, fleet), format_log_group(fleet, KIND, deployment.name)
+def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
+    log_group = format_log_group(stack.fleet, KIND, deployment.name)
     on_tasks = deployment.stack.orchestrator == "ecs"
-    place = task_place.find_place(stack, fleet, account) if on_tasks else None
+    place = task_place.find_place(stack) if on_tasks else None
     key = add_key(
         stack,
         "gateway-key",
-        alias=f"{fleet.name}-gateway-{deployment.name}",
+        alias=f"{stack.fleet.name}-gateway-{deployment.name}",
         description=f"Database, counts, secrets and logs of {deployment.name}",
-        account=account,
-        grants=(build_log_group_grant(account, log_group),) if on_tasks else (),
+        grants=(build_log_group_grant(stack.account, log_group),) if on_tasks else (),
     )
-    vpc_id, subnets = _find_network(stack, fleet, place)
+    vpc_id, subnets = _find_network(stack, place)
     arns = secrets.find_service_arns(stack, deployment.services)
-    context = GatewayContext(fleet, deployment.name, deployment.stack, account, vpc_id, subnets, key, arns)
+    context = GatewayContext(stack.fleet, deployment.name, deployment.stack, stack.account, vpc_id, subnets, key, arns)
     groups = gateway.add_groups(stack, context)
     servers = gateway.add_servers(stack, context, groups)
     gateway_watch.add_alarms(stack, context)
@@ -94,16 +93,16 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, deployment: Gateway) -> 
     base.add_output(stack, "cache_host", servers.cache.primary_endpoint_address, "Host of the cache")
 
 
-def _find_network(stack: TerraformStack, fleet: Fleet, place: TaskPlace | None) -> tuple[str, list[str]]:
+def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list[str]]:
     """Find the VPC's id and the private subnets."""
     if place:
         return place.vpc_id, [*place.subnets.values()]
-    vpc = network.find_network(stack, fleet)
+    vpc = network.find_network(stack)
     return vpc.vpc_id, [*vpc.private_subnets.values()]
 
 
 def _add_program_role(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: GatewayContext,
     servers: Servers,
     service: Service,
@@ -116,8 +115,6 @@ def _add_program_role(
     role = add_role(
         stack,
         purpose,
-        fleet=context.fleet.name,
-        account=context.account,
         description=f"{service.name} of {context.name}",
         trust=trust,
         statements=(
@@ -130,7 +127,7 @@ def _add_program_role(
 
 
 def _add_pods(
-    stack: TerraformStack, context: GatewayContext, deployment: Gateway, servers: Servers, groups: ServerGroups
+    stack: FleetStack, context: GatewayContext, deployment: Gateway, servers: Servers, groups: ServerGroups
 ) -> None:
     """Add the pods' roles, and let the cluster's nodes, whose security group pods have, reach the servers."""
     cluster = names.format_cluster_name(context.fleet)
@@ -140,11 +137,11 @@ def _add_pods(
     trust = pod_identity.build_trust_policy(cluster, context.account)
     for service in deployment.services:
         role, _ = _add_program_role(stack, context, servers, service, trust=trust)
-        pod_identity.add_service_association(stack, context.fleet, deployment.name, service.name, role)
+        pod_identity.add_service_association(stack, deployment.name, service.name, role)
 
 
 def _add_tasks(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: GatewayContext,
     deployment: Gateway,
     place: TaskPlace,
@@ -165,7 +162,6 @@ def _add_tasks(
         services_context,
         deployment,
         place,
-        account=context.account,
         log_key=context.key,
         groups=task_groups,
         add_role=functools.partial(_add_program_role, stack, context, servers),
@@ -174,11 +170,11 @@ def _add_tasks(
 
 
 def _add_task_groups(
-    stack: TerraformStack, context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
+    stack: FleetStack, context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
 ) -> dict[str, aws.security_group.SecurityGroup]:
     """Add the programs' security groups, by service: clients reach the gateway, which reaches all servers."""
     task_groups = task_network.add_groups(
-        stack, context.fleet, context.name, [service.name for service in deployment.services], place.vpc_id
+        stack, context.name, [service.name for service in deployment.services], place.vpc_id
     )
     task_network.add_entry_rules(stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc)
     servers = ((DATABASE_CALL, groups.database, DATABASE_PORT), (CACHE_CALL, groups.cache, CACHE_PORT))
@@ -196,7 +192,7 @@ def _add_task_groups(
 
 
 def _add_load_balancer(
-    stack: TerraformStack,
+    stack: FleetStack,
     context: GatewayContext,
     deployment: Gateway,
     place: TaskPlace,
@@ -209,7 +205,6 @@ def _add_load_balancer(
     assert entry.probe
     load_balancer = task_load_balancer.add_load_balancer(
         stack,
-        context.fleet,
         context.name,
         entry,
         settings,
@@ -219,7 +214,7 @@ def _add_load_balancer(
         entry_group=entry_group,
         health_path=entry.probe.health,
     )
-    task_watch.add_certificate_alarm(stack, context.fleet, context.name, settings.certificate)
+    task_watch.add_certificate_alarm(stack, context.name, settings.certificate)
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from infra.bindings.cdktf import App
 from infra.constructs import vpc
-from infra.constructs.account import read_account
 from infra.constructs.flow_logs import add_flow_logs
 from infra.stacks import base
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -24,13 +23,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     fleet = document.value
     stack = base.create_stack(app, NAME, document)
     if isinstance(fleet.network, ExistingNetwork):
-        network = vpc.find_existing_vpc(stack, fleet, fleet.network)
+        network = vpc.find_existing_vpc(stack, fleet.network)
     else:
-        account = read_account(stack, fleet)
-        network = vpc.add_vpc(stack, fleet, fleet.network, account)
+        network = vpc.add_vpc(stack, fleet.network)
         if fleet.network.flow_logs:
-            add_flow_logs(
-                stack, fleet=fleet.name, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs, account=account
-            )
+            add_flow_logs(stack, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs)
     base.add_output(stack, "vpc_id", network.vpc_id, "The fleet's VPC")
     base.add_output(stack, "private_subnet_ids", network.private_subnets, "Private subnets by zone")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
-from infra.bindings.cdktf import TerraformStack
 from infra.constructs import (
     collector,
     dashboard,
@@ -31,8 +30,8 @@ from infra.constructs import (
     task_service,
     task_watch,
 )
-from infra.constructs.account import Account, read_account
 from infra.constructs.collector import MetricStream
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
@@ -97,7 +96,7 @@ class DeploymentStack(base.TaskOrPodStack[ServingStack]):
         Outputs on ECS: those of `task_place.add_outputs`; load_balancer, where there is one.
         """
         add_all = _add_resources if self._deployment.stack.orchestrator == "ecs" else _add_pod_role
-        add_all(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+        add_all(base.create_stack(app, self.NAME, document), self._deployment)
 
 
 @dataclass(frozen=True)
@@ -128,14 +127,13 @@ class _Parts:
         )
 
 
-def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
-    parts = _add_parts(stack, fleet, serving, read_account(stack, fleet))
+def _add_resources(stack: FleetStack, serving: Serving) -> None:
+    parts = _add_parts(stack, serving)
     services = {service.name: _add_service(stack, parts, service) for service in serving.services}
-    if fleet.add_ons.observability:
-        dashboard.add_dashboard(stack, fleet, task_watch.list_graphs(fleet, serving, parts.stream))
+    if stack.fleet.add_ons.observability:
+        dashboard.add_dashboard(stack, task_watch.list_graphs(stack.fleet, serving, parts.stream))
     task_place.add_outputs(
         stack,
-        fleet,
         _ask_without_key(serving),
         parts.place,
         services,
@@ -144,20 +142,18 @@ def _add_resources(stack: TerraformStack, fleet: Fleet, serving: Serving) -> Non
     )
 
 
-def _add_pod_role(stack: TerraformStack, fleet: Fleet, serving: Serving) -> None:
+def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
     """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
-    account, cluster, router = read_account(stack, fleet), names.format_cluster_name(fleet), serving.entry
+    cluster, router = names.format_cluster_name(stack.fleet), serving.entry
     arns = secrets.find_arns(stack, router.secrets)
     router_role = role.add_role(
         stack,
         names.format_deployment_purpose(serving.name, "route"),
-        fleet=fleet.name,
-        account=account,
         description=f"Router of {serving.name}",
-        trust=pod_identity.build_trust_policy(cluster, account),
-        statements=tuple(secrets.build_statements(router.secrets, arns, fleet.region)),
+        trust=pod_identity.build_trust_policy(cluster, stack.account),
+        statements=tuple(secrets.build_statements(router.secrets, arns, stack.fleet.region)),
     )
-    pod_identity.add_service_association(stack, fleet, serving.name, router.name, router_role)
+    pod_identity.add_service_association(stack, serving.name, router.name, router_role)
 
 
 def _ask_without_key(serving: Serving) -> Serving:
@@ -172,47 +168,42 @@ def _ask_without_key(serving: Serving) -> Serving:
     return serving.model_copy(update={"services": tuple(map(adapt, serving.services))})
 
 
-def _add_parts(stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account) -> _Parts:
-    place = task_place.find_place(stack, fleet, account)
+def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
+    place = task_place.find_place(stack)
     task_service.add_force_variable(stack)
-    logs, stream = _add_logs(stack, fleet, serving, account)
+    logs, stream = _add_logs(stack, serving)
     security_groups = task_network.add_security_groups(
-        stack, fleet, serving.name, serving.services, vpc_id=place.vpc_id, vpc=place.vpc
+        stack, serving.name, serving.services, vpc_id=place.vpc_id, vpc=place.vpc
     )
-    errors_alarm = task_watch.add_errors_alarm(stack, fleet, serving, stream)
+    errors_alarm = task_watch.add_errors_alarm(stack, serving, stream)
     return _Parts(
         serving=serving,
         place=place,
         services=task_service.ServiceContext(
-            fleet=fleet,
+            fleet=stack.fleet,
             deployment=serving.name,
             cluster_arn=place.cluster_arn,
             subnets=place.subnets,
             alarm_name=errors_alarm.alarm_name,
-            load_balancer=_add_load_balancer(stack, fleet, serving, place, security_groups.router),
+            load_balancer=_add_load_balancer(stack, serving, place, security_groups.router),
             connect_timeout_s=serving.stack.request_timeout_s,
         ),
         stream=stream,
-        image_prefixes=image_cache.build_prefixes(fleet, account),
+        image_prefixes=image_cache.build_prefixes(stack.fleet, stack.account),
         security_groups=security_groups,
-        roles=_add_roles(stack, fleet, serving, account, place, logs),
+        roles=_add_roles(stack, serving, place, logs),
         dependencies=[errors_alarm, *logs],
     )
 
 
 def _add_load_balancer(
-    stack: TerraformStack,
-    fleet: Fleet,
-    serving: Serving,
-    place: TaskPlace,
-    router_group: aws.security_group.SecurityGroup,
+    stack: FleetStack, serving: Serving, place: TaskPlace, router_group: aws.security_group.SecurityGroup
 ) -> task_load_balancer.TaskLoadBalancer | None:
     """Add the load balancer, and the output with its name; None where the deployment has none."""
     if serving.stack.load_balancer is None:
         return None
     load_balancer = task_load_balancer.add_load_balancer(
         stack,
-        fleet,
         serving.name,
         serving.entry,
         serving.stack.load_balancer,
@@ -222,13 +213,13 @@ def _add_load_balancer(
         entry_group=router_group,
         health_path=_ROUTER_HEALTH,
     )
-    task_watch.add_certificate_alarm(stack, fleet, serving.name, serving.stack.load_balancer.certificate)
+    task_watch.add_certificate_alarm(stack, serving.name, serving.stack.load_balancer.certificate)
     name = load_balancer.balancer.dns_name
     base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
     return load_balancer
 
 
-def _add_service(stack: TerraformStack, parts: _Parts, service: Service) -> AddedService:
+def _add_service(stack: FleetStack, parts: _Parts, service: Service) -> AddedService:
     """Add a service with its task definition, alarms and scaling."""
     fleet, serving, roles = parts.fleet, parts.serving, parts.roles[service.is_entry]
     adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(parts, service)
@@ -310,57 +301,46 @@ def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> replica_w
     return replica_watch.Replica(leader=_format_address(fleet, serving, leader))
 
 
-def _add_logs(
-    stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account
-) -> tuple[list[Any], MetricStream]:
+def _add_logs(stack: FleetStack, serving: Serving) -> tuple[list[Any], MetricStream]:
     """Add the log groups of tasks and of metrics, with the key that encrypts both."""
-    task_log_group = ecs_services.format_log_group(fleet, KIND, serving.name)
+    task_log_group = ecs_services.format_log_group(stack.fleet, KIND, serving.name)
     group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
     kms_key = add_key(
         stack,
         "logs-key",
-        alias=f"{fleet.name}-serving-{serving.name}",
+        alias=f"{stack.fleet.name}-serving-{serving.name}",
         description=f"Logs of {serving.name}",
-        account=account,
-        grants=tuple(build_log_group_grant(account, group, name.capitalize()) for name, group in group_names.items()),
+        grants=tuple(
+            build_log_group_grant(stack.account, group, name.capitalize()) for name, group in group_names.items()
+        ),
     )
     log_groups = [
         aws.cloudwatch_log_group.CloudwatchLogGroup(
-            stack, f"{name}-logs", name=group, retention_in_days=fleet.logs.keep_days, kms_key_id=kms_key.arn
+            stack, f"{name}-logs", name=group, retention_in_days=stack.fleet.logs.keep_days, kms_key_id=kms_key.arn
         )
         for name, group in group_names.items()
     ]
     scale_to_zero_roles = tuple(service.role for service in serving.scale_to_zero_services)
-    return log_groups, MetricStream(serving.name, fleet.region, group_names["metrics"], scale_to_zero_roles)
+    return log_groups, MetricStream(serving.name, stack.fleet.region, group_names["metrics"], scale_to_zero_roles)
 
 
-def _add_roles(
-    stack: TerraformStack, fleet: Fleet, serving: Serving, account: Account, place: TaskPlace, logs: list[Any]
-) -> dict[bool, task.TaskRoles]:
+def _add_roles(stack: FleetStack, serving: Serving, place: TaskPlace, logs: list[Any]) -> dict[bool, task.TaskRoles]:
     """Add the roles of engines and of the router, by whether they are the entry's."""
     task_log_group, metrics_log_group = logs
     execution_role = task_roles.add_execution_role(
         stack,
-        fleet,
         serving.name,
-        account=account,
         log_group=task_log_group,
-        secrets=ecs_services.format_load_secrets(fleet, serving.name),
+        secrets=ecs_services.format_load_secrets(stack.fleet, serving.name),
     )
-    shared = {"account": account, "metrics": metrics_log_group, "cluster_key": place.cluster_key}
-    storage_key = find_key(stack, fleet, "storage")
+    shared = {"metrics": metrics_log_group, "cluster_key": place.cluster_key}
+    storage_key = find_key(stack, "storage")
     engine_role = task_roles.add_engine_role(
-        stack,
-        fleet,
-        serving.name,
-        reads=serving.stack.reads,
-        caches=serving.stack.caches,
-        storage_key=storage_key,
-        **shared,
+        stack, serving.name, reads=serving.stack.reads, caches=serving.stack.caches, storage_key=storage_key, **shared
     )
     arns = secrets.find_service_arns(stack, serving.services)
-    reads = secrets.build_statements(serving.entry.secrets, arns, fleet.region)
-    router_role = task_roles.add_router_role(stack, fleet, serving.name, statements=reads, **shared)
+    reads = secrets.build_statements(serving.entry.secrets, arns, stack.fleet.region)
+    router_role = task_roles.add_router_role(stack, serving.name, statements=reads, **shared)
     policies = {
         part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
         for part in ("start", "read", "route")
@@ -372,17 +352,17 @@ def _add_roles(
 
 
 def _add_monitoring(
-    stack: TerraformStack, parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]
+    stack: FleetStack, parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]
 ) -> None:
     fleet, serving = parts.fleet, parts.serving
     ecs_names = task_service.list_names(fleet, serving.name, service)
     if service.replicas.min and not service.placement.gives_way:
-        task_watch.add_running_alarm(stack, fleet, serving.name, service, ecs_names)
+        task_watch.add_running_alarm(stack, serving.name, service, ecs_names)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:
-        task_watch.add_queue_alarm(stack, fleet, serving, parts.stream, service)
+        task_watch.add_queue_alarm(stack, serving, parts.stream, service)
         if collector.TRANSFERS in collector.select_metrics(service, parts.stream):
-            task_watch.add_transfer_alarm(stack, fleet, serving.name, parts.stream, service)
+            task_watch.add_transfer_alarm(stack, serving.name, parts.stream, service)
     if service.replicas.scale:
-        task_watch.add_maximum_alarm(stack, fleet, serving.name, service, ecs_names)
-        task_scaling.add_scaling(stack, fleet, serving.name, serving.entry, service, parts.stream, ecs_services[0])
+        task_watch.add_maximum_alarm(stack, serving.name, service, ecs_names)
+        task_scaling.add_scaling(stack, serving.name, serving.entry, service, parts.stream, ecs_services[0])

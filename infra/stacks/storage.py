@@ -8,7 +8,6 @@ from __future__ import annotations
 from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import image_cache
-from infra.constructs.account import read_account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.budget import add_budget
 from infra.constructs.capacity_watch import add_capacity_watch
@@ -33,13 +32,9 @@ def add(app: App, document: Document[Fleet]) -> None:
     fleet = document.value
     storage = fleet.storage
     stack = base.create_stack(app, NAME, document)
-    account = read_account(stack, fleet)
+    account = stack.account
     kms_key = add_key(
-        stack,
-        "storage-key",
-        alias=f"{fleet.name}-storage",
-        description=f"Buckets and images of the fleet {fleet.name}",
-        account=account,
+        stack, "storage-key", alias=f"{fleet.name}-storage", description=f"Buckets and images of the fleet {fleet.name}"
     )
     models = add_bucket(
         stack,
@@ -62,11 +57,11 @@ def add(app: App, document: Document[Fleet]) -> None:
         image: add_repository(stack, f"image-{image}", repository_name=f"{fleet.name}/{image}", key_arn=kms_key.arn)
         for image in storage.repositories
     }
-    image_cache.add_rules(stack, fleet)
+    image_cache.add_rules(stack)
     if fleet.budget_to and fleet.spend_limit:
-        add_budget(stack, fleet, fleet.spend_limit)
+        add_budget(stack, fleet.spend_limit)
     if fleet.alarms_to:
-        add_capacity_watch(stack, fleet, fleet.alarms_to)
+        add_capacity_watch(stack, fleet.alarms_to)
     urls = {image: repository.repository_url for image, repository in repositories.items()}
     base.add_output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
     base.add_output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.bindings import aws, cdktf
 from infra.constructs import network, results_table, stream, stream_watch
-from infra.constructs.account import read_account
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
 from infra.constructs.stream import StreamContext
 from infra.stacks import base
@@ -52,32 +52,31 @@ class DeploymentStack:
 
         Outputs: brokers, cache_url, clients_group, job_name.
         """
-        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+        _add_resources(base.create_stack(app, self.NAME, document), self._deployment)
 
 
-def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream) -> None:
-    account, name = read_account(stack, fleet), deployment.name
-    group_name = format_log_group(fleet, KIND, name)
+def _add_resources(stack: FleetStack, deployment: Stream) -> None:
+    name = deployment.name
+    group_name = format_log_group(stack.fleet, KIND, name)
     key = add_key(
         stack,
         "stream-key",
-        alias=f"{fleet.name}-stream-{name}",
+        alias=f"{stack.fleet.name}-stream-{name}",
         description=f"Events, answers and logs of {name}",
-        account=account,
-        grants=(build_log_group_grant(account, group_name),),
+        grants=(build_log_group_grant(stack.account, group_name),),
     )
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "logs", name=group_name, retention_in_days=fleet.logs.keep_days, kms_key_id=key.arn
+        stack, "logs", name=group_name, retention_in_days=stack.fleet.logs.keep_days, kms_key_id=key.arn
     )
     context = StreamContext(
-        fleet=fleet,
+        fleet=stack.fleet,
         name=name,
         stream=deployment.stack,
-        account=account,
-        network=network.find_network(stack, fleet),
+        account=stack.account,
+        network=network.find_network(stack),
         key=key,
         log_group=log_group,
-        storage_key=find_key(stack, fleet, "storage"),
+        storage_key=find_key(stack, "storage"),
     )
     groups = stream.add_groups(stack, context)
     kafka = stream.add_kafka(stack, context, groups)
@@ -86,7 +85,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, deployment: Stream
     stream.add_driver(stack, context)
     stream_watch.add_alarms(stack, context)
     if deployment.stack.answer_files:
-        results_table.add_answers_table(stack, fleet, name, deployment.stack.answer_files)
+        results_table.add_answers_table(stack, name, deployment.stack.answer_files)
     base.add_output(stack, "brokers", kafka.bootstrap_brokers_sasl_iam, "Kafka, for clients that log in with a role")
     base.add_output(stack, "cache_url", stream.format_cache_url(cache), "The cache")
     base.add_output(stack, "clients_group", groups.clients.id, "Security group of whoever reaches Kafka and the cache")

@@ -6,7 +6,6 @@ from llm_serving.kinds.diary.kind import DiaryStack
 
 from infra.bindings import aws
 from infra.constructs import pod_identity, task, task_network, task_place, task_roles, task_service
-from infra.constructs.account import read_account
 from infra.constructs.policy import allow
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.task_place import AddedService
@@ -39,47 +38,44 @@ class DeploymentStack:
 
     def add(self, app, document):
         """Add the stack to the app."""
-        stack, fleet, diary = base.create_stack(app, self.NAME, document), document.value, self._diary
-        account = read_account(stack, fleet)
+        stack, diary = base.create_stack(app, self.NAME, document), self._diary
         queue = aws.sqs_queue.SqsQueue(stack, "queue", name=diary.stack.queue, sqs_managed_sse_enabled=True)
         if diary.stack.orchestrator == "ecs":
-            _add_tasks(stack, fleet, account, diary, queue)
+            _add_tasks(stack, diary, queue)
             return
-        cluster = names.format_cluster_name(fleet)
+        cluster = names.format_cluster_name(stack.fleet)
         for service in diary.services:
-            trust = pod_identity.build_trust_policy(cluster, account)
-            role = _add_role(stack, fleet, account, diary, service, queue, trust)
-            pod_identity.add_service_association(stack, fleet, diary.name, service.name, role)
+            trust = pod_identity.build_trust_policy(cluster, stack.account)
+            role = _add_role(stack, diary, service, queue, trust)
+            pod_identity.add_service_association(stack, diary.name, service.name, role)
 
 
-def _add_role(stack, fleet, account, diary, service, queue, trust):
+def _add_role(stack, diary, service, queue, trust):
     return add_role(
         stack,
         names.format_deployment_purpose(diary.name, service.name),
-        fleet=fleet.name,
-        account=account,
         description=f"Writes into the queue of {diary.name}",
         trust=trust,
         statements=[allow("Write", "sqs:SendMessage", queue.arn)],
     )
 
 
-def _add_tasks(stack, fleet, account, diary, queue):
-    place = task_place.find_place(stack, fleet, account)
+def _add_tasks(stack, diary, queue):
+    fleet, place = stack.fleet, task_place.find_place(stack)
     task_service.add_force_variable(stack)
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "logs", name=format_log_group(fleet, KIND, diary.name), retention_in_days=7
     )
-    execution = task_roles.add_execution_role(stack, fleet, diary.name, account=account, log_group=log_group)
-    groups = task_network.add_groups(stack, fleet, diary.name, [row.name for row in diary.services], place.vpc_id)
+    execution = task_roles.add_execution_role(stack, diary.name, log_group=log_group)
+    groups = task_network.add_groups(stack, diary.name, [row.name for row in diary.services], place.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry, place.vpc)
     context = task_service.ServiceContext(
         fleet=fleet, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
     )
     added, roles = {}, {}
     for service in diary.services:
-        trust = task_roles.build_trust_policy(account)
-        role = _add_role(stack, fleet, account, diary, service, queue, trust)
+        trust = task_roles.build_trust_policy(stack.account)
+        role = _add_role(stack, diary, service, queue, trust)
         policies = list_policies(stack, names.format_deployment_purpose(diary.name, "start"))
         roles[service.name] = task.TaskRoles(execution, role, tuple(policies))
         definition = task.add_definition(
@@ -101,4 +97,4 @@ def _add_tasks(stack, fleet, account, diary, queue):
         )
         added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
     entry = diary.entry.name
-    task_place.add_outputs(stack, fleet, diary, place, added, roles=roles[entry], security_group=groups[entry])
+    task_place.add_outputs(stack, diary, place, added, roles=roles[entry], security_group=groups[entry])
