@@ -90,17 +90,7 @@ def _add_access_controls(
         stack,
         f"{name}-policy",
         bucket=s3_bucket.bucket,
-        policy=policy.build_document(
-            {
-                "Sid": "TlsOnly",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [s3_bucket.arn, f"{s3_bucket.arn}/*"],
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            },
-            *grants,
-        ),
+        policy=policy.build_document(policy.require_tls("s3:*", [s3_bucket.arn, f"{s3_bucket.arn}/*"]), *grants),
         # S3 answers a conflict when both are set at once.
         depends_on=[block],
     )

@@ -191,11 +191,5 @@ def _build_events_grant(account: Account) -> Statement:
 
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
     """
-    return {
-        "Sid": "EventsIntoQueue",
-        "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
-        "Action": ["kms:GenerateDataKey", "kms:Decrypt"],
-        "Resource": "*",
-        "Condition": {"StringEquals": {"aws:SourceAccount": account.id}},
-    }
+    actions, here = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
+    return policy.allow_service("EventsIntoQueue", policy.EVENTS, actions, "*", condition=here)

@@ -7,7 +7,7 @@ from infra.constructs.account import Account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key
-from infra.constructs.policy import Statement
+from infra.constructs.policy import Statement, allow_service
 from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 
 _WRITER = "delivery.logs.amazonaws.com"
@@ -61,33 +61,15 @@ def _build_bucket_grants(
 ) -> tuple[Statement, ...]:
     """Let flow logs write. Source: VPC user guide, "Amazon S3 bucket permissions for flow logs", 2026-11."""
     owned = {"s3:x-amz-acl": "bucket-owner-full-control", **from_here["StringEquals"]}
+    objects, condition = f"{bucket_arn}/AWSLogs/{account.id}/*", {**from_here, "StringEquals": owned}
+    actions = ["s3:GetBucketAcl", "s3:ListBucket"]
     return (
-        {
-            "Sid": "WriteFlowLogs",
-            "Effect": "Allow",
-            "Principal": {"Service": _WRITER},
-            "Action": "s3:PutObject",
-            "Resource": f"{bucket_arn}/AWSLogs/{account.id}/*",
-            "Condition": {**from_here, "StringEquals": owned},
-        },
-        {
-            "Sid": "FindBucket",
-            "Effect": "Allow",
-            "Principal": {"Service": _WRITER},
-            "Action": ["s3:GetBucketAcl", "s3:ListBucket"],
-            "Resource": bucket_arn,
-            "Condition": from_here,
-        },
+        allow_service("WriteFlowLogs", _WRITER, "s3:PutObject", objects, condition=condition),
+        allow_service("FindBucket", _WRITER, actions, bucket_arn, condition=from_here),
     )
 
 
 def _build_key_grant(from_here: dict[str, dict[str, str]]) -> Statement:
     """Let flow logs encrypt. Source: VPC user guide, "Required key policy for use with SSE-KMS", 2026-11."""
-    return {
-        "Sid": "EncryptFlowLogs",
-        "Effect": "Allow",
-        "Principal": {"Service": _WRITER},
-        "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
-        "Resource": "*",
-        "Condition": from_here,
-    }
+    actions = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+    return allow_service("EncryptFlowLogs", _WRITER, actions, "*", condition=from_here)

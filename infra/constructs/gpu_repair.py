@@ -96,14 +96,8 @@ def _add_queue(
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
     name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", names.format_cluster_name(stack.fleet)
     arn = stack.account.build_arn("sqs", name)
-    from_rules = {
-        "Sid": "FromRules",
-        "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
-        "Action": "sqs:SendMessage",
-        "Resource": arn,
-        "Condition": {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}},
-    }
+    own_rules = {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}}
+    from_rules = policy.allow_service("FromRules", policy.EVENTS, "sqs:SendMessage", arn, condition=own_rules)
     queue = aws.sqs_queue.SqsQueue(
         stack,
         f"{NAME}-queue",
@@ -114,7 +108,7 @@ def _add_queue(
         message_retention_seconds=_RETENTION_S,
         visibility_timeout_seconds=_VISIBILITY_S,
         sqs_managed_sse_enabled=True,
-        policy=policy.build_document(from_rules, policy.build_tls_statement(arn)),
+        policy=policy.build_document(from_rules, policy.require_tls("sqs:*", arn)),
     )
     t = aws.cloudwatch_event_target
     for purpose, rule in rules.items():

@@ -74,7 +74,10 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         stack,
         "interruptions-policy",
         queue_url=queue.url,
-        policy=policy.build_document(_build_events_statement(queue), policy.build_tls_statement(queue.arn)),
+        policy=policy.build_document(
+            policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", queue.arn),
+            policy.require_tls("sqs:*", queue.arn),
+        ),
     )
     for name, (source, detail_type) in EVENTS.items():
         rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
@@ -88,16 +91,6 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
             stack, f"interruption-{name}-queue", rule=rule.name, arn=queue.arn, target_id="interruptions"
         )
     return queue
-
-
-def _build_events_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
-    return {
-        "Sid": "FromEvents",
-        "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
-        "Action": "sqs:SendMessage",
-        "Resource": queue.arn,
-    }
 
 
 def _build_statements(

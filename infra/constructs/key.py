@@ -51,16 +51,10 @@ def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
     """
-    return {
-        "Sid": sid,
-        "Effect": "Allow",
-        "Principal": {"Service": f"logs.{account.region}.{account.dns_suffix}"},
-        "Action": ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"],
-        "Resource": "*",
-        "Condition": {
-            "ArnEquals": {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
-        },
-    }
+    service = f"logs.{account.region}.{account.dns_suffix}"
+    actions = ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"]
+    context = {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
+    return policy.allow_service(sid, service, actions, "*", condition={"ArnEquals": context})
 
 
 def find_key(stack: FleetStack, alias: str) -> str:

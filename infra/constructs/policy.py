@@ -9,6 +9,9 @@ from typing import Any
 Statement = Mapping[str, object]
 """One statement of a policy document, with IAM's own keys."""
 
+EVENTS = "events.amazonaws.com"
+"""EventBridge as a principal."""
+
 
 def allow(
     sid: str,
@@ -38,13 +41,26 @@ def build_trust_policy(service: str, **condition: Any) -> str:
     return build_document({**statement, "Condition": condition} if condition else statement)
 
 
-def build_tls_statement(queue_arn: str) -> Statement:
-    """Build a statement of a queue's policy that denies whatever comes without TLS."""
+def allow_service(
+    sid: str,
+    service: str,
+    actions: str | Sequence[str],
+    resources: str | Sequence[str],
+    *,
+    condition: Mapping[str, object] | None = None,
+) -> Statement:
+    """Build a statement of a resource's own policy that allows an AWS service, such as events.amazonaws.com."""
+    principal = {"Sid": sid, "Effect": "Allow", "Principal": {"Service": service}}
+    return {**principal, **allow(sid, actions, resources, condition=condition)}
+
+
+def require_tls(actions: str, resources: str | Sequence[str]) -> Statement:
+    """Build a statement of a resource's own policy that denies whatever comes without TLS."""
     return {
         "Sid": "TlsOnly",
         "Effect": "Deny",
         "Principal": "*",
-        "Action": "sqs:*",
-        "Resource": queue_arn,
+        "Action": actions,
+        "Resource": resources,
         "Condition": {"Bool": {"aws:SecureTransport": "false"}},
     }

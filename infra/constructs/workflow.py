@@ -54,7 +54,7 @@ class WorkflowContext:
     batch: BatchStack
     account: Account
     key: aws.kms_key.KmsKey
-    """Key of logs, topic and schedules; its policy has `build_key_grants`."""
+    """Key of logs, topic and schedules; its policy has `build_key_grant`."""
 
     storage_key: str
     """ARN of the results bucket's key."""
@@ -95,21 +95,13 @@ class WorkflowContext:
         return f"arn:{self.account.partition}:s3:::{self.batch.bucket}"
 
 
-def build_key_grants(account: Account) -> tuple[Statement, ...]:
+def build_key_grant(account: Account) -> Statement:
     """Let EventBridge publish to an encrypted topic.
 
     Source: EventBridge user guide, "Troubleshooting: an Amazon SNS topic that is encrypted", 2026-11.
     """
-    return (
-        {
-            "Sid": "Events",
-            "Effect": "Allow",
-            "Principal": {"Service": "events.amazonaws.com"},
-            "Action": ["kms:Decrypt", "kms:GenerateDataKey*"],
-            "Resource": "*",
-            "Condition": {"StringEquals": {"aws:SourceAccount": account.id}},
-        },
-    )
+    here = {"StringEquals": {"aws:SourceAccount": account.id}}
+    return policy.allow_service("Events", policy.EVENTS, ["kms:Decrypt", "kms:GenerateDataKey*"], "*", condition=here)
 
 
 def format_log_group(batch: BatchStack) -> str:
@@ -141,14 +133,6 @@ def _add_queue(
     stack: FleetStack, context: WorkflowContext, name: str, *grants: Statement, redrive: str | None = None
 ) -> aws.sqs_queue.SqsQueue:
     batch, arn = context.batch, context.account.build_arn("sqs", name)
-    tls_only = {
-        "Sid": "TlsOnly",
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "sqs:*",
-        "Resource": arn,
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-    }
     return aws.sqs_queue.SqsQueue(
         stack,
         # All names have the same prefix.
@@ -160,7 +144,7 @@ def _add_queue(
         sqs_managed_sse_enabled=True,
         redrive_policy=redrive,
         # Inline, and not a resource of its own: the provider waits half a minute for each.
-        policy=policy.build_document(tls_only, *grants),
+        policy=policy.build_document(policy.require_tls("sqs:*", arn), *grants),
     )
 
 
@@ -284,14 +268,8 @@ def _add_inbox(stack: FleetStack, context: WorkflowContext) -> aws.sqs_queue.Sqs
 def _build_events_grant(
     arn: str, action: str, rule: aws.cloudwatch_event_rule.CloudwatchEventRule
 ) -> Mapping[str, object]:
-    return {
-        "Sid": "FromEvents",
-        "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
-        "Action": action,
-        "Resource": arn,
-        "Condition": {"ArnEquals": {"aws:SourceArn": rule.arn}},
-    }
+    condition = {"ArnEquals": {"aws:SourceArn": rule.arn}}
+    return policy.allow_service("FromEvents", policy.EVENTS, action, arn, condition=condition)
 
 
 def _add_schedules(stack: FleetStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
@@ -347,15 +325,7 @@ def _add_topic(stack: FleetStack, context: WorkflowContext) -> aws.sns_topic.Sns
         "ended-policy",
         arn=topic.arn,
         policy=policy.build_document(
-            {
-                "Sid": "TlsOnly",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "sns:Publish",
-                "Resource": topic.arn,
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            },
-            _build_events_grant(topic.arn, "sns:Publish", rule),
+            policy.require_tls("sns:Publish", topic.arn), _build_events_grant(topic.arn, "sns:Publish", rule)
         ),
     )
     aws.cloudwatch_event_target.CloudwatchEventTarget(
