@@ -24,14 +24,14 @@ def add_alarm(
     comparison: str = "GreaterThanThreshold",
     periods: int = 5,
     missing: str = "notBreaching",
-    topic: str | None = None,
+    notifies: bool = True,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
-        topic: ARN of the SNS topic that is notified of ALARM and OK.
+        notifies: whether the fleet's topic hears of ALARM and OK.
     """
-    actions = [topic] if topic else None
+    actions = [stack.fleet.alarms_to] if stack.fleet.alarms_to and notifies else None
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(
         stack,
         construct_id,
@@ -60,7 +60,6 @@ def add_cluster_alarm(
     add_alarm(
         stack,
         construct_id,
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{name}",
         description=description,
         threshold=threshold,

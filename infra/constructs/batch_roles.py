@@ -1,43 +1,18 @@
-"""Roles of the programs of a batch: workers and the Batch API have one each, for the calls of their code."""
+"""What the code of a batch's programs calls: that of workers, and that of the Batch API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import model_reader, secrets
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs import model_reader
 from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role, list_policies
 from infra.constructs.workflow import WorkflowContext
-from llm_serving.fleet import names
 from llm_serving.services.service import Service
 
 
-def add_service_role(
-    stack: FleetStack, context: WorkflowContext, service: Service, *, trust: str, statements: Iterable[Statement] = ()
-) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
-    """Add the role of workers or of the Batch API; returns its policies too.
-
-    Args:
-        trust: trust policy of the role.
-        statements: additional statements for the orchestrator.
-    """
-    purpose = names.format_deployment_purpose(context.name, "api" if service.is_entry else "work")
-    own = build_api_statements(context) if service.is_entry else build_worker_statements(context)
-    role = add_role(
-        stack,
-        purpose,
-        description=f"{service.name} of {context.name}",
-        trust=trust,
-        statements=(
-            *own,
-            *secrets.build_statements(service.secrets, context.secret_arns, context.fleet.region),
-            *statements,
-        ),
-    )
-    return role, list_policies(stack, purpose)
+def list_calls(context: WorkflowContext, service: Service) -> tuple[str, Iterator[Statement]]:
+    """Return the word for a program's role, and what it calls."""
+    return ("api", build_api_statements(context)) if service.is_entry else ("work", build_worker_statements(context))
 
 
 def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:

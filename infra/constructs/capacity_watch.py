@@ -18,7 +18,7 @@ Source: EC2 user guide, "Monitor Capacity Blocks using EventBridge", whose editi
 """
 
 
-def add_capacity_watch(stack: FleetStack, topic: str) -> None:
+def add_capacity_watch(stack: FleetStack) -> None:
     """Add an alarm for each quota of vCPUs that the fleet meets, and a rule for its Capacity Blocks."""
     catalog = instances.load()
     for need in capacity.compute(stack.fleet, catalog).needs:
@@ -30,7 +30,7 @@ def add_capacity_watch(stack: FleetStack, topic: str) -> None:
         if group.purchase_option == "capacity-block" and group.reservation
     }
     if blocks:
-        _add_block_rule(stack, sorted(blocks), topic)
+        _add_block_rule(stack, sorted(blocks))
 
 
 def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
@@ -41,7 +41,6 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
     alarm.add_alarm(
         stack,
         f"{purpose}-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{purpose}",
         description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
         threshold=_QUOTA_PERCENT,
@@ -50,7 +49,7 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
     )
 
 
-def _add_block_rule(stack: FleetStack, blocks: list[str], topic: str) -> None:
+def _add_block_rule(stack: FleetStack, blocks: list[str]) -> None:
     pattern = {"source": ["aws.ec2"], "detail-type": _BLOCK_ENDS, "detail": {"capacity-reservation-id": blocks}}
     description = "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on"
-    add_topic_rule(stack, "capacity-block-ends", description, pattern, topic)
+    add_topic_rule(stack, "capacity-block-ends", description, pattern)

@@ -12,7 +12,6 @@ from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -49,20 +48,14 @@ def _add_controller_role(
     cluster: aws.eks_cluster.EksCluster,
     statements: Sequence[Statement],
 ) -> None:
-    controller_role = add_role(
+    pod_identity.add_role(
         stack,
         name,
-        description=f"Lets {service_account} call AWS",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
-        statements=statements,
-    )
-    pod_identity.add_association(
-        stack,
-        name,
-        cluster_name=cluster.name,
+        cluster,
         namespace=NAMESPACE,
         service_account=service_account,
-        role=controller_role,
+        description=f"Lets {service_account} call AWS",
+        statements=statements,
     )
 
 

@@ -9,7 +9,7 @@ from infra.bindings import aws
 from infra.constructs.cluster import Cluster
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
-from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -47,8 +47,8 @@ def add_cluster(
             *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
         ),
     )
-    commands_log = _add_log_group(stack, "exec-logs", commands_group, kms_key, _COMMAND_RETENTION_DAYS)
-    insights_log = _add_log_group(stack, "insights-logs", insights_group, kms_key, _INSIGHTS_RETENTION_DAYS)
+    commands_log = add_log_group(stack, "exec-logs", commands_group, kms_key, keep_days=_COMMAND_RETENTION_DAYS)
+    insights_log = add_log_group(stack, "insights-logs", insights_group, kms_key, keep_days=_INSIGHTS_RETENTION_DAYS)
     namespace = aws.service_discovery_http_namespace.ServiceDiscoveryHttpNamespace(
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )
@@ -85,14 +85,6 @@ def add_peers_namespace(
         name=names.format_namespace(stack.fleet),
         description=f"Tasks of the fleet {stack.fleet.name}",
         vpc=vpc_id,
-    )
-
-
-def _add_log_group(
-    stack: FleetStack, name: str, group: str, kms_key: aws.kms_key.KmsKey, retention_days: int
-) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
-    return aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, name, name=group, retention_in_days=retention_days, kms_key_id=kms_key.arn
     )
 
 

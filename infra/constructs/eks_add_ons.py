@@ -51,7 +51,7 @@ def _add_eks_add_on(
             stack,
             permissions.role,
             description=f"Lets the add-on {add_on.name} call AWS",
-            trust=pod_identity.build_trust_policy(stack.fleet.name, stack.account),
+            trust=pod_identity.build_trust_policy(stack),
             managed=permissions.managed,
             statements=permissions.statements,
         )

@@ -15,7 +15,7 @@ from infra.constructs.cluster import Cluster
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
-from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
@@ -50,9 +50,7 @@ def add_cluster(
     name = names.format_cluster_name(stack.fleet)
     group_name = f"/aws/eks/{name}/cluster"
     kms_key = _add_cluster_key(stack, group_name, functions, log_groups)
-    logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "cluster-logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
-    )
+    logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=_LOG_RETENTION_DAYS)
     service_role = add_role(
         stack,
         "cluster",

@@ -16,7 +16,7 @@ from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.key import build_log_group_grant
+from infra.constructs.key import add_log_group, build_log_group_grant
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
@@ -63,7 +63,8 @@ def add_function(
         statements: what it may do beside writing its log.
         models: services whose API model comes along, from the pinned boto3, where the runtime's may be too old.
     """
-    log = _add_log_group(stack, name, key)
+    group_name = build_log_group_name(stack.fleet, name)
+    log = add_log_group(stack, f"{name}-log", group_name, key, keep_days=_LOG_RETENTION_DAYS)
     function_role = _add_function_role(stack, name, description, statements)
     code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
     return aws.lambda_function.LambdaFunction(
@@ -80,18 +81,6 @@ def add_function(
         memory_size=256,
         timeout=timeout_s,
         depends_on=[log, *list_policies(stack, name)],
-    )
-
-
-def _add_log_group(
-    stack: FleetStack, name: str, key: aws.kms_key.KmsKey
-) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
-    return aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        f"{name}-log",
-        name=build_log_group_name(stack.fleet, name),
-        retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=key.arn,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -24,6 +24,7 @@ from llm_serving.kinds.gateway.stack import (
     PROFILE_BEGINS,
     GatewayStack,
 )
+from llm_serving.services.service import Service
 
 _RESTORE_DAYS = 7
 """How long the secret can be restored after `destroy`; the database without it has no keys."""
@@ -44,8 +45,6 @@ class GatewayContext:
     """Private subnets, one in each zone."""
 
     key: aws.kms_key.KmsKey
-    secret_arns: Mapping[str, str]
-    """ARNs of the secrets that programs read, by their name in the programs."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,13 @@ def _add_cache(
     )
 
 
-def build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:
+def list_calls(context: GatewayContext, servers: Servers, service: Service) -> tuple[str, Iterator[Statement]]:
+    """Return the word for a program's role, and what it calls."""
+    word = "gate" if service.is_entry else "meter"
+    return word, _build_statements(context, servers, prepares=service.is_entry)
+
+
+def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:
     """Build a program's permissions: to find the servers, and to read what it logs in with.
 
     Args:

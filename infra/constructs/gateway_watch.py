@@ -46,7 +46,6 @@ def _add_alarm(
     alarm.add_alarm(
         stack,
         f"{name}-alarm",
-        topic=context.fleet.alarms_to,
         name=f"{context.gateway.name}-{name}",
         description=f"{signals.load()[name].meaning}: {context.name}",
         threshold=threshold,

@@ -11,7 +11,6 @@ from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.node_groups import add_node_role
 from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -45,20 +44,14 @@ def add_karpenter(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, kms
         stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=node_iam_role.arn, type="EC2_LINUX"
     )
     queue = _add_interruption_queue(stack, kms_key)
-    controller_role = add_role(
+    pod_identity.add_role(
         stack,
         "karpenter",
-        description="Lets Karpenter start and end the fleet's machines",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
-        statements=_build_statements(stack.fleet, stack.account, queue.arn, kms_key.arn, node_iam_role.arn),
-    )
-    pod_identity.add_association(
-        stack,
-        "karpenter",
-        cluster_name=cluster.name,
+        cluster,
         namespace=NAMESPACE,
         service_account=SERVICE_ACCOUNT,
-        role=controller_role,
+        description="Lets Karpenter start and end the fleet's machines",
+        statements=_build_statements(stack.fleet, stack.account, queue.arn, kms_key.arn, node_iam_role.arn),
     )
 
 

@@ -46,6 +46,23 @@ def _build_delegation(account: Account) -> Statement:
     }
 
 
+def add_log_group(
+    stack: FleetStack, construct_id: str, name: str, kms_key: aws.kms_key.KmsKey, *, keep_days: int | None = None
+) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
+    """Add a log group, encrypted with a key whose policy has `build_log_group_grant` of it.
+
+    Args:
+        keep_days: the fleet's own where left out.
+    """
+    return aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack,
+        construct_id,
+        name=name,
+        retention_in_days=keep_days or stack.fleet.logs.keep_days,
+        kms_key_id=kms_key.arn,
+    )
+
+
 def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> Statement:
     """Let CloudWatch Logs encrypt this one log group; `sid` distinguishes several grants of one key.
 

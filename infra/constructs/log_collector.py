@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from infra.bindings import aws
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.cluster import Cluster
 from infra.constructs.controllers import NAMESPACE
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.key import add_log_group
 from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role
-from llm_serving.fleet import log_outputs, names
+from llm_serving.fleet import log_outputs
 from llm_serving.fleet.model import Fleet
 
 NAME = "logs"
@@ -20,33 +19,21 @@ NAME = "logs"
 def add_log_collector(stack: FleetStack, *, cluster: Cluster) -> None:
     """Add the log group or the bucket, encrypted with the cluster's key, and a role that may only write there."""
     _add_output(stack, cluster)
-    role = add_role(
+    pod_identity.add_role(
         stack,
         NAME,
-        description=f"Lets {log_outputs.COLLECTOR} send logs",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
-        statements=build_statements(stack.fleet, stack.account, cluster.key.arn),
-    )
-    pod_identity.add_association(
-        stack,
-        NAME,
-        cluster_name=cluster.resource.name,
+        cluster.resource,
         namespace=NAMESPACE,
         service_account=log_outputs.COLLECTOR,
-        role=role,
+        description=f"Lets {log_outputs.COLLECTOR} send logs",
+        statements=build_statements(stack.fleet, stack.account, cluster.key.arn),
     )
 
 
 def _add_output(stack: FleetStack, cluster: Cluster) -> None:
     """Add what holds the logs; a domain is the user's own."""
     if stack.fleet.logs.to == log_outputs.CLOUDWATCH:
-        aws.cloudwatch_log_group.CloudwatchLogGroup(
-            stack,
-            "container-logs",
-            name=log_outputs.format_group_name(stack.fleet),
-            retention_in_days=stack.fleet.logs.keep_days,
-            kms_key_id=cluster.key.arn,
-        )
+        add_log_group(stack, "container-logs", log_outputs.format_group_name(stack.fleet), cluster.key)
     if stack.fleet.logs.to == log_outputs.S3:
         add_bucket(
             stack,

@@ -11,7 +11,6 @@ from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet, TierBucket
@@ -63,21 +62,15 @@ def add_engine_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -
     """Add the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with its own account would need Terraform for each.
     """
-    engine_role = add_role(
+    pod_identity.add_role(
         stack,
         "engines",
+        cluster,
+        namespace=names.SERVING_NAMESPACE,
+        service_account=names.ENGINE_SERVICE_ACCOUNT,
         description="Lets engines stream weights",
-        trust=pod_identity.build_trust_policy(names.format_cluster_name(stack.fleet), stack.account),
         statements=[
             *build_statements(stack.fleet, stack.account),
             *build_tier_statements(stack.fleet.storage.tier_buckets, stack.account),
         ],
-    )
-    pod_identity.add_association(
-        stack,
-        "engines",
-        cluster_name=cluster.name,
-        namespace=names.SERVING_NAMESPACE,
-        service_account=names.ENGINE_SERVICE_ACCOUNT,
-        role=engine_role,
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from infra.bindings import aws
 from infra.constructs import image_cache, role, task_roles
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.key import add_log_group
 from infra.constructs.task import LogDestination
 from llm_serving.catalog import images
 from llm_serving.fleet import image_cache as image_names
@@ -25,13 +26,8 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
         groups: the first group of each pool.
         key: encrypts the log; allows the log group of `fleet.network_test.format_log_group`.
     """
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        "network-test-logs",
-        name=network_test.format_log_group(stack.fleet),
-        retention_in_days=_RETENTION_DAYS,
-        kms_key_id=key.arn,
-    )
+    group_name = network_test.format_log_group(stack.fleet)
+    log_group = add_log_group(stack, "network-test-logs", group_name, key, keep_days=_RETENTION_DAYS)
     start_role = role.add_role(
         stack,
         ROLE,

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from infra.bindings import aws
-from infra.constructs import policy
-from infra.constructs.account import Account
+from infra.constructs import policy, role
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 
 
-def build_trust_policy(cluster: str, account: Account) -> str:
-    """Trust policy of a role that EKS hands to pods of the cluster `cluster` alone.
+def add_role(
+    stack: FleetStack,
+    name: str,
+    cluster: aws.eks_cluster.EksCluster,
+    *,
+    namespace: str,
+    service_account: str,
+    description: str,
+    statements: Sequence[Statement],
+) -> None:
+    """Add the role of a service account's pods. It is linked after the cluster; the account may come later."""
+    trust = build_trust_policy(stack)
+    pod_role = role.add_role(stack, name, description=description, trust=trust, statements=statements)
+    _add_association(stack, name, cluster.name, namespace, service_account, pod_role)
+
+
+def build_trust_policy(stack: FleetStack) -> str:
+    """Trust policy of a role that EKS hands to pods of the fleet's cluster alone.
 
     Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
     """
@@ -21,38 +39,29 @@ def build_trust_policy(cluster: str, account: Account) -> str:
             # The agent tags the session with cluster, namespace and service account.
             "Action": ["sts:AssumeRole", "sts:TagSession"],
             "Condition": {
-                "StringEquals": {"aws:SourceAccount": account.id},
-                "ArnEquals": {"aws:SourceArn": account.build_arn("eks", f"cluster/{cluster}")},
+                "StringEquals": {"aws:SourceAccount": stack.account.id},
+                "ArnEquals": {
+                    "aws:SourceArn": stack.account.build_arn("eks", f"cluster/{names.format_cluster_name(stack.fleet)}")
+                },
             },
         }
     )
 
 
-def add_service_association(stack: FleetStack, deployment: str, service: str, role: aws.iam_role.IamRole) -> None:
+def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
     """Add the link from the service account of a deployment's service, which its chart names, to a role."""
-    add_association(
-        stack,
-        service,
-        cluster_name=names.format_cluster_name(stack.fleet),
-        namespace=names.SERVING_NAMESPACE,
-        service_account=f"{deployment}-{service}",
-        role=role,
-    )
+    cluster, account = names.format_cluster_name(stack.fleet), f"{deployment}-{service}"
+    _add_association(stack, service, cluster, names.SERVING_NAMESPACE, account, pod_role)
 
 
-def add_association(
-    stack: FleetStack, name: str, *, cluster_name: str, namespace: str, service_account: str, role: aws.iam_role.IamRole
+def _add_association(
+    stack: FleetStack, name: str, cluster: str, namespace: str, service_account: str, pod_role: aws.iam_role.IamRole
 ) -> None:
-    """Add the link from a service account to its role; the service account may come later.
-
-    Args:
-        cluster_name: of the cluster's resource where the stack has it, so that the link comes after the cluster.
-    """
     aws.eks_pod_identity_association.EksPodIdentityAssociation(
         stack,
         f"{name}-identity",
-        cluster_name=cluster_name,
+        cluster_name=cluster,
         namespace=namespace,
         service_account=service_account,
-        role_arn=role.arn,
+        role_arn=pod_role.arn,
     )

@@ -59,7 +59,6 @@ def _add_alarm(
     alarm.add_alarm(
         stack,
         f"{name}-alarm",
-        topic=context.fleet.alarms_to,
         name=f"{context.stream.name}-{name}",
         description=f"{description}: {context.name}",
         threshold=threshold,

@@ -2,64 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import task, task_network, task_place, task_roles, task_service, task_watch
-from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement
+from infra.constructs.key import add_log_group
+from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.role import list_policies
+from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.constructs.task_service import ServiceContext
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.services.rendered import Rendered
-from llm_serving.services.service import Service
-
-
-class AddRole(Protocol):
-    """Adds the role of a program, and returns it with its policies."""
-
-    def __call__(
-        self, service: Service, *, trust: str, statements: Iterable[Statement]
-    ) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
-        """Add it with a trust policy, and with the statements that ECS needs."""
 
 
 def add_programs(
-    stack: FleetStack,
-    context: ServiceContext,
-    deployment: Rendered[Any],
+    program_roles: ProgramRoles,
     place: TaskPlace,
     *,
     log_key: aws.kms_key.KmsKey,
     groups: Mapping[str, aws.security_group.SecurityGroup],
-    add_role: AddRole,
     dependencies: Sequence[ITerraformDependable],
+    load_balancer: TaskLoadBalancer | None = None,
+    may_use_spot: bool = False,
 ) -> None:
     """Add every service of a deployment.
 
     Args:
         groups: security groups, by service.
         dependencies: what the programs need beside their log and their roles.
+        load_balancer, may_use_spot: as `ServiceContext` has them.
     """
-    fleet, name, entry = context.fleet, deployment.name, deployment.entry.name
-    task_service.add_force_variable(stack)
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        "tasks-logs",
-        name=format_log_group(fleet, deployment.kind, name),
-        retention_in_days=fleet.logs.keep_days,
-        kms_key_id=log_key.arn,
+    stack, deployment, fleet = program_roles.stack, program_roles.deployment, program_roles.stack.fleet
+    name, entry = deployment.name, deployment.entry.name
+    context = ServiceContext(
+        fleet=fleet,
+        deployment=name,
+        cluster_arn=place.cluster_arn,
+        subnets=place.subnets,
+        load_balancer=load_balancer,
+        may_use_spot=may_use_spot,
     )
+    task_service.add_force_variable(stack)
+    log_group = add_log_group(stack, "tasks-logs", format_log_group(fleet, deployment.kind, name), log_key)
     execution = task_roles.add_execution_role(stack, name, log_group=log_group)
     start_policies = list_policies(stack, names.format_deployment_purpose(name, "start"))
     roles: dict[str, task.TaskRoles] = {}
     added: dict[str, AddedService] = {}
     for service in deployment.services:
-        role, policies = add_role(
+        role, policies = program_roles.add(
             service,
             trust=task_roles.build_trust_policy(stack.account),
             statements=task_roles.build_exec_statements(fleet, stack.account, place.cluster_key),

@@ -68,7 +68,7 @@ def add_scaling(
         name_prefix = f"{stack.fleet.name}-{deployment}-{service.role}"
         _add_wake_up(stack, deployment, router, service, stream, target_settings, name_prefix)
         _add_sleep(stack, deployment, router, service, stream, target_settings, name_prefix)
-        _add_late_alarm(stack, deployment, router, service, stream, name_prefix, stack.fleet.alarms_to)
+        _add_late_alarm(stack, deployment, router, service, stream, name_prefix)
 
 
 def _add_peaks(
@@ -221,6 +221,7 @@ def _add_wake_up(
         wake_alarm = alarm.add_alarm(
             stack,
             f"{service.role}-wake-{metric_name}",
+            notifies=False,
             name=f"{name_prefix}-wake-{metric_name}",
             description=f"Requests come to {deployment}, and {service.role} sleeps",
             threshold=0,
@@ -252,6 +253,7 @@ def _add_sleep(
     sleep_alarm = alarm.add_alarm(
         stack,
         f"{service.role}-sleep-alarm",
+        notifies=False,
         name=f"{name_prefix}-sleep",
         description=f"Nobody asks {deployment}: {service.role} may sleep",
         threshold=1,
@@ -279,7 +281,6 @@ def _add_late_alarm(
     service: Service,
     stream: MetricStream,
     name_prefix: str,
-    topic: str | None,
 ) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     start_s = (
@@ -290,7 +291,6 @@ def _add_late_alarm(
     alarm.add_alarm(
         stack,
         f"{service.role}-late-alarm",
-        topic=topic,
         name=f"{name_prefix}-late",
         description=f"{deployment}'s {service.role} is asked, and does not wake",
         threshold=0,

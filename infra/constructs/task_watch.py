@@ -50,7 +50,6 @@ def add_errors_alarm(
     return alarm.add_alarm(
         stack,
         "errors-alarm",
-        topic=stack.fleet.alarms_to,
         name=build_errors_alarm_name(serving.name, stack.fleet),
         description=f"Requests to {serving.name} fail",
         threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
@@ -78,7 +77,6 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
     alarm.add_alarm(
         stack,
         f"{service.role}-queue-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{serving.name}-{service.role}-queue",
         description=f"Requests wait for {serving.name}'s {service.role}",
         threshold=4 * queue_length,
@@ -93,7 +91,6 @@ def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream,
     alarm.add_alarm(
         stack,
         f"{service.role}-transfers-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{deployment}-{service.role}-transfers",
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
         threshold=0,
@@ -106,7 +103,6 @@ def add_running_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
     alarm.add_alarm(
         stack,
         f"{service.name}-running-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{deployment}-{service.name}-running",
         description=f"Tasks of {deployment}'s {service.name} are missing",
         threshold=service.replicas.min,
@@ -122,7 +118,6 @@ def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
     alarm.add_alarm(
         stack,
         f"{service.name}-maximum-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{deployment}-{service.name}-maximum",
         description=f"{deployment}'s {service.name} runs as many tasks as it may",
         threshold=service.replicas.max,
@@ -142,7 +137,6 @@ def add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) 
     alarm.add_alarm(
         stack,
         "certificate-alarm",
-        topic=stack.fleet.alarms_to,
         name=f"{stack.fleet.name}-{deployment}-certificate",
         description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
         threshold=CERTIFICATE_DAYS,

@@ -14,6 +14,7 @@ from infra.bindings import aws
 from infra.constructs import alarm, policy
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.key import add_log_group
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
@@ -58,9 +59,6 @@ class WorkflowContext:
 
     storage_key: str
     """ARN of the results bucket's key."""
-
-    secret_arns: Mapping[str, str]
-    """ARNs of the secrets that programs read, by their name in the programs."""
 
     @property
     def state_machine_arn(self) -> str:
@@ -152,13 +150,8 @@ def _add_state_machine(
     stack: FleetStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
 ) -> aws.sfn_state_machine.SfnStateMachine:
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        "workflow-logs",
-        name=format_log_group(batch),
-        retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=context.key.arn,
-    )
+    group_name = format_log_group(batch)
+    log_group = add_log_group(stack, "workflow-logs", group_name, context.key, keep_days=_LOG_RETENTION_DAYS)
     role = add_role(
         stack,
         purpose,
@@ -336,7 +329,7 @@ def _add_topic(stack: FleetStack, context: WorkflowContext) -> aws.sns_topic.Sns
 
 def _add_alarms(stack: FleetStack, context: WorkflowContext) -> None:
     """Add alarms for steps that no worker takes, and for files that did not become a job."""
-    batch, topic = context.batch, context.fleet.alarms_to
+    batch = context.batch
     limits = {
         "waiting": (batch.control_queue, "oldest-step", _QUEUE_ALARM_S, "Steps wait for workers"),
         "undelivered": (format_undelivered_queue(batch), "undelivered-files", 0, "Files of which no job was made"),
@@ -345,7 +338,6 @@ def _add_alarms(stack: FleetStack, context: WorkflowContext) -> None:
         alarm.add_alarm(
             stack,
             f"{name}-alarm",
-            topic=topic,
             name=f"{batch.workflow}-{name}",
             description=f"{description} of {context.name}",
             threshold=threshold,

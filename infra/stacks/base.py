@@ -16,12 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from infra.bindings import aws, cdktf
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.task_checks import StackT
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Document, Settings
 from llm_serving.settings.errors import InputError
 
 REQUIRED_TERRAFORM = ">= 1.10"
@@ -62,33 +61,47 @@ def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stac
     return [enabled[name] for name in sort_by_needs({name: stack.NEEDS for name, stack in enabled.items()})]
 
 
-class Named(Protocol):
-    """A stack, of which the name alone is needed."""
-
-    @property
-    def NAME(self) -> str:  # noqa: N802 - as `Stack` has it
-        """Unique."""
+DataT = TypeVar("DataT", bound=Settings)
 
 
-NamedT = TypeVar("NamedT", bound=Named)
+class DeploymentStack(Generic[DataT]):
+    """The stack of one deployment: beside what runs its programs, or the network where AWS's own services do."""
+
+    def __init__(self, deployment: Rendered[DataT], add: Callable[[FleetStack, Rendered[DataT]], None]) -> None:
+        self.NAME = rendered.format_stack_name(deployment.kind, deployment.name)
+        self.NEEDS = (getattr(deployment.stack, "orchestrator", "network"), "storage")
+        self._deployment, self._add = deployment, add
+
+    def is_enabled(self, fleet: Fleet) -> bool:
+        """Return whether the fleet has what runs the programs."""
+        return self.NEEDS[0] in ("network", *fleet.orchestrators)
+
+    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
+        """Add the stack to the app."""
+        self._add(create_stack(app, self.NAME, document), self._deployment)
 
 
 def list_deployments(
-    kind: str, document: Document[Fleet], files: Sequence[Path], build: Callable[[Path], NamedT]
-) -> list[NamedT]:
+    kind: str,
+    document: Document[Fleet],
+    files: Sequence[Path],
+    read: Callable[[Path], Rendered[DataT]],
+    add: Callable[[FleetStack, Rendered[DataT]], None],
+) -> list[DeploymentStack[DataT]]:
     """Return the stack of each rendered deployment of a kind.
 
     Args:
-        build: reads a rendered file, and returns its stack.
+        read: reads a rendered file.
+        add: adds the resources of a deployment to its stack.
 
     Raises:
         InputError: a rendered file is wrong, or a deployment is rendered for two targets.
     """
-    stacks: dict[str, NamedT] = {}
+    stacks: dict[str, DeploymentStack[DataT]] = {}
     for file in files:
         if rendered.read_kind(file, document.value) != kind:
             continue
-        stack = build(file)
+        stack = DeploymentStack(read(file), add)
         if stack.NAME in stacks:
             raise InputError(
                 f"{file}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target that does not "
@@ -96,19 +109,6 @@ def list_deployments(
             )
         stacks[stack.NAME] = stack
     return list(stacks.values())
-
-
-class TaskOrPodStack(Generic[StackT]):
-    """The stack of one deployment whose programs are tasks of ECS or pods of EKS."""
-
-    def __init__(self, deployment: Rendered[StackT]) -> None:
-        self.NAME = rendered.format_stack_name(deployment.kind, deployment.name)
-        self.NEEDS = (deployment.stack.orchestrator, "storage")
-        self._deployment = deployment
-
-    def is_enabled(self, fleet: Fleet) -> bool:
-        """Return whether a pool of the fleet runs on the deployment's orchestrator."""
-        return self._deployment.stack.orchestrator in fleet.orchestrators
 
 
 def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:

@@ -10,25 +10,23 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.bindings import aws, cdktf
+from infra.bindings import aws
 from infra.constructs import (
     batch_roles,
-    pod_identity,
     results_table,
     secrets,
     task_checks,
     task_network,
     task_place,
     task_programs,
-    task_service,
     workflow,
 )
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.task_place import TaskPlace
 from infra.constructs.workflow import WorkflowContext
 from infra.stacks import base
-from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import BatchStack
@@ -40,45 +38,43 @@ KIND = "batch"
 Batch = Rendered[BatchStack]
 
 
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[BatchStack]]:
     """Return the stack of each batch that is rendered for ECS or EKS.
 
     Raises:
         InputError: a rendered file is wrong, or a batch is rendered for both.
     """
     return base.list_deployments(
-        KIND, document, files, lambda file: DeploymentStack(task_checks.read(file, document, Batch).value)
+        KIND, document, files, lambda file: task_checks.read(file, document, Batch).value, _add_resources
     )
 
 
-class DeploymentStack(base.TaskOrPodStack[BatchStack]):
-    """The stack of one batch."""
-
-    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
-        """Add the stack to the app.
-
-        Outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too.
-        """
-        _add_resources(base.create_stack(app, self.NAME, document), self._deployment)
-
-
 def _add_resources(stack: FleetStack, batch: Batch) -> None:
+    """Add all; outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too."""
     context = WorkflowContext(
-        stack.fleet,
-        batch.name,
-        batch.stack,
-        stack.account,
-        _add_key(stack, batch),
-        find_key(stack, "storage"),
+        stack.fleet, batch.name, batch.stack, stack.account, _add_key(stack, batch), find_key(stack, "storage")
+    )
+    roles = ProgramRoles(
+        stack,
+        batch,
         secrets.find_service_arns(stack, batch.services),
+        functools.partial(batch_roles.list_calls, context),
     )
     added_workflow = workflow.add_workflow(stack, context)
     if batch.stack.results_table:
         results_table.add_results_table(stack, batch.name, batch.stack, batch.stack.results_table)
     if batch.stack.orchestrator == "ecs":
-        _add_tasks(stack, context, batch, added_workflow)
+        place = task_place.find_place(stack)
+        task_programs.add_programs(
+            roles,
+            place,
+            log_key=context.key,
+            groups=_add_security_groups(stack, batch, place),
+            dependencies=[added_workflow.state_machine],
+            may_use_spot=True,
+        )
     else:
-        _add_pod_roles(stack, context, batch)
+        roles.add_for_pods()
     base.add_output(stack, "state_machine", added_workflow.state_machine.arn, "The state machine of the jobs")
     base.add_output(stack, "topic", added_workflow.topic.arn, "Topic of each job's end: subscribe to it")
 
@@ -97,38 +93,6 @@ def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
             *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
             workflow.build_key_grant(stack.account),
         ),
-    )
-
-
-def _add_pod_roles(stack: FleetStack, context: WorkflowContext, batch: Batch) -> None:
-    """Add the roles of workers and of the Batch API, each tied to its own service account, which charts/batch names."""
-    cluster = names.format_cluster_name(context.fleet)
-    for service in batch.services:
-        role, _ = batch_roles.add_service_role(
-            stack, context, service, trust=pod_identity.build_trust_policy(cluster, context.account)
-        )
-        pod_identity.add_service_association(stack, batch.name, service.name, role)
-
-
-def _add_tasks(stack: FleetStack, context: WorkflowContext, batch: Batch, added_workflow: workflow.Workflow) -> None:
-    """Add workers and the Batch API as ECS services, with their outputs."""
-    place = task_place.find_place(stack)
-    services_context = task_service.ServiceContext(
-        fleet=context.fleet,
-        deployment=batch.name,
-        cluster_arn=place.cluster_arn,
-        subnets=place.subnets,
-        may_use_spot=True,
-    )
-    task_programs.add_programs(
-        stack,
-        services_context,
-        batch,
-        place,
-        log_key=context.key,
-        groups=_add_security_groups(stack, batch, place),
-        add_role=functools.partial(batch_roles.add_service_role, stack, context),
-        dependencies=[added_workflow.state_machine],
     )
 
 

@@ -73,15 +73,14 @@ def add(app: App, document: Document[Fleet]) -> None:
     if gpu_repair.is_needed(machine_groups):
         gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=cluster.key)
         watched.append("waiting-repairs")
-    if fleet.alarms_to:
-        detail = {
-            "clusterArn": [cluster.resource.arn],
-            "lastStatus": ["STOPPED"],
-            "stoppedReason": [{"prefix": _NO_ANSWER}],
-        }
-        pattern = {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail}
-        description = "A task was ended: it took longer to start than it may, or hung"
-        add_topic_rule(stack, "task-without-answer", description, pattern, fleet.alarms_to)
+    detail = {
+        "clusterArn": [cluster.resource.arn],
+        "lastStatus": ["STOPPED"],
+        "stoppedReason": [{"prefix": _NO_ANSWER}],
+    }
+    pattern = {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail}
+    description = "A task was ended: it took longer to start than it may, or hung"
+    add_topic_rule(stack, "task-without-answer", description, pattern)
     if watched and fleet.add_ons.observability:
         curves = {"cluster": build_cluster_dimensions(fleet)}
         graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]

@@ -77,8 +77,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     if fleet.logs.to:
         log_collector.add_log_collector(stack, cluster=cluster)
     model_reader.add_engine_role(stack, cluster=cluster.resource)
-    if fleet.alarms_to:
-        _add_certificate_rule(stack, fleet.alarms_to)
+    _add_certificate_rule(stack)
     _add_outputs(stack, cluster.resource, [group.name for group in managed_groups])
 
 
@@ -99,7 +98,7 @@ def _build_context(
     )
 
 
-def _add_certificate_rule(stack: FleetStack, topic: str) -> None:
+def _add_certificate_rule(stack: FleetStack) -> None:
     """Let the topic hear of every certificate that ends soon: charts make the load balancers here, and no stack knows
     their certificates.
 
@@ -112,7 +111,7 @@ def _add_certificate_rule(stack: FleetStack, topic: str) -> None:
         "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
     }
     description = f"A certificate of the account ends within {CERTIFICATE_DAYS} days"
-    add_topic_rule(stack, "certificate-ends", description, pattern, topic)
+    add_topic_rule(stack, "certificate-ends", description, pattern)
 
 
 def _add_outputs(stack: FleetStack, cluster: aws.eks_cluster.EksCluster, group_names: list[str]) -> None:

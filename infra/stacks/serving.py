@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.bindings import aws, cdktf
+from infra.bindings import aws
 from infra.constructs import (
     collector,
     dashboard,
@@ -32,7 +32,7 @@ from infra.constructs import (
 )
 from infra.constructs.collector import MetricStream
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
@@ -59,13 +59,13 @@ _ROUTER_READY = "/readiness"
 Serving = Rendered[ServingStack]
 
 
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[ServingStack]]:
     """Return the stack of each deployment of models that is rendered with one, for ECS or EKS.
 
     Raises:
         InputError: a rendered file is wrong, or a deployment is rendered for both.
     """
-    return base.list_deployments(KIND, document, files, lambda file: DeploymentStack(read(file, document)))
+    return base.list_deployments(KIND, document, files, lambda file: read(file, document), _add_resources)
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Serving:
@@ -85,18 +85,6 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     if mistakes:
         raise InputError(mistakes)
     return document.value
-
-
-class DeploymentStack(base.TaskOrPodStack[ServingStack]):
-    """The stack of one deployment."""
-
-    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
-        """Add the stack to the app.
-
-        Outputs on ECS: those of `task_place.add_outputs`; load_balancer, where there is one.
-        """
-        add_all = _add_resources if self._deployment.stack.orchestrator == "ecs" else _add_pod_role
-        add_all(base.create_stack(app, self.NAME, document), self._deployment)
 
 
 @dataclass(frozen=True)
@@ -128,6 +116,10 @@ class _Parts:
 
 
 def _add_resources(stack: FleetStack, serving: Serving) -> None:
+    """Add all; outputs on ECS: those of `task_place.add_outputs`; load_balancer, where there is one."""
+    if serving.stack.orchestrator == "eks":
+        _add_pod_role(stack, serving)
+        return
     parts = _add_parts(stack, serving)
     services = {service.name: _add_service(stack, parts, service) for service in serving.services}
     if stack.fleet.add_ons.observability:
@@ -144,13 +136,13 @@ def _add_resources(stack: FleetStack, serving: Serving) -> None:
 
 def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
     """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
-    cluster, router = names.format_cluster_name(stack.fleet), serving.entry
+    router = serving.entry
     arns = secrets.find_arns(stack, router.secrets)
     router_role = role.add_role(
         stack,
         names.format_deployment_purpose(serving.name, "route"),
         description=f"Router of {serving.name}",
-        trust=pod_identity.build_trust_policy(cluster, stack.account),
+        trust=pod_identity.build_trust_policy(stack),
         statements=tuple(secrets.build_statements(router.secrets, arns, stack.fleet.region)),
     )
     pod_identity.add_service_association(stack, serving.name, router.name, router_role)
@@ -314,12 +306,7 @@ def _add_logs(stack: FleetStack, serving: Serving) -> tuple[list[Any], MetricStr
             build_log_group_grant(stack.account, group, name.capitalize()) for name, group in group_names.items()
         ),
     )
-    log_groups = [
-        aws.cloudwatch_log_group.CloudwatchLogGroup(
-            stack, f"{name}-logs", name=group, retention_in_days=stack.fleet.logs.keep_days, kms_key_id=kms_key.arn
-        )
-        for name, group in group_names.items()
-    ]
+    log_groups = [add_log_group(stack, f"{name}-logs", group, kms_key) for name, group in group_names.items()]
     scale_to_zero_roles = tuple(service.role for service in serving.scale_to_zero_services)
     return log_groups, MetricStream(serving.name, stack.fleet.region, group_names["metrics"], scale_to_zero_roles)
 

@@ -61,7 +61,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     if fleet.budget_to and fleet.spend_limit:
         add_budget(stack, fleet.spend_limit)
     if fleet.alarms_to:
-        add_capacity_watch(stack, fleet.alarms_to)
+        add_capacity_watch(stack)
     urls = {image: repository.repository_url for image, repository in repositories.items()}
     base.add_output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
     base.add_output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")

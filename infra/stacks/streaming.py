@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.bindings import aws, cdktf
 from infra.constructs import network, results_table, stream, stream_watch
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
 from infra.constructs.stream import StreamContext
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
@@ -23,39 +22,19 @@ KIND = "streaming"
 Stream = Rendered[StreamStack]
 
 
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[DeploymentStack]:
+def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[StreamStack]]:
     """Return the stack of each stream that is rendered.
 
     Raises:
         InputError: a rendered file is wrong.
     """
     return base.list_deployments(
-        KIND, document, files, lambda file: DeploymentStack(rendered.read(file, document, Stream).value)
+        KIND, document, files, lambda file: rendered.read(file, document, Stream).value, _add_resources
     )
 
 
-class DeploymentStack:
-    """The stack of one stream."""
-
-    NEEDS = ("network", "storage")
-
-    def __init__(self, deployment: Stream) -> None:
-        self.NAME = rendered.format_stack_name(KIND, deployment.name)
-        self._deployment = deployment
-
-    def is_enabled(self, fleet: Fleet) -> bool:  # noqa: ARG002
-        """Return True: it needs no pools."""
-        return True
-
-    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
-        """Add the stack to the app.
-
-        Outputs: brokers, cache_url, clients_group, job_name.
-        """
-        _add_resources(base.create_stack(app, self.NAME, document), self._deployment)
-
-
 def _add_resources(stack: FleetStack, deployment: Stream) -> None:
+    """Add all; outputs: brokers, cache_url, clients_group, job_name."""
     name = deployment.name
     group_name = format_log_group(stack.fleet, KIND, name)
     key = add_key(
@@ -65,9 +44,7 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
         description=f"Events, answers and logs of {name}",
         grants=(build_log_group_grant(stack.account, group_name),),
     )
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "logs", name=group_name, retention_in_days=stack.fleet.logs.keep_days, kms_key_id=key.arn
-    )
+    log_group = add_log_group(stack, "logs", group_name, key)
     context = StreamContext(
         fleet=stack.fleet,
         name=name,

@@ -43,9 +43,8 @@ class DeploymentStack:
         if diary.stack.orchestrator == "ecs":
             _add_tasks(stack, diary, queue)
             return
-        cluster = names.format_cluster_name(stack.fleet)
         for service in diary.services:
-            trust = pod_identity.build_trust_policy(cluster, stack.account)
+            trust = pod_identity.build_trust_policy(stack)
             role = _add_role(stack, diary, service, queue, trust)
             pod_identity.add_service_association(stack, diary.name, service.name, role)
 
