@@ -43,7 +43,7 @@ def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
 
 def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
     """Allow to read and write the batch's own objects, and to read other inputs."""
-    batch, account = context.batch, context.account
+    batch, account = context.batch, context.stack.account
     own = f"{context.bucket_arn}/{batch.prefix}/*"
     inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
     buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
@@ -55,4 +55,4 @@ def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
     yield allow("List", ["s3:ListBucket"], [context.bucket_arn, *sorted(buckets.values())])
     yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], context.storage_key)
     if batch.inputs:
-        yield from model_reader.build_key_statements(context.fleet)
+        yield from model_reader.build_key_statements(context.stack.fleet)

@@ -18,7 +18,6 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
-from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import ecs_node_config, groups, machine_images, names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -45,23 +44,22 @@ class CapacityProviderContext(machines.MachineContext):
 
 
 def add_capacity_provider(
-    stack: FleetStack, context: CapacityProviderContext, group: Group
+    context: CapacityProviderContext, group: Group
 ) -> aws.ecs_capacity_provider.EcsCapacityProvider:
     """Add the group's launch template, Auto Scaling group and capacity provider."""
     template = machines.add_template(
-        stack,
         context,
         group,
-        text=ecs_node_config.render(group, names.format_cluster_name(context.fleet)),
-        image_parameter=machine_images.format_parameter(context.fleet, group),
+        text=ecs_node_config.render(group, names.format_cluster_name(context.stack.fleet)),
+        image_parameter=machine_images.format_parameter(context.stack.fleet, group),
         instance_profile_arn=context.instance_profile.arn,
     )
-    scaling_group = _add_scaling_group(stack, context, group, template)
+    scaling_group = _add_scaling_group(context, group, template)
     e = aws.ecs_capacity_provider
     provider = e.EcsCapacityProvider(
-        stack,
+        context.stack,
         group.name,
-        name=groups.format_provider_name(context.fleet, group),
+        name=groups.format_provider_name(context.stack.fleet, group),
         auto_scaling_group_provider=e.EcsCapacityProviderAutoScalingGroupProvider(
             auto_scaling_group_arn=scaling_group.arn,
             managed_termination_protection="ENABLED",
@@ -82,10 +80,7 @@ def add_capacity_provider(
 
 
 def add_association(
-    stack: FleetStack,
-    context: CapacityProviderContext,
-    pool_groups: Sequence[Sequence[Group]],
-    providers: Sequence[Any],
+    context: CapacityProviderContext, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]
 ) -> None:
     """Hand the providers to the cluster.
 
@@ -93,9 +88,9 @@ def add_association(
     """
     e = aws.ecs_cluster_capacity_providers
     default = groups.group_by_choice(pool_groups[0])[0] if pool_groups else []
-    default_names = [groups.format_provider_name(context.fleet, group) for group in default] or ["FARGATE"]
+    default_names = [groups.format_provider_name(context.stack.fleet, group) for group in default] or ["FARGATE"]
     e.EcsClusterCapacityProviders(
-        stack,
+        context.stack,
         "capacity-providers",
         cluster_name=context.cluster.name,
         # Fargate's two are AWS's own: a cluster has them by their names, and a strategy takes no others beside them.
@@ -108,14 +103,14 @@ def add_association(
 
 
 def _add_scaling_group(
-    stack: FleetStack, context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
+    context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
 ) -> aws.autoscaling_group.AutoscalingGroup:
     a = aws.autoscaling_group
-    name = f"{context.fleet.name}-{group.name}"
+    name = f"{context.stack.fleet.name}-{group.name}"
     version = format_reference(template, "latest_version")
     is_single_type = group.purchase_option != "spot" and len(group.types) == 1
     return a.AutoscalingGroup(
-        stack,
+        context.stack,
         f"{group.name}-machines",
         name=name,
         min_size=group.min_size,
@@ -137,7 +132,7 @@ def _add_scaling_group(
         warm_pool=_build_warm_pool(group),
         tag=[
             a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
-            for key, value in _build_tags(context.fleet, group, stack.node.id).items()
+            for key, value in _build_tags(context.stack.fleet, group, context.stack.node.id).items()
         ],
         # Instances go before the cluster that they are in.
         depends_on=[context.cluster],

@@ -12,7 +12,6 @@ from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.security_group import add_rule, add_security_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,
     CACHE_NODES,
@@ -34,12 +33,11 @@ _RESTORE_DAYS = 7
 class GatewayContext:
     """The gateway and the resources that its parts use."""
 
-    fleet: Fleet
+    stack: FleetStack
     name: str
     """The deployment's."""
 
     gateway: GatewayStack
-    account: Account
     vpc_id: str
     subnets: list[str]
     """Private subnets, one in each zone."""
@@ -70,11 +68,11 @@ class ServerGroups:
     cache: aws.security_group.SecurityGroup
 
 
-def add_groups(stack: FleetStack, context: GatewayContext) -> ServerGroups:
+def add_groups(context: GatewayContext) -> ServerGroups:
     """Add the servers' groups, which let nobody in yet."""
     database, cache = (
         add_security_group(
-            stack,
+            context.stack,
             f"{part}-group",
             name=f"{context.gateway.name}-{part}",
             description=f"{title} of {context.name}",
@@ -92,13 +90,13 @@ def let_in(stack: FleetStack, groups: ServerGroups, name: str, client_id: str) -
         add_rule(stack, f"{part}-from-{name}", group, "in", f"Programs: {name}", port, peer_id=client_id)
 
 
-def add_servers(stack: FleetStack, context: GatewayContext, groups: ServerGroups) -> Servers:
+def add_servers(context: GatewayContext, groups: ServerGroups) -> Servers:
     """Add the servers, the gateway's secret, and the parameter that says where they are."""
-    database = _add_database(stack, context, groups)
-    cache = _add_cache(stack, context, groups)
+    database = _add_database(context, groups)
+    cache = _add_cache(context, groups)
     # Without a value, which the first gateway to start creates: the state of Terraform has no secret.
     secret = aws.secretsmanager_secret.SecretsmanagerSecret(
-        stack,
+        context.stack,
         "secret",
         name_prefix=f"{context.gateway.name}-",
         description=f"What the keys of {context.name} come from",
@@ -112,7 +110,7 @@ def add_servers(stack: FleetStack, context: GatewayContext, groups: ServerGroups
         "secret": secret.arn,
     }
     place = aws.ssm_parameter.SsmParameter(
-        stack,
+        context.stack,
         "place",
         name=context.gateway.place,
         description=f"Where the parts of {context.name} are",
@@ -122,15 +120,15 @@ def add_servers(stack: FleetStack, context: GatewayContext, groups: ServerGroups
     return Servers(database, cache, secret, place)
 
 
-def _add_database(stack: FleetStack, context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
+def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
     """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS alone."""
     gateway = context.gateway
     subnets = aws.db_subnet_group.DbSubnetGroup(
-        stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets
+        context.stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets
     )
     d = aws.db_parameter_group
     parameters = d.DbParameterGroup(
-        stack,
+        context.stack,
         "database-parameters",
         name=gateway.name,
         family=f"postgres{POSTGRES_VERSION}",
@@ -138,7 +136,7 @@ def _add_database(stack: FleetStack, context: GatewayContext, groups: ServerGrou
         parameter=[d.DbParameterGroupParameter(name="rds.force_ssl", value="1")],
     )
     return aws.db_instance.DbInstance(
-        stack,
+        context.stack,
         "database",
         identifier=gateway.name,
         engine="postgres",
@@ -168,10 +166,10 @@ def _add_database(stack: FleetStack, context: GatewayContext, groups: ServerGrou
 
 
 def _add_cache(
-    stack: FleetStack, context: GatewayContext, groups: ServerGroups
+    context: GatewayContext, groups: ServerGroups
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
     return valkey.add_cache(
-        stack,
+        context.stack,
         name=context.gateway.name,
         description=f"Counts of {context.name}",
         node_type=context.gateway.cache_type,
@@ -204,19 +202,21 @@ def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bo
         yield allow("Create", ["secretsmanager:PutSecretValue"], servers.secret.arn)
         if guardrail := context.gateway.bedrock_guardrail:
             yield allow(
-                "Guard", ["bedrock:ApplyGuardrail"], context.account.build_arn("bedrock", f"guardrail/{guardrail}")
+                "Guard",
+                ["bedrock:ApplyGuardrail"],
+                context.stack.account.build_arn("bedrock", f"guardrail/{guardrail}"),
             )
         if models := context.gateway.bedrock_models:
-            arns = [arn for model in models for arn in _list_model_arns(context.account, model)]
+            arns = [arn for model in models for arn in _list_model_arns(context.stack.account, model)]
             yield allow("Answer", ["bedrock:InvokeModel", "bedrock:InvokeModelWithResponseStream"], arns)
     elif location := context.gateway.audit_export:
         objects = f"{location.removeprefix('s3://').rstrip('/')}/*"
-        yield allow("Export", ["s3:PutObject"], f"arn:{context.account.partition}:s3:::{objects}")
+        yield allow("Export", ["s3:PutObject"], f"arn:{context.stack.account.partition}:s3:::{objects}")
     yield allow(
         "Decrypt",
         ["kms:Decrypt", *(["kms:GenerateDataKey"] if prepares else [])],
         context.key.arn,
-        condition={"StringLike": {"kms:ViaService": f"secretsmanager.{context.fleet.region}.amazonaws.com*"}},
+        condition={"StringLike": {"kms:ViaService": f"secretsmanager.{context.stack.fleet.region}.amazonaws.com*"}},
     )
 
 

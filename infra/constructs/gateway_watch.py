@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from infra.constructs import alarm, valkey
-from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway import GatewayContext
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import CACHE_NODES
@@ -18,19 +17,18 @@ PERIODS = 15
 """Minutes in a row: an instance of the family t may work above its baseline for a while."""
 
 
-def add_alarms(stack: FleetStack, context: GatewayContext) -> None:
+def add_alarms(context: GatewayContext) -> None:
     """Add the alarms."""
     gateway = context.gateway
     database = [("DBInstanceIdentifier", gateway.name)]
     nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)
     space_bytes = MIN_SPACE * gateway.database_gib * 2**30
-    _add_alarm(stack, context, "database-cpu", database, "Maximum", MAX_PERCENT)
-    _add_alarm(stack, context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
-    _add_alarm(stack, context, "cache-memory", nodes, "Maximum", MAX_PERCENT)
+    _add_alarm(context, "database-cpu", database, "Maximum", MAX_PERCENT)
+    _add_alarm(context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
+    _add_alarm(context, "cache-memory", nodes, "Maximum", MAX_PERCENT)
 
 
 def _add_alarm(
-    stack: FleetStack,
     context: GatewayContext,
     name: str,
     servers: list[tuple[str, str]],
@@ -44,7 +42,7 @@ def _add_alarm(
     ]
     function = "MIN" if stat == "Minimum" else "MAX"
     alarm.add_alarm(
-        stack,
+        context.stack,
         f"{name}-alarm",
         name=f"{context.gateway.name}-{name}",
         description=f"{signals.load()[name].meaning}: {context.name}",

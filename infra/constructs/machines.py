@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs.account import Account
 from infra.constructs.capacity import add_capacity, build_resource_group_arn
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.launch_template import add_launch_template
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)
 class MachineContext:
     """Network and cluster of the instances."""
 
-    fleet: Fleet
-    account: Account
+    stack: FleetStack
     cluster: aws.eks_cluster.EksCluster
     subnets: Mapping[str, str]
     """Ids by zone."""
@@ -36,13 +33,7 @@ class MachineContext:
 
 
 def add_template(
-    stack: FleetStack,
-    context: MachineContext,
-    group: Group,
-    *,
-    text: str,
-    image_parameter: str,
-    instance_profile_arn: str | None = None,
+    context: MachineContext, group: Group, *, text: str, image_parameter: str, instance_profile_arn: str | None = None
 ) -> aws.launch_template.LaunchTemplate:
     """Add the group's launch template, and before it the capacity that it names.
 
@@ -52,15 +43,15 @@ def add_template(
     """
     efa_groups = [context.efa_group.id] if group.efa and context.efa_group else []
     return add_launch_template(
-        stack,
+        context.stack,
         f"{group.name}-template",
         group=group,
-        image_id=group.ami or _find_image(stack, group, image_parameter),
+        image_id=group.ami or _find_image(context.stack, group, image_parameter),
         text=text,
         security_groups=[context.security_group_id, *efa_groups],
         instance_profile_arn=instance_profile_arn,
-        reservations_arn=build_resource_group_arn(context.fleet, group, context.account),
-        depends_on=add_capacity(stack, group),
+        reservations_arn=build_resource_group_arn(context.stack.fleet, group, context.stack.account),
+        depends_on=add_capacity(context.stack, group),
     )
 
 

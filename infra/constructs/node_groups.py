@@ -47,21 +47,20 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
 
 
 def add_node_group(
-    stack: FleetStack, context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None
+    context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None
 ) -> aws.eks_node_group.EksNodeGroup:
     """Add a node group with its launch template, and the capacity that it starts in."""
     template = machines.add_template(
-        stack,
         context,
         group,
         text=node_config.render(group, _build_cluster_data(context)),
-        image_parameter=machine_images.format_parameter(context.fleet, group),
+        image_parameter=machine_images.format_parameter(context.stack.fleet, group),
     )
     # A Capacity Block has machines from its start on; until then every start of one would fail, and so the apply.
     in_block = group.purchase_option == "capacity-block"
     e = aws.eks_node_group
     eks_node_group = e.EksNodeGroup(
-        stack,
+        context.stack,
         group.name,
         cluster_name=context.cluster.name,
         node_group_name=group.name,
@@ -95,7 +94,7 @@ def add_node_group(
 
 def _build_cluster_data(context: NodeGroupContext) -> node_config.ClusterConnection:
     return node_config.ClusterConnection(
-        name=names.format_cluster_name(context.fleet),
+        name=names.format_cluster_name(context.stack.fleet),
         endpoint=format_reference(context.cluster, "endpoint"),
         certificate=format_reference(context.cluster, "certificate_authority[0].data"),
         service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.constructs import policy, secrets, task_network, task_roles, valkey
-from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
@@ -15,7 +14,6 @@ from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from infra.constructs.vpc import Network
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming.stack import (
     CACHE_NODES,
     DRIVER_ROLE,
@@ -43,12 +41,11 @@ unclean.leader.election.enable=false
 class StreamContext:
     """The stream and the resources that its parts use."""
 
-    fleet: Fleet
+    stack: FleetStack
     name: str
     """The deployment's."""
 
     stream: StreamStack
-    account: Account
     network: Network
     key: aws.kms_key.KmsKey
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
@@ -72,11 +69,11 @@ class Groups:
     cache: aws.security_group.SecurityGroup
 
 
-def add_groups(stack: FleetStack, context: StreamContext) -> Groups:
+def add_groups(context: StreamContext) -> Groups:
     """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does."""
     stream, vpc_id = context.stream, context.network.vpc_id
     clients, kafka, cache = (
-        add_security_group(stack, f"{part}-group", name=name, description=description, vpc_id=vpc_id)
+        add_security_group(context.stack, f"{part}-group", name=name, description=description, vpc_id=vpc_id)
         for part, name, description in (
             ("clients", format_clients_group(stream), f"Producers and readers of {context.name}, and its job"),
             ("kafka", f"{stream.name}-kafka", f"Kafka of {context.name}"),
@@ -84,47 +81,47 @@ def add_groups(stack: FleetStack, context: StreamContext) -> Groups:
         )
     )
     for part, group, port in (("kafka", kafka, KAFKA_PORT), ("cache", cache, CACHE_PORT)):
-        add_rule(stack, f"{part}-from-clients", group, "in", "Clients", port, peer=clients)
-        add_rule(stack, f"clients-to-{part}", clients, "out", part, port, peer=group)
+        add_rule(context.stack, f"{part}-from-clients", group, "in", "Clients", port, peer=clients)
+        add_rule(context.stack, f"clients-to-{part}", clients, "out", part, port, peer=group)
     return Groups(clients, kafka, cache)
 
 
-def add_job_group(stack: FleetStack, context: StreamContext) -> aws.security_group.SecurityGroup:
+def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
     """Add the group of the job, which reaches the endpoint too."""
     stream = context.stream
     group = add_security_group(
-        stack,
+        context.stack,
         "job-group",
         name=f"{stream.name}-job",
         description=f"The job of {context.name}",
         vpc_id=context.network.vpc_id,
     )
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=context.network.vpc_id)
+    vpc = aws.data_aws_vpc.DataAwsVpc(context.stack, "range", id=context.network.vpc_id)
     everywhere = "0.0.0.0/0"
     reached = {"Endpoint": (vpc.cidr_block if stream.endpoint_in_network else everywhere, stream.endpoint_port)}
     if stream.secrets and (everywhere, HTTPS) not in reached.values():
         reached["Secrets"] = (everywhere, HTTPS)
     for description, (addresses, port) in reached.items():
-        add_rule(stack, f"job-to-{description.lower()}", group, "out", description, port, cidr=addresses)
+        add_rule(context.stack, f"job-to-{description.lower()}", group, "out", description, port, cidr=addresses)
     if stream.answer_files:
-        name = f"{context.account.service_prefix}.{context.fleet.region}.s3"
-        prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(stack, "s3-addresses", name=name)
-        add_rule(stack, "job-to-s3", group, "out", "S3", HTTPS, prefix_list=prefixes.id)
+        name = f"{context.stack.account.service_prefix}.{context.stack.fleet.region}.s3"
+        prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(context.stack, "s3-addresses", name=name)
+        add_rule(context.stack, "job-to-s3", group, "out", "S3", HTTPS, prefix_list=prefixes.id)
     return group
 
 
-def add_kafka(stack: FleetStack, context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
+def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
     """Add the cluster: clients log in with their role, over TLS alone."""
     stream, m = context.stream, aws.msk_cluster
     configuration = aws.msk_configuration.MskConfiguration(
-        stack,
+        context.stack,
         "kafka-configuration",
         name=stream.name,
         kafka_versions=[KAFKA_VERSION],
         server_properties=_BROKER_SETTINGS,
     )
     return m.MskCluster(
-        stack,
+        context.stack,
         "kafka",
         cluster_name=stream.name,
         kafka_version=KAFKA_VERSION,
@@ -155,12 +152,10 @@ def add_kafka(stack: FleetStack, context: StreamContext, groups: Groups) -> aws.
     )
 
 
-def add_cache(
-    stack: FleetStack, context: StreamContext, groups: Groups
-) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
+def add_cache(context: StreamContext, groups: Groups) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
     """Add the cache of answers."""
     return valkey.add_cache(
-        stack,
+        context.stack,
         name=context.stream.name,
         description=f"Answers of {context.name}",
         node_type=context.stream.cache_type,
@@ -178,7 +173,6 @@ def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplica
 
 
 def add_job(
-    stack: FleetStack,
     context: StreamContext,
     groups: Groups,
     kafka: aws.msk_cluster.MskCluster,
@@ -187,26 +181,28 @@ def add_job(
     """Upload the job, and run it: it keeps its state in savepoints while it is stopped or changed."""
     stream, k = context.stream, aws.kinesisanalyticsv2_application
     archive = aws.s3_object.S3Object(
-        stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
+        context.stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
     )
     log_stream = aws.cloudwatch_log_stream.CloudwatchLogStream(
         # Logs of tasks are found by the role that their stream begins with.
-        stack,
+        context.stack,
         "job-logs",
         name=f"job/flink/{stream.name}",
         log_group_name=context.log_group.name,
     )
     purpose = names.format_deployment_purpose(context.name, "job")
     role = add_role(
-        stack,
+        context.stack,
         purpose,
         description=f"The job of {context.name}",
         trust=policy.build_trust_policy(
-            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
+            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
         ),
         statements=(
             *build_job_statements(context),
-            *secrets.build_statements(stream.secrets, secrets.find_arns(stack, stream.secrets), context.fleet.region),
+            *secrets.build_statements(
+                stream.secrets, secrets.find_arns(context.stack, stream.secrets), context.stack.fleet.region
+            ),
         ),
     )
     place = {"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)}
@@ -217,7 +213,7 @@ def add_job(
     application = "Kinesisanalyticsv2ApplicationApplicationConfiguration"
     flink = f"{application}FlinkApplicationConfiguration"
     return k.Kinesisanalyticsv2Application(
-        stack,
+        context.stack,
         "job",
         name=stream.name,
         description=f"Answers the events of {context.name}",
@@ -265,10 +261,10 @@ def add_job(
                 )
             ),
             vpc_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfigurationVpcConfiguration(
-                security_group_ids=[groups.clients.id, add_job_group(stack, context).id], subnet_ids=context.subnets
+                security_group_ids=[groups.clients.id, add_job_group(context).id], subnet_ids=context.subnets
             ),
         ),
-        depends_on=list_policies(stack, purpose),
+        depends_on=list_policies(context.stack, purpose),
     )
 
 
@@ -282,7 +278,7 @@ def _build_code(
         "Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration",
     )
     location = getattr(k, f"{code}CodeContentS3ContentLocation")(
-        bucket_arn=f"arn:{context.account.partition}:s3:::{context.stream.bucket}", file_key=archive.key
+        bucket_arn=f"arn:{context.stack.account.partition}:s3:::{context.stream.bucket}", file_key=archive.key
     )
     return k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration(
         code_content_type="ZIPFILE", code_content=getattr(k, f"{code}CodeContent")(s3_content_location=location)
@@ -291,7 +287,7 @@ def _build_code(
 
 def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:
     """Build the permissions of Flink's file system of S3, which keeps what is not yet part of a file as an object."""
-    bucket = f"arn:{context.account.partition}:s3:::{files.bucket}"
+    bucket = f"arn:{context.stack.account.partition}:s3:::{files.bucket}"
     actions = ["AbortMultipartUpload", "DeleteObject", "GetObject", "ListMultipartUploadParts", "PutObject"]
     yield allow("Files", [f"s3:{action}" for action in actions], f"{bucket}/{files.prefix}/*")
     yield allow("ListFiles", ["s3:ListBucket"], bucket)
@@ -304,7 +300,7 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     Sources: Managed Service for Apache Flink developer guide, "VPC application permissions" and "Example: create a
     CloudWatch log stream"; MSK developer guide, "IAM access control: actions and resources"; 2026-11.
     """
-    account, stream = context.account, context.stream
+    account, stream = context.stack.account, context.stream
     bucket = f"arn:{account.partition}:s3:::{stream.bucket}"
     yield allow("Code", ["s3:GetObject", "s3:GetObjectVersion"], f"{bucket}/{stream.archive_key}")
     yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
@@ -342,14 +338,14 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     )
 
 
-def add_driver(stack: FleetStack, context: StreamContext) -> None:
+def add_driver(context: StreamContext) -> None:
     """Add what the driver of a validation needs, a task on Fargate: who starts it, as whom it acts, its way to AWS."""
-    fleet, name, account, stream = context.fleet, context.name, context.account, context.stream
-    task_network.add_groups(stack, name, ("driver",), context.network.vpc_id)
+    fleet, name, account, stream = context.stack.fleet, context.name, context.stack.account, context.stream
+    task_network.add_groups(context.stack, name, ("driver",), context.network.vpc_id)
     secrets_prefix = format_load_secrets(fleet, name)
-    task_roles.add_execution_role(stack, name, log_group=context.log_group, secrets=secrets_prefix)
+    task_roles.add_execution_role(context.stack, name, log_group=context.log_group, secrets=secrets_prefix)
     add_role(
-        stack,
+        context.stack,
         names.format_deployment_purpose(name, DRIVER_ROLE),
         description=f"Driver of validations of {name}",
         trust=task_roles.build_trust_policy(account),
@@ -375,7 +371,7 @@ def _build_client_statements(
         group: consumer group, which AWS asks of all that read.
         further: actions on all of these topics.
     """
-    account, name = context.account, f"{context.stream.name}/*"
+    account, name = context.stack.account, f"{context.stream.name}/*"
 
     def locate(topics: Sequence[str]) -> list[str]:
         return [account.build_arn("kafka", f"topic/{name}/{topic}") for topic in topics]

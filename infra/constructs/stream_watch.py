@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infra.constructs import alarm, valkey
-from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway_watch import MAX_PERCENT
 from infra.constructs.stream import StreamContext
 from llm_serving.kinds.streaming.stack import CACHE_NODES
 
 
-def add_alarms(stack: FleetStack, context: StreamContext) -> None:
+def add_alarms(context: StreamContext) -> None:
     """Add the alarms.
 
     Kafka knows as read what a checkpoint has committed, so the lag contains the age of the last checkpoint.
@@ -19,26 +18,25 @@ def add_alarms(stack: FleetStack, context: StreamContext) -> None:
     stream = context.stream
     lag = {"Cluster Name": stream.name, "Consumer Group": context.name, "Topic": stream.events_topic}
     job = {"Application": stream.name}
-    _add_alarm(stack, context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
+    _add_alarm(context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
     failed = {"m": ("failed-checkpoints", job)}
-    _add_alarm(stack, context, "checkpoints", failed, "RATE(m)", 0, "Checkpoints fail")
+    _add_alarm(context, "checkpoints", failed, "RATE(m)", 0, "Checkpoints fail")
     outage = {"m": ("job-outage", job)}
     # A job that is stopped reports nothing. Source: AWS's agent-toolkit-for-aws, monitoring-and-metrics.md, 2026-11.
-    _add_alarm(stack, context, "down", outage, "m", 0, "The job does not run", missing="breaching")
+    _add_alarm(context, "down", outage, "m", 0, "The job does not run", missing="breaching")
     for name, signal, description in (
         ("dead-letters", "dead-letters", "Events have no answer"),
         ("deadlines", "missed-deadlines", "Answers are late"),
     ):
         metrics = {"m": (signal, job), "n": ("stream-events", job)}
-        _add_alarm(stack, context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
+        _add_alarm(context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
 
     nodes = valkey.list_node_dimensions(stream.name, CACHE_NODES)
     memory = {f"m{number}": ("cache-memory", dict([node])) for number, node in enumerate(nodes)}
-    _add_alarm(stack, context, "cache", memory, "MAX(METRICS())", MAX_PERCENT, "The cache is nearly full")
+    _add_alarm(context, "cache", memory, "MAX(METRICS())", MAX_PERCENT, "The cache is nearly full")
 
 
 def _add_alarm(
-    stack: FleetStack,
     context: StreamContext,
     name: str,
     metrics: Mapping[str, tuple[str, Mapping[str, str]]],
@@ -57,7 +55,7 @@ def _add_alarm(
         for query_id, (signal, dimensions) in metrics.items()
     ]
     alarm.add_alarm(
-        stack,
+        context.stack,
         f"{name}-alarm",
         name=f"{context.stream.name}-{name}",
         description=f"{description}: {context.name}",

@@ -37,7 +37,7 @@ def add_programs(
     stack, deployment, fleet = program_roles.stack, program_roles.deployment, program_roles.stack.fleet
     name, entry = deployment.name, deployment.entry.name
     context = ServiceContext(
-        fleet=fleet,
+        stack=stack,
         deployment=name,
         cluster_arn=place.cluster_arn,
         subnets=place.subnets,
@@ -71,7 +71,6 @@ def add_programs(
             else None
         )
         ecs_services = task_service.add_services(
-            stack,
             context,
             service,
             definition=definition,

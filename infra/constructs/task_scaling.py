@@ -275,12 +275,7 @@ def _add_sleep(
 
 
 def _add_late_alarm(
-    stack: FleetStack,
-    deployment: str,
-    router: Service,
-    service: Service,
-    stream: MetricStream,
-    name_prefix: str,
+    stack: FleetStack, deployment: str, router: Service, service: Service, stream: MetricStream, name_prefix: str
 ) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     start_s = (

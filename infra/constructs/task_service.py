@@ -37,7 +37,7 @@ def add_force_variable(stack: FleetStack) -> None:
 class ServiceContext:
     """What all services of a deployment share."""
 
-    fleet: Fleet
+    stack: FleetStack
     deployment: str
     """Its name."""
 
@@ -60,7 +60,6 @@ class ServiceContext:
 
 
 def add_services(
-    stack: FleetStack,
     context: ServiceContext,
     service: Service,
     *,
@@ -70,10 +69,10 @@ def add_services(
     dependencies: Sequence[ITerraformDependable],
 ) -> list[aws.ecs_service.EcsService]:
     """Add an ECS service for each choice; the first one has the tasks, the others take those that find no instance."""
-    choices = list_service_choices(context.fleet, service)
+    choices = list_service_choices(context.stack.fleet, service)
     ecs_services = []
     for choice in choices:
-        ecs_service = _add_service(stack, context, service, choice, definition, security_group, registry, dependencies)
+        ecs_service = _add_service(context, service, choice, definition, security_group, registry, dependencies)
         if choice.providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
         gives_way = service.placement.gives_way and not choice.number
@@ -99,7 +98,6 @@ def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:
 
 
 def _add_service(
-    stack: FleetStack,
     context: ServiceContext,
     service: Service,
     choice: PlacementChoice,
@@ -112,7 +110,7 @@ def _add_service(
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
     return e.EcsService(
-        stack,
+        context.stack,
         f"{service.name}-{choice.number}",
         name=format_service_name(context.deployment, service.name, choice),
         cluster=context.cluster_arn,
@@ -217,7 +215,7 @@ def _build_service_connect(
                 port_name="http",
                 discovery_name=name,
                 client_alias=e.EcsServiceServiceConnectConfigurationServiceClientAlias(
-                    dns_name=f"{name}.{names.format_namespace(context.fleet)}", port=service.port
+                    dns_name=f"{name}.{names.format_namespace(context.stack.fleet)}", port=service.port
                 ),
                 # Answers are streamed for as long as the entry lets them.
                 timeout=e.EcsServiceServiceConnectConfigurationServiceTimeout(

@@ -18,7 +18,6 @@ from infra.constructs.key import add_log_group
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
 
 MESSAGE_RETENTION_S = 14 * 86400
@@ -48,12 +47,11 @@ class Workflow:
 class WorkflowContext:
     """The batch and the resources that the workflow uses."""
 
-    fleet: Fleet
+    stack: FleetStack
     name: str
     """The deployment's."""
 
     batch: BatchStack
-    account: Account
     key: aws.kms_key.KmsKey
     """Key of logs, topic and schedules; its policy has `build_key_grant`."""
 
@@ -63,7 +61,7 @@ class WorkflowContext:
     @property
     def state_machine_arn(self) -> str:
         """Built from its name, because its own role refers to it before it exists."""
-        return self.account.build_arn("states", f"stateMachine:{self.batch.workflow}")
+        return self.stack.account.build_arn("states", f"stateMachine:{self.batch.workflow}")
 
     @property
     def task_arns(self) -> list[str]:
@@ -76,11 +74,11 @@ class WorkflowContext:
     @property
     def execution_arn(self) -> str:
         """ARN pattern of all its executions."""
-        return self.account.build_arn("states", f"execution:{self.batch.workflow}:*")
+        return self.stack.account.build_arn("states", f"execution:{self.batch.workflow}:*")
 
     def build_queue_arns(self, names: Sequence[str]) -> list[str]:
         """Build the ARNs of queues from their names."""
-        return [self.account.build_arn("sqs", name) for name in names]
+        return [self.stack.account.build_arn("sqs", name) for name in names]
 
     @property
     def step_queues(self) -> list[str]:
@@ -90,7 +88,7 @@ class WorkflowContext:
     @property
     def bucket_arn(self) -> str:
         """The results bucket."""
-        return f"arn:{self.account.partition}:s3:::{self.batch.bucket}"
+        return f"arn:{self.stack.account.partition}:s3:::{self.batch.bucket}"
 
 
 def build_key_grant(account: Account) -> Statement:
@@ -115,24 +113,24 @@ def format_undelivered_queue(batch: BatchStack) -> str:
     return f"{batch.workflow}-undelivered"
 
 
-def add_workflow(stack: FleetStack, context: WorkflowContext) -> Workflow:
+def add_workflow(context: WorkflowContext) -> Workflow:
     """Add the queues, the state machine, the inbox, the schedules, the topic and the alarms."""
     batch = context.batch
-    queues = {name: _add_queue(stack, context, name) for name in context.step_queues}
-    state_machine = _add_state_machine(stack, context, queues[batch.control_queue])
-    inbox = _add_inbox(stack, context)
-    _add_schedules(stack, context, inbox)
-    topic = _add_topic(stack, context)
-    _add_alarms(stack, context)
+    queues = {name: _add_queue(context, name) for name in context.step_queues}
+    state_machine = _add_state_machine(context, queues[batch.control_queue])
+    inbox = _add_inbox(context)
+    _add_schedules(context, inbox)
+    topic = _add_topic(context)
+    _add_alarms(context)
     return Workflow(state_machine, topic)
 
 
 def _add_queue(
-    stack: FleetStack, context: WorkflowContext, name: str, *grants: Statement, redrive: str | None = None
+    context: WorkflowContext, name: str, *grants: Statement, redrive: str | None = None
 ) -> aws.sqs_queue.SqsQueue:
-    batch, arn = context.batch, context.account.build_arn("sqs", name)
+    batch, arn = context.batch, context.stack.account.build_arn("sqs", name)
     return aws.sqs_queue.SqsQueue(
-        stack,
+        context.stack,
         # All names have the same prefix.
         f"queue-{name.removeprefix(f'{batch.workflow}-')}",
         name=name,
@@ -147,26 +145,26 @@ def _add_queue(
 
 
 def _add_state_machine(
-    stack: FleetStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
+    context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
 ) -> aws.sfn_state_machine.SfnStateMachine:
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
     group_name = format_log_group(batch)
-    log_group = add_log_group(stack, "workflow-logs", group_name, context.key, keep_days=_LOG_RETENTION_DAYS)
+    log_group = add_log_group(context.stack, "workflow-logs", group_name, context.key, keep_days=_LOG_RETENTION_DAYS)
     role = add_role(
-        stack,
+        context.stack,
         purpose,
         description=f"Carries the jobs of {context.name}",
         trust=policy.build_trust_policy(
             "states.amazonaws.com",
             ArnLike={"aws:SourceArn": context.task_arns},
-            StringEquals={"aws:SourceAccount": context.account.id},
+            StringEquals={"aws:SourceAccount": context.stack.account.id},
         ),
         statements=tuple(_build_statements(context)),
     )
     s = aws.sfn_state_machine
     definition = STATE_MACHINE_FILE.read_text(encoding="utf-8")
     return s.SfnStateMachine(
-        stack,
+        context.stack,
         "workflow",
         name=batch.workflow,
         type="STANDARD",
@@ -175,7 +173,7 @@ def _add_state_machine(
         logging_configuration=s.SfnStateMachineLoggingConfiguration(
             level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
         ),
-        depends_on=list_policies(stack, purpose),
+        depends_on=list_policies(context.stack, purpose),
     )
 
 
@@ -185,7 +183,7 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
     Sources: Step Functions developer guide, "IAM policies for using Distributed Map states" and "Logging using
     CloudWatch Logs", 2026-11.
     """
-    account, batch = context.account, context.batch
+    account, batch = context.stack.account, context.batch
     yield allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues))
     yield allow("ReadChunks", ["s3:GetObject"], f"{context.bucket_arn}/{batch.prefix}/jobs/*/chunks.json")
     yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
@@ -219,11 +217,11 @@ def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
     )
 
 
-def _add_inbox(stack: FleetStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
+def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     """Add the queue of new files in inboxes. The Batch API turns each into one job, and starts its execution."""
-    batch, account = context.batch, context.account
+    batch, account = context.batch, context.stack.account
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
+        context.stack,
         "inbox-files",
         name=f"{batch.workflow}-inbox",
         description=f"Files in the inboxes of {context.name}",
@@ -243,12 +241,12 @@ def _add_inbox(stack: FleetStack, context: WorkflowContext) -> aws.sqs_queue.Sqs
         name: _build_events_grant(account.build_arn("sqs", name), "sqs:SendMessage", rule)
         for name in (undelivered_name, batch.inbox_queue)
     }
-    undelivered = _add_queue(stack, context, undelivered_name, grants[undelivered_name])
+    undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
     redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": _UNDELIVERED_AFTER})
-    inbox = _add_queue(stack, context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
+    inbox = _add_queue(context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
     t = aws.cloudwatch_event_target
     t.CloudwatchEventTarget(
-        stack,
+        context.stack,
         "inbox-files-queue",
         rule=rule.name,
         arn=inbox.arn,
@@ -265,17 +263,17 @@ def _build_events_grant(
     return policy.allow_service("FromEvents", policy.EVENTS, action, arn, condition=condition)
 
 
-def _add_schedules(stack: FleetStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
+def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
     """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job."""
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "time")
     if not batch.schedules:
         return
     role = add_role(
-        stack,
+        context.stack,
         purpose,
         description=f"Schedules of {context.name}",
         trust=policy.build_trust_policy(
-            "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
+            "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
         ),
         statements=(allow("Send", ["sqs:SendMessage"], inbox.arn), allow("Decrypt", ["kms:Decrypt"], context.key.arn)),
     )
@@ -289,7 +287,7 @@ def _add_schedules(stack: FleetStack, context: WorkflowContext, inbox: aws.sqs_q
             "time": "<aws.scheduler.scheduled-time>",
         }
         s.SchedulerSchedule(
-            stack,
+            context.stack,
             f"schedule-{name}",
             name=f"{batch.workflow}-{name}",
             description=f"{schedule.file} of {schedule.team}",
@@ -298,23 +296,25 @@ def _add_schedules(stack: FleetStack, context: WorkflowContext, inbox: aws.sqs_q
             kms_key_arn=context.key.arn,
             flexible_time_window=s.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
             target=s.SchedulerScheduleTarget(arn=inbox.arn, role_arn=role.arn, input=json.dumps({"schedule": message})),
-            depends_on=list_policies(stack, purpose),
+            depends_on=list_policies(context.stack, purpose),
         )
 
 
-def _add_topic(stack: FleetStack, context: WorkflowContext) -> aws.sns_topic.SnsTopic:
+def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
     """Add the topic for the end of each job, for subscribers."""
     batch = context.batch
-    topic = aws.sns_topic.SnsTopic(stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn)
+    topic = aws.sns_topic.SnsTopic(
+        context.stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn
+    )
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
+        context.stack,
         "ended-jobs",
         name=f"{batch.workflow}-ended",
         description=f"Ends of the jobs of {context.name}",
         event_pattern=json.dumps({"source": [EVENT_SOURCE], "detail": {"deployment": [batch.workflow]}}),
     )
     aws.sns_topic_policy.SnsTopicPolicy(
-        stack,
+        context.stack,
         "ended-policy",
         arn=topic.arn,
         policy=policy.build_document(
@@ -322,12 +322,12 @@ def _add_topic(stack: FleetStack, context: WorkflowContext) -> aws.sns_topic.Sns
         ),
     )
     aws.cloudwatch_event_target.CloudwatchEventTarget(
-        stack, "ended-jobs-topic", rule=rule.name, arn=topic.arn, target_id="ended"
+        context.stack, "ended-jobs-topic", rule=rule.name, arn=topic.arn, target_id="ended"
     )
     return topic
 
 
-def _add_alarms(stack: FleetStack, context: WorkflowContext) -> None:
+def _add_alarms(context: WorkflowContext) -> None:
     """Add alarms for steps that no worker takes, and for files that did not become a job."""
     batch = context.batch
     limits = {
@@ -336,7 +336,7 @@ def _add_alarms(stack: FleetStack, context: WorkflowContext) -> None:
     }
     for name, (queue, signal_name, threshold, description) in limits.items():
         alarm.add_alarm(
-            stack,
+            context.stack,
             f"{name}-alarm",
             name=f"{batch.workflow}-{name}",
             description=f"{description} of {context.name}",

@@ -51,16 +51,14 @@ def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.D
 
 def _add_resources(stack: FleetStack, batch: Batch) -> None:
     """Add all; outputs: state_machine, topic (ARNs); on ECS those of `task_place.add_outputs` too."""
-    context = WorkflowContext(
-        stack.fleet, batch.name, batch.stack, stack.account, _add_key(stack, batch), find_key(stack, "storage")
-    )
+    context = WorkflowContext(stack, batch.name, batch.stack, _add_key(stack, batch), find_key(stack, "storage"))
     roles = ProgramRoles(
         stack,
         batch,
         secrets.find_service_arns(stack, batch.services),
         functools.partial(batch_roles.list_calls, context),
     )
-    added_workflow = workflow.add_workflow(stack, context)
+    added_workflow = workflow.add_workflow(context)
     if batch.stack.results_table:
         results_table.add_results_table(stack, batch.name, batch.stack, batch.stack.results_table)
     if batch.stack.orchestrator == "ecs":

@@ -54,8 +54,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     )
     peers_namespace = ecs_cluster.add_peers_namespace(stack, vpc_id=fleet_network.vpc_id)
     context = capacity_providers.CapacityProviderContext(
-        fleet=fleet,
-        account=stack.account,
+        stack=stack,
         cluster=cluster.resource,
         instance_profile=container_instances.add_instance_profile(stack),
         subnets=fleet_network.private_subnets,
@@ -64,8 +63,8 @@ def add(app: App, document: Document[Fleet]) -> None:
             add_efa_group(stack, vpc_id=fleet_network.vpc_id) if any(group.efa for group in machine_groups) else None
         ),
     )
-    providers = [capacity_providers.add_capacity_provider(stack, context, group) for group in machine_groups]
-    capacity_providers.add_association(stack, context, list(pools.values()), providers)
+    providers = [capacity_providers.add_capacity_provider(context, group) for group in machine_groups]
+    capacity_providers.add_association(context, list(pools.values()), providers)
     watched = []
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
         ecs_fallback.add_fallback(stack, key=cluster.key)

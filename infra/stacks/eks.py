@@ -56,13 +56,13 @@ def add(app: App, document: Document[Fleet]) -> None:
     )
     context = _build_context(stack, fleet_network, cluster.resource, efa=any(group.efa for group in eks_groups))
     system_group = build_system_group(fleet, catalog)
-    system_node_group = node_groups.add_node_group(stack, context, system_group)
+    system_node_group = node_groups.add_node_group(context, system_group)
     eks_add_ons.add(stack, cluster=cluster.resource, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
         *(
-            (group, node_groups.add_node_group(stack, context, group, node_template.build_tags(group, catalog)))
+            (group, node_groups.add_node_group(context, group, node_template.build_tags(group, catalog)))
             for group in managed_groups
         ),
     ]
@@ -87,8 +87,7 @@ def _build_context(
     """Add what all node groups share: the EFA security group, the role and the add-ons that nodes need to join."""
     efa_group = add_efa_group(stack, vpc_id=fleet_network.vpc_id) if efa else None
     return node_groups.NodeGroupContext(
-        fleet=stack.fleet,
-        account=stack.account,
+        stack=stack,
         cluster=cluster,
         security_group_id=cluster.vpc_config.cluster_security_group_id,
         node_role=node_groups.add_node_role(stack, "node"),

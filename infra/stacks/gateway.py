@@ -66,20 +66,20 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
     )
     vpc_id, subnets = _find_network(stack, place)
     arns = secrets.find_service_arns(stack, deployment.services)
-    context = GatewayContext(stack.fleet, deployment.name, deployment.stack, stack.account, vpc_id, subnets, key)
-    groups = gateway.add_groups(stack, context)
-    servers = gateway.add_servers(stack, context, groups)
-    gateway_watch.add_alarms(stack, context)
+    context = GatewayContext(stack, deployment.name, deployment.stack, vpc_id, subnets, key)
+    groups = gateway.add_groups(context)
+    servers = gateway.add_servers(context, groups)
+    gateway_watch.add_alarms(context)
     roles = ProgramRoles(stack, deployment, arns, functools.partial(gateway.list_calls, context, servers))
     if place:
-        task_groups = _add_task_groups(stack, context, deployment, place, groups)
+        task_groups = _add_task_groups(context, deployment, place, groups)
         task_programs.add_programs(
             roles,
             place,
             log_key=key,
             groups=task_groups,
             dependencies=[servers.place],
-            load_balancer=_add_load_balancer(stack, context, deployment, place, task_groups[deployment.entry.name]),
+            load_balancer=_add_load_balancer(context, deployment, place, task_groups[deployment.entry.name]),
         )
     else:
         _let_nodes_in(stack, groups)
@@ -103,13 +103,15 @@ def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
 
 
 def _add_task_groups(
-    stack: FleetStack, context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
+    context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
 ) -> dict[str, aws.security_group.SecurityGroup]:
     """Add the programs' security groups, by service: clients reach the gateway, which reaches all servers."""
     task_groups = task_network.add_groups(
-        stack, context.name, [service.name for service in deployment.services], place.vpc_id
+        context.stack, context.name, [service.name for service in deployment.services], place.vpc_id
     )
-    task_network.add_entry_rules(stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc)
+    task_network.add_entry_rules(
+        context.stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc
+    )
     servers = ((DATABASE_CALL, groups.database, DATABASE_PORT), (CACHE_CALL, groups.cache, CACHE_PORT))
     for service in deployment.services:
         group = task_groups[service.name]
@@ -117,19 +119,15 @@ def _add_task_groups(
             if call not in service.calls:
                 continue
             purpose = service.calls[call].purpose
-            add_rule(stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
-            add_rule(stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
+            add_rule(context.stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
+            add_rule(context.stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
         others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
-        task_network.add_call_rules(stack, service.model_copy(update={"calls": others}), group, place.vpc)
+        task_network.add_call_rules(context.stack, service.model_copy(update={"calls": others}), group, place.vpc)
     return task_groups
 
 
 def _add_load_balancer(
-    stack: FleetStack,
-    context: GatewayContext,
-    deployment: Gateway,
-    place: TaskPlace,
-    entry_group: aws.security_group.SecurityGroup,
+    context: GatewayContext, deployment: Gateway, place: TaskPlace, entry_group: aws.security_group.SecurityGroup
 ) -> task_load_balancer.TaskLoadBalancer | None:
     """Add the load balancer, and the output with its name; None where the gateway has none."""
     settings, entry = deployment.stack.load_balancer, deployment.entry
@@ -137,7 +135,7 @@ def _add_load_balancer(
         return None
     assert entry.probe
     load_balancer = task_load_balancer.add_load_balancer(
-        stack,
+        context.stack,
         context.name,
         entry,
         settings,
@@ -147,7 +145,9 @@ def _add_load_balancer(
         entry_group=entry_group,
         health_path=entry.probe.health,
     )
-    task_watch.add_certificate_alarm(stack, context.name, settings.certificate)
+    task_watch.add_certificate_alarm(context.stack, context.name, settings.certificate)
     name = load_balancer.balancer.dns_name
-    base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
+    base.add_output(
+        context.stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias"
+    )
     return load_balancer

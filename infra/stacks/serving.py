@@ -105,7 +105,7 @@ class _Parts:
     @property
     def fleet(self) -> Fleet:
         """The fleet."""
-        return self.services.fleet
+        return self.services.stack.fleet
 
     @property
     def logs(self) -> task.LogDestination:
@@ -172,7 +172,7 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
         serving=serving,
         place=place,
         services=task_service.ServiceContext(
-            fleet=stack.fleet,
+            stack=stack,
             deployment=serving.name,
             cluster_arn=place.cluster_arn,
             subnets=place.subnets,
@@ -225,7 +225,6 @@ def _add_service(stack: FleetStack, parts: _Parts, service: Service) -> AddedSer
         sidecars=_build_sidecars(parts, service),
     )
     ecs_services = task_service.add_services(
-        stack,
         parts.services,
         service,
         definition=definition,

@@ -46,21 +46,20 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
     )
     log_group = add_log_group(stack, "logs", group_name, key)
     context = StreamContext(
-        fleet=stack.fleet,
+        stack=stack,
         name=name,
         stream=deployment.stack,
-        account=stack.account,
         network=network.find_network(stack),
         key=key,
         log_group=log_group,
         storage_key=find_key(stack, "storage"),
     )
-    groups = stream.add_groups(stack, context)
-    kafka = stream.add_kafka(stack, context, groups)
-    cache = stream.add_cache(stack, context, groups)
-    job = stream.add_job(stack, context, groups, kafka, cache)
-    stream.add_driver(stack, context)
-    stream_watch.add_alarms(stack, context)
+    groups = stream.add_groups(context)
+    kafka = stream.add_kafka(context, groups)
+    cache = stream.add_cache(context, groups)
+    job = stream.add_job(context, groups, kafka, cache)
+    stream.add_driver(context)
+    stream_watch.add_alarms(context)
     if deployment.stack.answer_files:
         results_table.add_answers_table(stack, name, deployment.stack.answer_files)
     base.add_output(stack, "brokers", kafka.bootstrap_brokers_sasl_iam, "Kafka, for clients that log in with a role")

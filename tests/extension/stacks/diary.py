@@ -69,7 +69,7 @@ def _add_tasks(stack, diary, queue):
     groups = task_network.add_groups(stack, diary.name, [row.name for row in diary.services], place.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry, place.vpc)
     context = task_service.ServiceContext(
-        fleet=fleet, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
+        stack=stack, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
     )
     added, roles = {}, {}
     for service in diary.services:
@@ -86,7 +86,6 @@ def _add_tasks(stack, diary, queue):
             image_prefixes={},
         )
         ecs_services = task_service.add_services(
-            stack,
             context,
             service,
             definition=definition,
