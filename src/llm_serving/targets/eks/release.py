@@ -233,11 +233,11 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
 
 
 @contextlib.contextmanager
-def open_tunnel(plan: DeploymentPlan, pod_port: int = 0) -> Iterator[str]:
+def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
     """Forward a port of this machine to what clients call; suits trials, not thousands of requests per second.
 
     Args:
-        pod_port: another one of a pod than that behind the Service's.
+        port: another one of a pod than that behind the Service's.
 
     Raises:
         Unavailable: the cluster does not answer.
@@ -245,10 +245,10 @@ def open_tunnel(plan: DeploymentPlan, pod_port: int = 0) -> Iterator[str]:
     planning.require_endpoint(plan)
     address = urlsplit(plan.deployment.url)
     service = str(address.hostname).partition(".")[0]
-    with open_api(plan).forward_port(service, _get_namespace(plan), address.port or 80, pod_port) as port:
-        far_port = pod_port or address.port
-        console.err.print(f"  Forwarding 127.0.0.1:{port} to the Service {service} port {far_port}", markup=False)
-        yield f"http://127.0.0.1:{port}"
+    with open_api(plan).forward_port(service, _get_namespace(plan), address.port or 80, port) as near_port:
+        far_port = port or address.port
+        console.err.print(f"  Forwarding 127.0.0.1:{near_port} to the Service {service} port {far_port}", markup=False)
+        yield f"http://127.0.0.1:{near_port}"
 
 
 def destroy(plan: DeploymentPlan) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
-from llm_serving.settings.errors import Mistake
 from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import (
@@ -29,10 +27,6 @@ from llm_serving.targets.eks import (
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
-from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.targets.starts import Start
-from llm_serving.validation.base import MetricsPage
 from llm_serving.validation.remote.play import Containers
 
 
@@ -43,6 +37,17 @@ class EksTarget(AwsTarget):
     conventions = CONVENTIONS
     has_add_ons = True
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
+
+    find_mistakes = staticmethod(values_check.find_mistakes)
+    reach_cluster = staticmethod(cluster.reach)
+    open_session = staticmethod(cluster.open_session)
+    list_replicas = staticmethod(release.list_replicas)
+    list_notes = staticmethod(scaling_health.list_notes)
+    list_starts = staticmethod(pod_starts.read)
+    list_containers = staticmethod(release.list_containers)
+    list_metrics_pages = staticmethod(release.list_metrics_pages)
+    show_role_logs = staticmethod(release.show_logs)
+    open_tunnel = staticmethod(release.open_tunnel)
 
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
         """Return the environment of the engines' namespace and service account, which all releases share."""
@@ -64,10 +69,6 @@ class EksTarget(AwsTarget):
         )
         return {namespace.FILE: namespace.format_file(deployment), **stacks}
 
-    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
-        """Find what the chart refuses, and what contradicts the deployment."""
-        return values_check.find_mistakes(deployment, text)
-
     def list_warnings(self, fleet: Fleet) -> list[str]:
         """Say how a private cluster endpoint is reached."""
         if fleet.eks.public_from:
@@ -81,14 +82,6 @@ class EksTarget(AwsTarget):
         """List those of the cluster, and of the tunnel where its endpoint is open to the VPC alone."""
         is_tunneled = not (fleet.eks.public_from or fleet.eks.private_from)
         return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
-
-    def reach_cluster(self, aws: AwsSession, fleet: Fleet, data: Path) -> AbstractContextManager[None]:
-        """Open a tunnel to a private endpoint that this machine does not reach."""
-        return cluster.reach(aws, fleet, data)
-
-    def open_session(self, aws: AwsSession, data: Path) -> AwsSession:
-        """Return the session with the kubeconfig of the fleet's own cluster."""
-        return cluster.open_session(aws, data)
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that write a kubeconfig and install the platform's charts."""
@@ -104,30 +97,6 @@ class EksTarget(AwsTarget):
         deploy = stacked_release.deploy if plan.deployment.stack else release.deploy
         return deploy(plan, confirm, force=force)
 
-    def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
-        """List the release's pods."""
-        return release.list_replicas(plan)
-
-    def list_notes(self, plan: DeploymentPlan) -> list[str]:
-        """List roles whose autoscaler has no metrics."""
-        return scaling_health.list_notes(plan)
-
-    def list_starts(self, plan: DeploymentPlan) -> list[Start]:
-        """List those of the pods."""
-        return pod_starts.read(plan)
-
-    def list_containers(self, plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
-        """List those of the role's pods."""
-        return release.list_containers(plan, role)
-
-    def show_role_logs(self, plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-        """Print the pods' logs."""
-        release.show_logs(plan, role, lines=lines, follow=follow)
-
-    def open_tunnel(self, plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
-        """Forward a port of this machine to the router."""
-        return release.open_tunnel(plan, port)
-
     def launch_drivers(
         self,
         plan: DeploymentPlan,
@@ -142,10 +111,6 @@ class EksTarget(AwsTarget):
         """Wait for the release's own conditions."""
         release.require_release(plan)
         release.wait_until_ready(plan)
-
-    def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
-        """List those of the pods."""
-        return release.list_metrics_pages(plan)
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Uninstall the release and wait until its pods are gone."""
