@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.catalog import families, quantizations
 from llm_serving.catalog.families import Family, LayerKind, TensorShape, TensorSplit
 from llm_serving.catalog.quantizations import Quantization, Scheme, SparedModules, UnknownSchemeError
 from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.plain import PlainData
 
 GGUF = "gguf"
 """The row of families.yaml for models that are no kind of transformers'."""
@@ -48,10 +47,8 @@ class TensorGroup(NamedTuple):
     """Whether the engine loads them: it skips layers for multi-token prediction."""
 
 
-class LatentAttention(BaseModel):
+class LatentAttention(PlainData):
     """Multi-head latent attention: keys and values of all heads compressed into one vector a token."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     query_rank: int | None
     kv_rank: int
@@ -60,19 +57,15 @@ class LatentAttention(BaseModel):
     value_dim: int
 
 
-class State(BaseModel):
+class State(PlainData):
     """What a layer without keys and values keeps of a request, in numbers, whatever its length."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     convolution: int
     heads: int
 
 
-class Vision(BaseModel):
+class Vision(PlainData):
     """What turns pictures into tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tensors: tuple[TensorShape, ...]
     image_tokens: int
@@ -121,10 +114,8 @@ class UnknownMemoryError(ModelError):
         self.architectures = architectures
 
 
-class Architecture(BaseModel):
+class Architecture(PlainData):
     """The numbers of `config.json` that memory follows from. Lengths are in numbers, not bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     """transformers' `model_type`."""

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
+
+from llm_serving.settings.plain import PlainData
 
 FOLDER = Path(__file__).with_name("engines")
 
 
-class EngineOption(BaseModel):
+class EngineOption(PlainData):
     """One option of the command line."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["switch", "flag", "int", "number", "text", "json"]
     """A switch has a form with `--no-`, and a flag has none."""
@@ -83,10 +83,8 @@ class EngineOption(BaseModel):
         return values if self.list else values[0]
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(PlainData):
     """All that the parser of one engine takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     read_on: str
@@ -116,10 +114,8 @@ def find_nearest(name: str, names: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
 
 
-class EngineArguments(BaseModel):
+class EngineArguments(PlainData):
     """What the classes of one version of an engine take, where a framework calls them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     read_on: str

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = Path(__file__).with_name("families.yaml")
 
@@ -50,10 +51,8 @@ class TensorRow(BaseModel):
     """Where it is stored in another type than the model's."""
 
 
-class VisionRow(BaseModel):
+class VisionRow(PlainData):
     """What turns a picture into tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: str
     tensors: tuple[TensorRow, ...]
@@ -79,19 +78,15 @@ class VisionRow(BaseModel):
     _flatten = field_validator("tensors", mode="before")(lambda tensors: tuple(_flatten(tensors)))
 
 
-class StateRow(BaseModel):
+class StateRow(PlainData):
     """What a layer without keys and values keeps of a request: numbers, whatever its length."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     convolution: Formula
     heads: Formula
 
 
-class Family(BaseModel):
+class Family(PlainData):
     """One row of families.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     encoder: bool = False
@@ -108,10 +103,8 @@ class Family(BaseModel):
     _flatten = field_validator("tensors", "prediction", mode="before")(lambda tensors: tuple(_flatten(tensors)))
 
 
-class TensorShape(BaseModel):
+class TensorShape(PlainData):
     """Tensors of one shape, with the numbers of a model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     layer_kind: LayerKind

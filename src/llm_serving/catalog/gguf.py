@@ -15,12 +15,11 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.catalog import families
 from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, check_layers
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import quote_value
+from llm_serving.settings.plain import PlainData
 from llm_serving.settings.untrusted_file import open_regular
 
 ARCHITECTURES_FILE = Path(__file__).with_name("gguf_architectures.txt")
@@ -78,10 +77,8 @@ TYPES: dict[int, tuple[str, int, int]] = {
 """Name, numbers of a block and bytes of a block, by the number that a file has for a tensor's type."""
 
 
-class Tensor(BaseModel):
+class Tensor(PlainData):
     """One tensor of a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     shape: tuple[int, ...]
@@ -94,10 +91,8 @@ class Tensor(BaseModel):
 _RANKS = 4
 
 
-class Header(BaseModel):
+class Header(PlainData):
     """The header of one file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     architecture: str
     """llama.cpp's name of it, such as qwen3."""

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
+from llm_serving.settings.plain import PlainData
 
 GENERATED = Path(__file__).with_name("instances.json")
 OVERLAY = Path(__file__).with_name("overlay.yaml")
@@ -32,10 +31,8 @@ DEVICES: Mapping[Kind, str] = MappingProxyType({"gpu": "nvidia.com/gpu", "neuron
 """What the device plugins call accelerators on Kubernetes; their nodes' taints have the same keys."""
 
 
-class Row(BaseModel):
+class Row(PlainData):
     """Base of catalog data: frozen, rejects unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Source(Row):

@@ -10,14 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.catalog import architecture, families, gguf, pipelines, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings import own_yaml, untrusted_json
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable, quote_value
+from llm_serving.settings.plain import PlainData
 from llm_serving.settings.untrusted_file import open_regular
 
 FILE = Path(__file__).with_name("models.yaml")
@@ -41,10 +40,8 @@ MODULES_FILE = "modules.json"
 """By which sentence-transformers marks a model that embeds: a decoder that was trained to looks like any other."""
 
 
-class _Row(BaseModel):
+class _Row(PlainData):
     """One row of models.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Task
     config: dict[str, Any]
@@ -60,10 +57,8 @@ WeightsFormat = Literal["safetensors", "gguf", "diffusers"]
 diffusers, whose parts have a folder of safetensors each."""
 
 
-class Repository(BaseModel):
+class Repository(PlainData):
     """One row of gguf_repositories.yaml: files of one model, each with other types of numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     of: str
     """The model in the catalog that they were made from."""

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.settings.errors import quote_value
+from llm_serving.settings.plain import PlainData
 
 Quantization = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int8"]
 
@@ -24,10 +23,8 @@ _PREFIXES = ("model.layers", "language_model.model.layers", "model.language_mode
 """What stands before a layer's number, in models of one part and of several."""
 
 
-class Scheme(BaseModel):
+class Scheme(PlainData):
     """How one matrix of (rows, columns) numbers is stored; columns are what it multiplies."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: Quantization
     bits: float

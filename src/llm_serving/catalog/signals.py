@@ -11,10 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.catalog.engines import load_engines, load_routers
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = Path(__file__).with_name("signals.yaml")
 
@@ -22,10 +21,8 @@ SignalRole = Literal["engine", "router", "replica", "task", "batch", "stream", "
 """Whose metric it is."""
 
 
-class Signal(BaseModel):
+class Signal(PlainData):
     """What a signal counts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: SignalRole
     program: str = ""

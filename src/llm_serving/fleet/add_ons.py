@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from llm_serving import paths
 from llm_serving.catalog import eks, signals
@@ -20,6 +20,7 @@ from llm_serving.fleet import log_outputs, names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = paths.CHARTS / "platform.yaml"
 
@@ -29,10 +30,8 @@ SPARE = "spare"
 """Manifests that are made from the fleet."""
 
 
-class AddOn(BaseModel):
+class AddOn(PlainData):
     """One chart or manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     why: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from llm_serving.catalog.instances import DEVICES
+from llm_serving.settings.plain import PlainData
 
 LOOPBACK = "127.0.0.1"
 """The address that no other machine reaches."""
@@ -22,10 +23,8 @@ Signal = Literal["queue", "kv-usage"]
 """What scaling follows: requests that wait, or the used share of a KV cache; each for one replica."""
 
 
-class ResolvedData(BaseModel):
+class ResolvedData(PlainData):
     """Base of resolved data: frozen, plain, and JSON at any time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Probe(ResolvedData):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_serving.settings.plain import PublishedData
+
 PLAN_FILE = "plan.json"
 SAMPLES_FILE = "requests.jsonl"
 PROGRESS_FILE = "progress.json"
@@ -80,10 +82,8 @@ def publish(file: Path, content: str) -> None:
     part.replace(file)
 
 
-class ProcessWatch(BaseModel):
+class ProcessWatch(PublishedData):
     """What one process of the driver was kept from during the counted load."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     cpu_share: float = 0.0
     """CPU time, as a share of one core."""

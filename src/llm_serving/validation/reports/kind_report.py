@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
 from rich.text import Text
 
 from llm_serving import console
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.statistics.gate import MissedObjective
 
 
-class ReportPart(BaseModel):
+class ReportPart(PublishedData):
     """Base of a report and of its parts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class KindReport(ReportPart):

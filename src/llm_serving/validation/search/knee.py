@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from llm_serving.settings.plain import PublishedData
 
 FACTOR = 2.0
 """From one load to the next while the knee is not yet between two."""
@@ -26,10 +26,8 @@ UNITS: dict[Axis, str] = {"rate": "requests/s", "users": "users"}
 """Unit of a load on each axis."""
 
 
-class Point(BaseModel):
+class Point(PublishedData):
     """One load and what came of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     load: float
     """Offered requests a second, or users."""

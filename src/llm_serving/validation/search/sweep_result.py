@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.services.environment import MeasuredCapacity
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.search.knee import Axis, Point
 
 
-class Sweep(BaseModel):
+class Sweep(PublishedData):
     """The result: sweep.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     target: str

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog.engines import Engine, EngineMetric
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.statistics.sample_statistics import Latency, Metric
 
 TOLERANCE = 0.10
@@ -155,10 +155,8 @@ def _add_to_counter(metrics: EngineMetrics, concept: EngineMetric, sample: Sampl
         metrics.finished[sample.labels.get(engine.finish_reasons.label, "")] += sample.value
 
 
-class Replica(BaseModel):
+class Replica(PublishedData):
     """One replica's share of the load, by the engine's own counters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name of the process."""
@@ -205,10 +203,8 @@ def compute_cached_share(before: Mapping[str, EngineMetrics], after: Mapping[str
     return sum(metrics.cache_hits for metrics in added) / queries if queries > 0 else None
 
 
-class KvTransfers(BaseModel):
+class KvTransfers(PublishedData):
     """The hand-over from prefill to decode, by the engines' own counters, and what else a first token waits for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     count: int
     """Transfers that arrived; each process of a split layer has its own."""
@@ -291,10 +287,8 @@ def sum_latency(added: Iterable[EngineMetrics], metric: Metric) -> Histogram:
     return _sum_histograms(added, LATENCIES[metric])
 
 
-class Agreement(BaseModel):
+class Agreement(PublishedData):
     """One of the client's numbers, compared with the engine's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     metric: Metric
     """Which latency."""

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.services.traffic import Percentiles, Slo
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.distribution import Distribution, Estimate
@@ -22,10 +21,8 @@ from llm_serving.validation.statistics.sample_statistics import CONFIDENCE, Metr
 LATENCIES: tuple[Metric, ...] = get_args(Metric)
 
 
-class MissedObjective(BaseModel):
+class MissedObjective(PublishedData):
     """One objective that the deployment missed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     metric: str
     """The SLO's field, such as `ttft_ms.p95`, `errors` or `output_tokens_per_s`."""

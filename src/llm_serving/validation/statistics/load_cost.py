@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 
 _MILLION = 1e6
@@ -16,10 +15,8 @@ _THOUSAND = 1e3
 _HOUR_S = 3600
 
 
-class Cost(BaseModel):
+class Cost(PublishedData):
     """Cost in US dollars, on demand."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     usd_h: float
     """The engines' share of their instances, by accelerators, at the deployment's least number of replicas; of 0, one

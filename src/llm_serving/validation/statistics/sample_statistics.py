@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from llm_serving.settings.plain import PublishedData
 
 Metric = Literal["ttft_ms", "itl_ms", "e2e_ms"]
 """Time to first token, inter-token latency, end to end; all in milliseconds."""
@@ -23,10 +23,8 @@ Metric = Literal["ttft_ms", "itl_ms", "e2e_ms"]
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
-class Latency(BaseModel):
+class Latency(PublishedData):
     """A latency in milliseconds over all samples; null without samples."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     count: int
     """Samples: answered requests, or for inter-token latency the tokens after each answer's first."""

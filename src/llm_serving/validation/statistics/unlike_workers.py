@@ -11,20 +11,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.services.traffic import Slo
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.statistics import engine_metrics, sample_statistics
 from llm_serving.validation.statistics.engine_metrics import EngineMetrics, Histogram, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class EngineLatency(_Part):
+class EngineLatency(PublishedData):
     """A statistic of an engine's histogram, in milliseconds."""
 
     from_ms: float
@@ -40,7 +35,7 @@ class EngineLatency(_Part):
     """What the histogram shows of the limit; null without one."""
 
 
-class UnlikeWorkers(_Part):
+class UnlikeWorkers(PublishedData):
     """What the replicas of one role did of a load that roles on other accelerators shared."""
 
     role: str
