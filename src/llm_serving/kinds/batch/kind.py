@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch import resolve, summary
@@ -25,8 +24,8 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
     DEPLOYMENT = BatchDeployment
     VALIDATOR = "llm_serving.kinds.batch.validation.validate"
 
-    def list_port_names(self, blueprint: Blueprint) -> list[str]:
-        return resolve.list_port_names(blueprint)
+    list_port_names = staticmethod(resolve.list_port_names)
+    build_summary = staticmethod(summary.build_payload)
 
     def resolve(
         self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
@@ -44,9 +43,6 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
 
     def describe(self, blueprint: Document[Blueprint], deployment: BatchDeployment) -> Iterable[tuple[str, str]]:
         return summary.describe(deployment)
-
-    def build_summary(self, deployment: BatchDeployment) -> dict[str, Any]:
-        return summary.build_payload(deployment)
 
 
 KIND = BatchKind()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llm_serving import paths
 from llm_serving.catalog import engines
@@ -24,7 +23,6 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services.blueprint import resolve_name
-from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Capability, Kind, ReadRemoteFiles
 from llm_serving.settings.document import Conflict, Document
@@ -39,11 +37,11 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     VALIDATOR = "llm_serving.kinds.serving.validation.validate"
     CAPABILITIES = frozenset(Capability)
 
-    def read(self, folder: Path) -> Document[Blueprint]:
-        return blueprints.read(folder)
-
-    def list_port_names(self, blueprint: Blueprint) -> list[str]:
-        return resolve.list_port_names(blueprint)
+    read = staticmethod(blueprints.read)
+    list_port_names = staticmethod(resolve.list_port_names)
+    describe_for_others = staticmethod(summary.describe_for_others)
+    estimate_load = staticmethod(predicted_load.predict_requests_per_s)
+    build_summary = staticmethod(summary.build_payload)
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
         measured = measured_prompts.find_measured(blueprint, root)
@@ -73,15 +71,9 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}
         return deployment.model_copy(update=settings)
 
-    def describe_for_others(self, deployment: ServingDeployment) -> FoundDeployment:
-        return summary.describe_for_others(deployment)
-
     def price(self, deployment: ServingDeployment) -> float | None:
         priced = price_deployment(deployment)
         return priced and priced[0]
-
-    def estimate_load(self, deployment: ServingDeployment) -> float | None:
-        return predicted_load.predict_requests_per_s(deployment)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles
@@ -96,9 +88,6 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     def describe(self, blueprint: Document[Blueprint], deployment: ServingDeployment) -> Iterable[tuple[str, str]]:
         return summary.describe(blueprint, deployment)
-
-    def build_summary(self, deployment: ServingDeployment) -> dict[str, Any]:
-        return summary.build_payload(deployment)
 
 
 KIND = ServingKind()

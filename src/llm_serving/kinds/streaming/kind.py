@@ -18,7 +18,6 @@ from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
 from llm_serving.services import rendered
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
-from llm_serving.services.load_program import LoadProgram
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
@@ -32,8 +31,8 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     DEPLOYMENT = StreamingDeployment
     VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
 
-    def list_port_names(self, blueprint: Blueprint) -> list[str]:
-        return resolve.list_port_names(blueprint)
+    list_port_names = staticmethod(resolve.list_port_names)
+    build_load_program = staticmethod(load_program.build)
 
     def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
         return (Kafka(), Cache())
@@ -52,9 +51,6 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
 
     def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
         return managed.list_rows(deployment, connect) if deployment.stack else []
-
-    def build_load_program(self, deployment: StreamingDeployment) -> LoadProgram | None:
-        return load_program.build(deployment)
 
     def find_addresses(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> StreamingDeployment:
         if deployment.stack is None:
