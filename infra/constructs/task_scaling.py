@@ -12,10 +12,10 @@ Scaling user guide, "Target tracking scaling policies" (a capacity of 0 is not s
 from __future__ import annotations
 
 import math
-from typing import NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import alarm, collector
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
@@ -34,72 +34,86 @@ others until then."""
 _LATE_ALARM_PERIOD_S = 300
 
 
-class _ScalableTarget(TypedDict):
-    """Whose number of tasks is scaled."""
+@dataclass(frozen=True)
+class _Scaling:
+    """What the parts of a role's scaling share."""
 
-    service_namespace: str
-    scalable_dimension: str
-    resource_id: str
-    depends_on: NotRequired[list[ITerraformDependable]]
+    stack: FleetStack
+    router: Service
+    service: Service
+    stream: MetricStream
+    name: str
+    """Of the ECS service whose number of tasks is scaled."""
+
+    target: aws.appautoscaling_target.AppautoscalingTarget
+
+    @property
+    def target_settings(self) -> dict[str, Any]:
+        """What each policy and each scheduled action says of the target."""
+        return {**_describe_target(self.stack, self.name), "depends_on": [self.target]}
+
+    @property
+    def alarm_prefix(self) -> str:
+        """Begin of the names of its alarms."""
+        return f"{self.stack.fleet.name}-{self.stream.deployment}-{self.service.role}"
 
 
 def add_scaling(
     stack: FleetStack,
-    deployment: str,
     router: Service,
     service: Service,
     stream: MetricStream,
     ecs_service: aws.ecs_service.EcsService,
 ) -> None:
     """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
-    replicas = service.replicas
-    target_settings: _ScalableTarget = {
+    target = aws.appautoscaling_target.AppautoscalingTarget(
+        stack,
+        f"{service.name}-scaling",
+        **_describe_target(stack, ecs_service.name),
+        min_capacity=service.replicas.min,
+        max_capacity=service.replicas.max,
+    )
+    scaling = _Scaling(stack, router, service, stream, ecs_service.name, target)
+    _add_peaks(scaling)
+    _add_target_tracking(scaling)
+    if service.replicas.min == 0:
+        _add_wake_up(scaling)
+        _add_sleep(scaling)
+        _add_late_alarm(scaling)
+
+
+def _describe_target(stack: FleetStack, name: str) -> dict[str, Any]:
+    return {
         "service_namespace": "ecs",
         "scalable_dimension": "ecs:service:DesiredCount",
-        "resource_id": f"service/{names.format_cluster_name(stack.fleet)}/{ecs_service.name}",
+        "resource_id": f"service/{names.format_cluster_name(stack.fleet)}/{name}",
     }
-    scalable_target = aws.appautoscaling_target.AppautoscalingTarget(
-        stack, f"{service.name}-scaling", **target_settings, min_capacity=replicas.min, max_capacity=replicas.max
-    )
-    target_settings["depends_on"] = [scalable_target]
-    _add_peaks(stack, service, scalable_target, target_settings, ecs_service.name)
-    _add_target_tracking(stack, service, stream, target_settings, ecs_service.name)
-    if service.replicas.min == 0:
-        name_prefix = f"{stack.fleet.name}-{deployment}-{service.role}"
-        _add_wake_up(stack, deployment, router, service, stream, target_settings, name_prefix)
-        _add_sleep(stack, deployment, router, service, stream, target_settings, name_prefix)
-        _add_late_alarm(stack, deployment, router, service, stream, name_prefix)
 
 
-def _add_peaks(
-    stack: FleetStack,
-    service: Service,
-    scalable_target: aws.appautoscaling_target.AppautoscalingTarget,
-    target_settings: _ScalableTarget,
-    name: str,
-) -> None:
+def _add_peaks(scaling: _Scaling) -> None:
     """Add what raises the least at a peak's start, and lowers it at its end; tracking goes on between the bounds.
 
     Source: Application Auto Scaling user guide, "Scheduled scaling", 2026-11.
     """
+    service = scaling.service
     assert service.replicas.scale
     a = aws.appautoscaling_scheduled_action
     for number, peak in enumerate(service.replicas.scale.peaks):
         for part, minute, least in (("start", peak.start, peak.replicas), ("end", peak.end, service.replicas.min)):
             a.AppautoscalingScheduledAction(
-                stack,
+                scaling.stack,
                 f"{service.name}-peak-{number}-{part}",
-                name=f"{name}-peak-{number}-{part}",
+                name=f"{scaling.name}-peak-{number}-{part}",
                 schedule=f"cron({minute % 60} {minute // 60} * * ? *)",
                 timezone="UTC",
                 scalable_target_action=a.AppautoscalingScheduledActionScalableTargetAction(
                     min_capacity=str(least), max_capacity=str(service.replicas.max)
                 ),
-                **target_settings,
+                **scaling.target_settings,
             )
     if service.replicas.scale.peaks:
         # By day it is a peak's, and no plan may take it back.
-        scalable_target.add_override("lifecycle.ignore_changes", ["min_capacity"])
+        scaling.target.add_override("lifecycle.ignore_changes", ["min_capacity"])
 
 
 def build_task_metric(
@@ -119,11 +133,9 @@ def build_task_metric(
     )
 
 
-def _add_target_tracking(
-    stack: FleetStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
-) -> None:
+def _add_target_tracking(scaling: _Scaling) -> None:
     """Track the measure of one replica, on average, so that more replicas bring it down."""
-    scale = service.replicas.scale
+    service, stream, scale = scaling.service, scaling.stream, scaling.service.replicas.scale
     assert scale
     p = aws.appautoscaling_policy
     configuration = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfiguration
@@ -136,11 +148,11 @@ def _add_target_tracking(
         dimensions=[dimension(name=key, value=value) for key, value in build_dimensions(stream, service).items()],
     )
     p.AppautoscalingPolicy(
-        stack,
+        scaling.stack,
         f"{service.name}-scaling-policy",
-        name=f"{name}-{scale.signal}",
+        name=f"{scaling.name}-{scale.signal}",
         policy_type="TargetTrackingScaling",
-        **target_settings,
+        **scaling.target_settings,
         target_tracking_scaling_policy_configuration=configuration(
             target_value=scale.target,
             scale_in_cooldown=scale.cool_down_s,
@@ -200,30 +212,21 @@ def _build_metric_query(
     return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
 
 
-def _add_wake_up(
-    stack: FleetStack,
-    deployment: str,
-    router: Service,
-    service: Service,
-    stream: MetricStream,
-    target_settings: _ScalableTarget,
-    name_prefix: str,
-) -> None:
+def _add_wake_up(scaling: _Scaling) -> None:
     """Scale from zero to one on a request that found no replica.
 
     The router refuses it where it knows no engine at all, and passes it on where another model's is there. If several
     replicas are gone at once, this leaves one of them, and tracking brings the others back.
     """
-    policy = _add_step_policy(
-        stack, service, target_settings, f"{name_prefix}-wake", "wake", count=1, metric_interval_lower_bound="0"
-    )
+    router, service, stream = scaling.router, scaling.service, scaling.stream
+    policy = _add_step_policy(scaling, "wake", count=1, metric_interval_lower_bound="0")
     for metric_name in ("errors", "requests"):
         wake_alarm = alarm.add_alarm(
-            stack,
+            scaling.stack,
             f"{service.role}-wake-{metric_name}",
             notifies=False,
-            name=f"{name_prefix}-wake-{metric_name}",
-            description=f"Requests come to {deployment}, and {service.role} sleeps",
+            name=f"{scaling.alarm_prefix}-wake-{metric_name}",
+            description=f"Requests come to {stream.deployment}, and {service.role} sleeps",
             threshold=0,
             periods=1,
             metric_query=[
@@ -235,27 +238,18 @@ def _add_wake_up(
         wake_alarm.add_override("alarm_actions", policy)
 
 
-def _add_sleep(
-    stack: FleetStack,
-    deployment: str,
-    router: Service,
-    service: Service,
-    stream: MetricStream,
-    target_settings: _ScalableTarget,
-    name_prefix: str,
-) -> None:
+def _add_sleep(scaling: _Scaling) -> None:
     """Scale to zero after a period without requests, in which a replica and the router ran."""
+    router, service, stream = scaling.router, scaling.service, scaling.stream
     assert service.replicas.scale
-    policy = _add_step_policy(
-        stack, service, target_settings, f"{name_prefix}-sleep", "sleep", count=0, metric_interval_upper_bound="0"
-    )
+    policy = _add_step_policy(scaling, "sleep", count=0, metric_interval_upper_bound="0")
     requests = "FILL(requests, 0) + FILL(errors, 0) + FILL(running, 0)"
     sleep_alarm = alarm.add_alarm(
-        stack,
+        scaling.stack,
         f"{service.role}-sleep-alarm",
         notifies=False,
-        name=f"{name_prefix}-sleep",
-        description=f"Nobody asks {deployment}: {service.role} may sleep",
+        name=f"{scaling.alarm_prefix}-sleep",
+        description=f"Nobody asks {stream.deployment}: {service.role} may sleep",
         threshold=1,
         comparison="LessThanThreshold",
         periods=math.ceil(max(_MIN_IDLE_S, service.replicas.scale.cool_down_s) / alarm.PERIOD_S),
@@ -274,20 +268,19 @@ def _add_sleep(
     sleep_alarm.add_override("alarm_actions", policy)
 
 
-def _add_late_alarm(
-    stack: FleetStack, deployment: str, router: Service, service: Service, stream: MetricStream, name_prefix: str
-) -> None:
+def _add_late_alarm(scaling: _Scaling) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
+    router, service, stream = scaling.router, scaling.service, scaling.stream
     start_s = (
         INSTANCE_START_S
         + (service.prefetch.timeout_s if service.prefetch else 0)
         + (math.ceil(service.probe.deadline_s) if service.probe else 0)
     )
     alarm.add_alarm(
-        stack,
+        scaling.stack,
         f"{service.role}-late-alarm",
-        name=f"{name_prefix}-late",
-        description=f"{deployment}'s {service.role} is asked, and does not wake",
+        name=f"{scaling.alarm_prefix}-late",
+        description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
         threshold=0,
         periods=math.ceil(start_s / _LATE_ALARM_PERIOD_S),
         metric_query=[
@@ -301,16 +294,7 @@ def _add_late_alarm(
     )
 
 
-def _add_step_policy(
-    stack: FleetStack,
-    service: Service,
-    target_settings: _ScalableTarget,
-    name: str,
-    part: str,
-    *,
-    count: int,
-    **bounds: str,
-) -> str:
+def _add_step_policy(scaling: _Scaling, part: str, *, count: int, **bounds: str) -> str:
     """Add a policy that sets the count, and returns what an alarm names it by.
 
     A count that is set is the same however often it is asked for, while the first replica takes its minutes to come.
@@ -319,11 +303,11 @@ def _add_step_policy(
     configuration = p.AppautoscalingPolicyStepScalingPolicyConfiguration
     adjustment = p.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
     step_policy = p.AppautoscalingPolicy(
-        stack,
-        f"{service.name}-{part}-policy",
-        name=name,
+        scaling.stack,
+        f"{scaling.service.name}-{part}-policy",
+        name=f"{scaling.alarm_prefix}-{part}",
         policy_type="StepScaling",
-        **target_settings,
+        **scaling.target_settings,
         step_scaling_policy_configuration=configuration(
             adjustment_type="ExactCapacity",
             metric_aggregation_type="Maximum",

@@ -351,4 +351,4 @@ def _add_monitoring(
             task_watch.add_transfer_alarm(stack, serving.name, parts.stream, service)
     if service.replicas.scale:
         task_watch.add_maximum_alarm(stack, serving.name, service, ecs_names)
-        task_scaling.add_scaling(stack, serving.name, serving.entry, service, parts.stream, ecs_services[0])
+        task_scaling.add_scaling(stack, serving.entry, service, parts.stream, ecs_services[0])
