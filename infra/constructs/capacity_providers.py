@@ -18,7 +18,7 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
-from llm_serving.fleet import ecs_node_config, groups, machine_images, names
+from llm_serving.fleet import ecs_node_config, groups, machine_images
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
@@ -50,7 +50,7 @@ def add_capacity_provider(
     template = machines.add_template(
         context,
         group,
-        text=ecs_node_config.render(group, names.format_cluster_name(context.stack.fleet)),
+        text=ecs_node_config.render(group, context.stack.cluster_name),
         image_parameter=machine_images.format_parameter(context.stack.fleet, group),
         instance_profile_arn=context.instance_profile.arn,
     )

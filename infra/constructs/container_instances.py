@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs import security_group as security_group
-from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
-from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 
 
 def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInstanceProfile:
@@ -23,21 +20,21 @@ def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInsta
     instance_role = add_role(
         stack,
         "instance",
-        description=f"Lets machines join the cluster {names.format_cluster_name(stack.fleet)}",
+        description=f"Lets machines join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
-        statements=tuple(_build_statements(stack.fleet, stack.account)),
+        statements=tuple(_build_statements(stack)),
     )
     return aws.iam_instance_profile.IamInstanceProfile(
         stack, "instance-profile", name=instance_role.name, role=instance_role.name
     )
 
 
-def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
+def _build_statements(stack: FleetStack) -> Iterator[Statement]:
     """Narrower than AWS's AmazonEC2ContainerServiceforEC2Role, which may make clusters and join any.
 
     Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
     """
-    name = names.format_cluster_name(fleet)
+    name = stack.cluster_name
     yield allow(
         "Join",
         [
@@ -47,12 +44,12 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
             "ecs:SubmitContainerStateChange",
             "ecs:SubmitTaskStateChange",
         ],
-        account.build_arn("ecs", f"cluster/{name}"),
+        stack.account.build_arn("ecs", f"cluster/{name}"),
     )
     yield allow(
         "TakeOrders",
         ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
-        account.build_arn("ecs", f"container-instance/{name}/*"),
+        stack.account.build_arn("ecs", f"container-instance/{name}/*"),
     )
     # AWS takes no resource for these: they ask where to call, and open Session Manager's channels to this machine.
     yield allow(

@@ -12,8 +12,6 @@ from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
-from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 
 NAMESPACE = "kube-system"
 LOAD_BALANCER_CONTROLLER = "aws-load-balancer-controller"
@@ -26,19 +24,13 @@ _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
 def add_load_balancer_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add the load balancer controller's role."""
     _add_controller_role(
-        stack,
-        "load-balancers",
-        LOAD_BALANCER_CONTROLLER,
-        cluster,
-        _build_load_balancer_statements(stack.fleet, stack.account),
+        stack, "load-balancers", LOAD_BALANCER_CONTROLLER, cluster, _build_load_balancer_statements(stack)
     )
 
 
 def add_autoscaler_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
     """Add the cluster autoscaler's role; Karpenter sizes what it starts itself."""
-    _add_controller_role(
-        stack, "autoscaler", AUTOSCALER, cluster, _build_autoscaler_statements(stack.fleet, stack.account)
-    )
+    _add_controller_role(stack, "autoscaler", AUTOSCALER, cluster, _build_autoscaler_statements(stack))
 
 
 def _add_controller_role(
@@ -59,7 +51,7 @@ def _add_controller_role(
     )
 
 
-def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
+def _build_load_balancer_statements(stack: FleetStack) -> list[Statement]:
     """Return the controller's own list, less classic WAF and Shield, which its chart's values switch off, and Outposts.
 
     Source: kubernetes-sigs/aws-load-balancer-controller v3.5.0, docs/install/iam_policy.json.
@@ -69,14 +61,14 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
             # An account's first load balancer brings the role by which ELB works in it.
             "ServiceRole",
             ["iam:CreateServiceLinkedRole"],
-            account.build_service_role_arn("elasticloadbalancing", "AWSServiceRoleForElasticLoadBalancing"),
+            stack.account.build_service_role_arn("elasticloadbalancing", "AWSServiceRoleForElasticLoadBalancing"),
             condition={"StringEquals": {"iam:AWSServiceName": "elasticloadbalancing.amazonaws.com"}},
         ),
         # Neither service supports resource-level permissions for Describe; certificate ARNs do not contain their names.
         allow("Read", _READ_ACTIONS, "*"),
-        *_build_security_group_statements(fleet, account),
-        *_build_balancer_statements(fleet, account),
-        _build_firewall_statement(account),
+        *_build_security_group_statements(stack),
+        *_build_balancer_statements(stack),
+        _build_firewall_statement(stack.account),
     ]
 
 
@@ -98,11 +90,11 @@ def _build_firewall_statement(account: Account) -> Statement:
     )
 
 
-def _build_security_group_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    groups = account.build_arn("ec2", "security-group/*")
-    cluster = names.format_cluster_name(fleet)
+def _build_security_group_statements(stack: FleetStack) -> list[Statement]:
+    groups = stack.account.build_arn("ec2", "security-group/*")
+    cluster = stack.cluster_name
     return [
-        allow("MakeGroups", ["ec2:CreateSecurityGroup"], [groups, account.build_arn("ec2", "vpc/*")]),
+        allow("MakeGroups", ["ec2:CreateSecurityGroup"], [groups, stack.account.build_arn("ec2", "vpc/*")]),
         allow(
             "TagGroups",
             ["ec2:CreateTags"],
@@ -126,10 +118,12 @@ def _build_security_group_statements(fleet: Fleet, account: Account) -> list[Sta
     ]
 
 
-def _build_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    balancers = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
-    listeners = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
-    cluster = names.format_cluster_name(fleet)
+def _build_balancer_statements(stack: FleetStack) -> list[Statement]:
+    balancers = [
+        stack.account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")
+    ]
+    listeners = [stack.account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
+    cluster = stack.cluster_name
     return [
         allow(
             "Make",
@@ -231,9 +225,9 @@ _LISTENER_ACTIONS = (
 )
 
 
-def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[Statement]:
+def _build_autoscaler_statements(stack: FleetStack) -> list[Statement]:
     """Source: kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md, 2026-11."""
-    cluster = names.format_cluster_name(fleet)
+    cluster = stack.cluster_name
     return [
         allow(
             "Read",  # Auto Scaling describes all or nothing
@@ -252,12 +246,12 @@ def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[Stateme
         allow(
             "NodeGroups",  # for the labels and taints of a group that has no node yet
             ["eks:DescribeNodegroup"],
-            account.build_arn("eks", f"nodegroup/{cluster}/*"),
+            stack.account.build_arn("eks", f"nodegroup/{cluster}/*"),
         ),
         allow(
             "Size",
             ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"],
-            account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
+            stack.account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
             # EKS gives both tags to the groups of its node groups.
             condition={"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}},
         ),

@@ -31,7 +31,7 @@ def add_cluster(
         functions: names of the Lambda functions whose logs the key encrypts as well.
         log_groups: further log groups that it encrypts, by the name of their grant.
     """
-    name = names.format_cluster_name(stack.fleet)
+    name = stack.cluster_name
     commands_group = build_exec_log_group_name(stack.fleet)
     # Container Insights makes its own log group where there is none: without a key, and kept for ever.
     insights_group = f"/aws/ecs/containerinsights/{name}/performance"

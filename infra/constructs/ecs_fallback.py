@@ -6,12 +6,9 @@ import json
 
 from infra.bindings import aws
 from infra.constructs import alarm
-from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function, add_trigger
 from infra.constructs.policy import Statement, allow
-from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 
 NAME = "ecs-fallback"
 
@@ -33,7 +30,7 @@ def add_fallback(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
         key=key,
         source="ecs_fallback",
         description="Moves tasks that find no machine to the next choice of their pool",
-        statements=_build_statements(stack.fleet, stack.account),
+        statements=_build_statements(stack),
         timeout_s=_TIMEOUT_S,
     )
     _add_schedule(stack, fallback_function)
@@ -63,7 +60,7 @@ def _add_schedule(stack: FleetStack, fallback_function: aws.lambda_function.Lamb
         f"{NAME}-minute",
         function=fallback_function,
         rule=minute_rule,
-        event_input=json.dumps({"cluster": names.format_cluster_name(stack.fleet)}),
+        event_input=json.dumps({"cluster": stack.cluster_name}),
     )
 
 
@@ -85,27 +82,27 @@ def _add_failure_rule(stack: FleetStack, fallback_function: aws.lambda_function.
     transformer = aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer(
         input_paths={"group": "$.detail.AutoScalingGroupName"},
         # EventBridge adds the quotes of a string itself.
-        input_template=f'{{"cluster": {json.dumps(names.format_cluster_name(stack.fleet))}, "failed_group": <group>}}',
+        input_template=f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
     )
     add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
 
 
-def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
+def _build_statements(stack: FleetStack) -> list[Statement]:
     """Read this cluster, and change services that are somebody's fallback, and first choices that give way: no other.
 
     Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.
     """
-    cluster = names.format_cluster_name(fleet)
-    cluster_arn = account.build_arn("ecs", f"cluster/{cluster}")
+    cluster = stack.cluster_name
+    cluster_arn = stack.account.build_arn("ecs", f"cluster/{cluster}")
     in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
-    services = account.build_arn("ecs", f"service/{cluster}/*")
+    services = stack.account.build_arn("ecs", f"service/{cluster}/*")
     return [
         # AWS takes no resource for the first, and none that names a service for the second.
         allow("List", ["ecs:ListServices", "ecs:ListTasks"], "*", condition=in_cluster),
         allow(
             "Read",
             ["ecs:DescribeClusters", "ecs:DescribeServices", "ecs:DescribeTasks"],
-            [cluster_arn, services, account.build_arn("ecs", f"task/{cluster}/*")],
+            [cluster_arn, services, stack.account.build_arn("ecs", f"task/{cluster}/*")],
         ),
         # AWS takes no resource.
         allow("ReadDefinitions", ["ecs:DescribeTaskDefinition"], "*"),

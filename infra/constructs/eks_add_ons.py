@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import model_reader, pod_identity
-from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
-from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ def add(
     stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, system: aws.eks_node_group.EksNodeGroup | None
 ) -> list[ITerraformDependable]:
     """Add the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
-    permissions = _build_permissions(stack.fleet, stack.account)
+    permissions = _build_permissions(stack)
     return [
         _add_eks_add_on(stack, add_on, permissions.get(add_on.name), cluster, system)
         for add_on in list_eks_add_ons(stack.fleet)
@@ -72,39 +70,39 @@ def _add_eks_add_on(
     )
 
 
-def _build_permissions(fleet: Fleet, account: Account) -> dict[str, _Permissions]:
+def _build_permissions(stack: FleetStack) -> dict[str, _Permissions]:
     return {
         "vpc-cni": _Permissions("vpc-cni", ("AmazonEKS_CNI_Policy",)),
         "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
         "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
-        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=_build_fsx_statements(fleet, account)),
+        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=_build_fsx_statements(stack)),
         "aws-mountpoint-s3-csi-driver": _Permissions(
-            "s3-csi", statements=model_reader.build_statements(fleet, account)
+            "s3-csi", statements=model_reader.build_statements(stack.fleet, stack.account)
         ),
     }
 
 
-def _build_fsx_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Narrower than AWS's AmazonFSxFullAccess, which may delete every file system of the account."""
-    file_systems = [account.build_arn("fsx", "file-system/*")]
+def _build_fsx_statements(stack: FleetStack) -> list[Statement]:
+    """Narrower than AWS's AmazonFSxFullAccess, which may delete every file system of the stack.account."""
+    file_systems = [stack.account.build_arn("fsx", "file-system/*")]
     return [
         {
             "Effect": "Allow",
             "Action": ["fsx:CreateFileSystem", "fsx:TagResource"],
-            "Resource": [*file_systems, account.build_arn("fsx", "task/*")],
-            "Condition": {"StringEquals": {"aws:RequestTag/fleet": fleet.name}},
+            "Resource": [*file_systems, stack.account.build_arn("fsx", "task/*")],
+            "Condition": {"StringEquals": {"aws:RequestTag/fleet": stack.fleet.name}},
         },
         {
             "Effect": "Allow",
             "Action": ["fsx:DeleteFileSystem", "fsx:UpdateFileSystem"],
             "Resource": file_systems,
-            "Condition": {"StringEquals": {"aws:ResourceTag/fleet": fleet.name}},
+            "Condition": {"StringEquals": {"aws:ResourceTag/fleet": stack.fleet.name}},
         },
         {
             # An account's first file system brings the role by which FSx works in it.
             "Effect": "Allow",
             "Action": ["iam:CreateServiceLinkedRole"],
-            "Resource": account.build_service_role_arn("fsx", "AWSServiceRoleForAmazonFSx"),
+            "Resource": stack.account.build_service_role_arn("fsx", "AWSServiceRoleForAmazonFSx"),
             "Condition": {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}},
         },
         # FSx describes all or nothing.

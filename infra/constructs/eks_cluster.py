@@ -20,7 +20,6 @@ from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.catalog import eks
-from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet, NewNetwork
 
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
@@ -47,7 +46,7 @@ def add_cluster(
         functions: names of the Lambda functions whose logs the key encrypts as well.
         log_groups: further log groups that it encrypts, by the name of their grant.
     """
-    name = names.format_cluster_name(stack.fleet)
+    name = stack.cluster_name
     group_name = f"/aws/eks/{name}/cluster"
     kms_key = _add_cluster_key(stack, group_name, functions, log_groups)
     logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=_LOG_RETENTION_DAYS)
@@ -76,7 +75,7 @@ def add_cluster(
 def _add_cluster_key(
     stack: FleetStack, group_name: str, functions: Sequence[str], log_groups: Mapping[str, str]
 ) -> aws.kms_key.KmsKey:
-    name = names.format_cluster_name(stack.fleet)
+    name = stack.cluster_name
     return add_key(
         stack,
         "cluster-key",
@@ -103,7 +102,7 @@ def _add_eks_cluster(
     return e.EksCluster(
         stack,
         "cluster",
-        name=names.format_cluster_name(stack.fleet),
+        name=stack.cluster_name,
         version=stack.fleet.eks.version,
         role_arn=service_role.arn,
         enabled_cluster_log_types=list(LOG_TYPES),
@@ -137,7 +136,7 @@ def _add_eks_cluster(
 
 def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.SecurityGroup:
     """Add the group of the private endpoint that lets in the clients outside the cluster."""
-    name = f"{names.format_cluster_name(stack.fleet)}-api"
+    name = f"{stack.cluster_name}-api"
     group = add_security_group(
         stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
     )

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from infra.bindings.cdktf import App, TerraformStack
 from infra.constructs.account import Account, read_account
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 
@@ -15,6 +16,7 @@ class FleetStack(TerraformStack):
     def __init__(self, app: App, name: str, fleet: Fleet) -> None:
         super().__init__(app, name)
         self.fleet = fleet
+        self.cluster_name = names.format_cluster_name(fleet)
 
     @cached_property
     def account(self) -> Account:

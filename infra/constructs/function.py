@@ -92,7 +92,7 @@ def _add_function_role(
         name,
         description=description,
         trust=policy.build_trust_policy("lambda.amazonaws.com"),
-        statements=(_build_log_statement(stack.account, stack.fleet, name), *statements),
+        statements=(_build_log_statement(stack, name), *statements),
     )
 
 
@@ -139,11 +139,11 @@ def add_trigger(
     )
 
 
-def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement:
+def _build_log_statement(stack: FleetStack, name: str) -> Statement:
     return allow(
         "Log",
         ["logs:CreateLogStream", "logs:PutLogEvents"],
-        account.build_arn("logs", f"log-group:{build_log_group_name(fleet, name)}:*"),
+        stack.account.build_arn("logs", f"log-group:{build_log_group_name(stack.fleet, name)}:*"),
     )
 
 

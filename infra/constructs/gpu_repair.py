@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from infra.bindings import aws
 from infra.constructs import alarm, policy
-from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import STOP_TAG
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.model import Fleet
 
 NAME = "gpu-repair"
 
@@ -44,7 +42,7 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
         key=key,
         source="gpu_repair",
         description="Replaces instances whose GPUs fail",
-        statements=_build_statements(stack.fleet, stack.account, queue),
+        statements=_build_statements(stack, queue),
         timeout_s=_TIMEOUT_S,
     )
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
@@ -67,7 +65,7 @@ def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.Cloudwa
         "source": ["aws.ecs"],
         "detail-type": ["ECS Container Instance Health Change"],
         "detail": {
-            "clusterArn": [stack.account.build_arn("ecs", f"cluster/{names.format_cluster_name(stack.fleet)}")],
+            "clusterArn": [stack.account.build_arn("ecs", f"cluster/{stack.cluster_name}")],
             "overallStatus": ["IMPAIRED"],
         },
     }
@@ -94,7 +92,7 @@ def _add_queue(
     stack: FleetStack, rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule]
 ) -> aws.sqs_queue.SqsQueue:
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
-    name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", names.format_cluster_name(stack.fleet)
+    name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", stack.cluster_name
     arn = stack.account.build_arn("sqs", name)
     own_rules = {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}}
     from_rules = policy.allow_service("FromRules", policy.EVENTS, "sqs:SendMessage", arn, condition=own_rules)
@@ -126,15 +124,15 @@ def _add_queue(
     return queue
 
 
-def _build_statements(fleet: Fleet, account: Account, queue: aws.sqs_queue.SqsQueue) -> list[Statement]:
+def _build_statements(stack: FleetStack, queue: aws.sqs_queue.SqsQueue) -> list[Statement]:
     """Read this cluster, drain its instances, and report those of the fleet's groups unhealthy.
 
     Source: service authorization reference, "Amazon Elastic Container Service", "Amazon EC2 Auto Scaling", 2026-11.
     """
-    cluster = names.format_cluster_name(fleet)
-    cluster_arn = account.build_arn("ecs", f"cluster/{cluster}")
-    instances = account.build_arn("ecs", f"container-instance/{cluster}/*")
-    groups = account.build_arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{fleet.name}-*")
+    cluster = stack.cluster_name
+    cluster_arn = stack.account.build_arn("ecs", f"cluster/{cluster}")
+    instances = stack.account.build_arn("ecs", f"container-instance/{cluster}/*")
+    groups = stack.account.build_arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{stack.fleet.name}-*")
     return [
         allow("Queue", ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.arn),
         allow("Cluster", ["ecs:DescribeClusters", "ecs:ListContainerInstances"], cluster_arn),
@@ -152,6 +150,6 @@ def _build_statements(fleet: Fleet, account: Account, queue: aws.sqs_queue.SqsQu
         # AWS takes no resource that names a task's cluster for the first, and none at all for the second.
         allow("ListTasks", ["ecs:ListTasks"], "*", condition={"ArnEquals": {"ecs:cluster": cluster_arn}}),
         allow("ReadGroups", ["autoscaling:DescribeAutoScalingInstances"], "*"),
-        allow("StopTasks", ["ecs:StopTask"], account.build_arn("ecs", f"task/{cluster}/*")),
+        allow("StopTasks", ["ecs:StopTask"], stack.account.build_arn("ecs", f"task/{cluster}/*")),
         allow("Replace", ["autoscaling:SetInstanceHealth"], groups),
     ]

@@ -51,7 +51,7 @@ def add_karpenter(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, kms
         namespace=NAMESPACE,
         service_account=SERVICE_ACCOUNT,
         description="Lets Karpenter start and end the fleet's machines",
-        statements=_build_statements(stack.fleet, stack.account, queue.arn, kms_key.arn, node_iam_role.arn),
+        statements=_build_statements(stack, queue.arn, kms_key.arn, node_iam_role.arn),
     )
 
 
@@ -86,23 +86,19 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
     return queue
 
 
-def _build_statements(
-    fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str
-) -> list[Statement]:
+def _build_statements(stack: FleetStack, queue_arn: str, key_arn: str, node_role_arn: str) -> list[Statement]:
     """Return Karpenter's own policy, without creating instance profiles and limited to the fleet's region.
 
     It may use any resource that it refers to, but create, tag and terminate only those with this cluster's tags.
     Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11.
     """
     return [
-        *_build_start_statements(fleet, account),
-        *_build_node_statements(fleet, account),
-        *_build_read_statements(account),
+        *_build_start_statements(stack),
+        *_build_node_statements(stack),
+        *_build_read_statements(stack.account),
         *_build_queue_statements(queue_arn, key_arn),
-        *_build_role_statements(account, node_role_arn),
-        allow(
-            "Cluster", ["eks:DescribeCluster"], account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}")
-        ),
+        *_build_role_statements(stack.account, node_role_arn),
+        allow("Cluster", ["eks:DescribeCluster"], stack.account.build_arn("eks", f"cluster/{stack.cluster_name}")),
     ]
 
 
@@ -160,55 +156,57 @@ _READ_ACTIONS = [
 """EC2 describes all or nothing: none of these takes a resource."""
 
 
-def _build_start_statements(fleet: Fleet, account: Account) -> list[Statement]:
+def _build_start_statements(stack: FleetStack) -> list[Statement]:
     actions = ["ec2:RunInstances", "ec2:CreateFleet"]
     created = ["fleet", "instance", "volume", "network-interface", "launch-template", "spot-instances-request"]
     used = ["security-group", "subnet", "capacity-reservation", "placement-group"]
-    # AMIs and snapshots of AWS's own carry no account.
-    public = [f"arn:{account.partition}:ec2:{account.region}::{kind}/*" for kind in ("image", "snapshot")]
+    # AMIs and snapshots of AWS's own carry no stack.account.
+    public = [f"arn:{stack.account.partition}:ec2:{stack.account.region}::{kind}/*" for kind in ("image", "snapshot")]
     return [
-        allow("StartWith", actions, [*public, *(account.build_arn("ec2", f"{kind}/*") for kind in used)]),
+        allow("StartWith", actions, [*public, *(stack.account.build_arn("ec2", f"{kind}/*") for kind in used)]),
         allow(
             "StartFromOwnTemplate",
             actions,
-            account.build_arn("ec2", "launch-template/*"),
-            condition=_build_owner_condition(fleet, "aws:ResourceTag"),
+            stack.account.build_arn("ec2", "launch-template/*"),
+            condition=_build_owner_condition(stack.fleet, "aws:ResourceTag"),
         ),
         allow(
             "StartTagged",
             [*actions, "ec2:CreateLaunchTemplate"],
-            [account.build_arn("ec2", f"{kind}/*") for kind in created],
-            condition=_build_owner_condition(fleet, "aws:RequestTag"),
+            [stack.account.build_arn("ec2", f"{kind}/*") for kind in created],
+            condition=_build_owner_condition(stack.fleet, "aws:RequestTag"),
         ),
         allow(
             "TagAtStart",
             ["ec2:CreateTags"],
-            [account.build_arn("ec2", f"{kind}/*") for kind in created],
+            [stack.account.build_arn("ec2", f"{kind}/*") for kind in created],
             condition=_build_owner_condition(
-                fleet, "aws:RequestTag", **{"ec2:CreateAction": ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]}
+                stack.fleet,
+                "aws:RequestTag",
+                **{"ec2:CreateAction": ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]},
             ),
         ),
     ]
 
 
-def _build_node_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    owner_condition = _build_owner_condition(fleet, "aws:ResourceTag")
+def _build_node_statements(stack: FleetStack) -> list[Statement]:
+    owner_condition = _build_owner_condition(stack.fleet, "aws:ResourceTag")
     keys = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
     return [
         allow(
             "TagNodes",
             ["ec2:CreateTags"],
-            account.build_arn("ec2", "instance/*"),
+            stack.account.build_arn("ec2", "instance/*"),
             condition={
                 **owner_condition,
-                "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": names.format_cluster_name(fleet)},
+                "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": stack.cluster_name},
                 "ForAllValues:StringEquals": {"aws:TagKeys": keys},
             },
         ),
         allow(
             "End",
             ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"],
-            [account.build_arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
+            [stack.account.build_arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
             condition=owner_condition,
         ),
     ]

@@ -18,7 +18,6 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
 from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
-from llm_serving.fleet import names
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
 
 NAME = "node-groups"
@@ -90,7 +89,7 @@ def build_block(group: Group) -> dict[str, object] | None:
 
 def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function, and a call of it for each group with its node group's resource."""
-    cluster = names.format_cluster_name(stack.fleet)
+    cluster = stack.cluster_name
     has_blocks = any(build_block(group) for group, _ in node_groups)
     settings_function = add_function(
         stack,

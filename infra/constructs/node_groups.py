@@ -11,7 +11,7 @@ from infra.constructs import image_cache, machines, policy
 from infra.constructs.expression import format_reference
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.role import add_role
-from llm_serving.fleet import machine_images, names, node_config
+from llm_serving.fleet import machine_images, node_config
 from llm_serving.fleet.groups import Group
 
 NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
@@ -39,7 +39,7 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
     return add_role(
         stack,
         name,
-        description=f"Lets nodes join the cluster {names.format_cluster_name(stack.fleet)}",
+        description=f"Lets nodes join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
         managed=NODE_POLICIES,
         statements=image_cache.build_statements(stack.fleet, stack.account),
@@ -94,7 +94,7 @@ def add_node_group(
 
 def _build_cluster_data(context: NodeGroupContext) -> node_config.ClusterConnection:
     return node_config.ClusterConnection(
-        name=names.format_cluster_name(context.stack.fleet),
+        name=context.stack.cluster_name,
         endpoint=format_reference(context.cluster, "endpoint"),
         certificate=format_reference(context.cluster, "certificate_authority[0].data"),
         service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),

@@ -40,9 +40,7 @@ def build_trust_policy(stack: FleetStack) -> str:
             "Action": ["sts:AssumeRole", "sts:TagSession"],
             "Condition": {
                 "StringEquals": {"aws:SourceAccount": stack.account.id},
-                "ArnEquals": {
-                    "aws:SourceArn": stack.account.build_arn("eks", f"cluster/{names.format_cluster_name(stack.fleet)}")
-                },
+                "ArnEquals": {"aws:SourceArn": stack.account.build_arn("eks", f"cluster/{stack.cluster_name}")},
             },
         }
     )
@@ -50,7 +48,7 @@ def build_trust_policy(stack: FleetStack) -> str:
 
 def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
     """Add the link from the service account of a deployment's service, which its chart names, to a role."""
-    cluster, account = names.format_cluster_name(stack.fleet), f"{deployment}-{service}"
+    cluster, account = stack.cluster_name, f"{deployment}-{service}"
     _add_association(stack, service, cluster, names.SERVING_NAMESPACE, account, pod_role)
 
 

@@ -43,7 +43,7 @@ def find_place(stack: FleetStack) -> TaskPlace:
         stack, "peers", name=names.format_namespace(stack.fleet), type="DNS_PRIVATE"
     )
     return TaskPlace(
-        cluster_arn=stack.account.build_arn("ecs", f"cluster/{names.format_cluster_name(stack.fleet)}"),
+        cluster_arn=stack.account.build_arn("ecs", f"cluster/{stack.cluster_name}"),
         cluster_key=find_key(stack, "ecs"),
         vpc_id=fleet_network.vpc_id,
         vpc=VpcRanges(

@@ -92,7 +92,7 @@ def add_engine_role(
             *model_reader.build_tier_statements(
                 [row for row in stack.fleet.storage.tier_buckets if row.bucket in caches], stack.account
             ),
-            *_build_monitoring_statements(stack.fleet, stack.account, metrics, cluster_key),
+            *_build_monitoring_statements(stack, metrics, cluster_key),
         ),
     )
 
@@ -124,7 +124,7 @@ def add_router_role(
                 condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(stack.fleet)}},
             ),
             *statements,
-            *_build_monitoring_statements(stack.fleet, stack.account, metrics, cluster_key),
+            *_build_monitoring_statements(stack, metrics, cluster_key),
         ),
     )
 
@@ -147,7 +147,7 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
 
 
 def _build_monitoring_statements(
-    fleet: Fleet, account: Account, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
+    stack: FleetStack, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
 ) -> Iterator[Statement]:
     """Allow to write metrics, and ECS Exec."""
     yield allow(
@@ -155,7 +155,7 @@ def _build_monitoring_statements(
         ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
         [metrics.arn, f"{metrics.arn}:*"],
     )
-    yield from build_exec_statements(fleet, account, cluster_key)
+    yield from build_exec_statements(stack.fleet, stack.account, cluster_key)
 
 
 def build_exec_statements(fleet: Fleet, account: Account, cluster_key: str) -> Iterator[Statement]:

@@ -20,7 +20,6 @@ from infra.constructs import alarm, collector
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
 from infra.constructs.fleet_stack import FleetStack
-from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.services.service import Service
 
@@ -59,11 +58,7 @@ class _Scaling:
 
 
 def add_scaling(
-    stack: FleetStack,
-    router: Service,
-    service: Service,
-    stream: MetricStream,
-    ecs_service: aws.ecs_service.EcsService,
+    stack: FleetStack, router: Service, service: Service, stream: MetricStream, ecs_service: aws.ecs_service.EcsService
 ) -> None:
     """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
     target = aws.appautoscaling_target.AppautoscalingTarget(
@@ -86,7 +81,7 @@ def _describe_target(stack: FleetStack, name: str) -> dict[str, Any]:
     return {
         "service_namespace": "ecs",
         "scalable_dimension": "ecs:service:DesiredCount",
-        "resource_id": f"service/{names.format_cluster_name(stack.fleet)}/{name}",
+        "resource_id": f"service/{stack.cluster_name}/{name}",
     }
 
 

@@ -29,7 +29,6 @@ from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.security_group import add_rule
 from infra.constructs.task_place import TaskPlace
 from infra.stacks import base
-from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
@@ -98,7 +97,7 @@ def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list
 
 def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
     """Let the cluster's nodes, whose security group pods have, reach the servers."""
-    cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=names.format_cluster_name(stack.fleet))
+    cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=stack.cluster_name)
     gateway.let_in(stack, groups, "nodes", cluster.vpc_config.get(0).cluster_security_group_id)
 
 
