@@ -25,7 +25,6 @@ FOLDER = Path(__file__).with_name("engines")
 
 ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
-REFUSED_FRAMEWORKS_FILE = Path(__file__).with_name("refused_frameworks.yaml")
 
 FIELD_NAMES = frozenset(
     {
@@ -597,6 +596,12 @@ class FrameworkEngine(_Row):
     metric_prefix: str = ""
     """Put before the engine's names of metrics, in which : is then _."""
 
+    metrics: Mapping[EngineMetric, str] = {}
+    """Prometheus names of those that the framework reports in the engine's place; empty where the engine's page is."""
+
+    buckets: Mapping[EngineMetric, tuple[float, ...]] = {}
+    """Upper edges of their histograms."""
+
     parsers: Mapping[Literal["tools", "reasoning"], frozenset[str]] = {}
     """Parsers of answers that the framework has in place of the engine's own; empty where the engine reads them."""
 
@@ -656,18 +661,14 @@ class Framework(_NamedChoice):
     metrics_delay_s: float = 0
     """Seconds after which its pages of metrics have what an engine counted."""
 
+    names_models_by_folder: bool = False
+    """Whether clients' name of a model is a folder's, so that it is the last part of a hub id."""
+
+    note: str = ""
+    """What its endpoint does otherwise than the engine's own, a sentence; empty for nothing that clients notice."""
+
     unsupported_options: Mapping[str, str] = {}
     """Why an option of the engine does not work under it, by the option's name."""
-
-
-class RefusedFramework(_Row):
-    """A framework that nothing is rendered for."""
-
-    source: str
-    read_on: str
-    reason: str
-    instead: str
-    """What to do, with a verb."""
 
 
 @functools.cache
@@ -690,13 +691,6 @@ def load_frameworks() -> Mapping[str, Framework]:
     return MappingProxyType(
         {name: Framework.model_validate(row) for name, row in own_yaml.read(FRAMEWORKS_FILE).items()}
     )
-
-
-@functools.cache
-def load_refused_frameworks() -> Mapping[str, RefusedFramework]:
-    """Return frameworks that are refused by name."""
-    rows = own_yaml.read(REFUSED_FRAMEWORKS_FILE)
-    return MappingProxyType({name: RefusedFramework.model_validate(row) for name, row in rows.items()})
 
 
 def get_engine(engine: str, framework: str) -> Engine:
@@ -722,7 +716,8 @@ def get_engine(engine: str, framework: str) -> Engine:
             if kind in pair.platforms
         },
         "streaming": None,
-        "metrics": names if pair.metric_prefix else row.metrics,
+        "metrics": pair.metrics or (names if pair.metric_prefix else row.metrics),
+        "buckets": pair.buckets or row.buckets,
     }
     return row.model_copy(update=update)
 

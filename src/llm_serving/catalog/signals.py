@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
-from llm_serving.catalog.engines import load_engines, load_routers
+from llm_serving.catalog.engines import load_engines, load_frameworks, load_routers
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 
@@ -84,6 +84,13 @@ def list_program_names() -> Iterator[ProgramName]:
                 ProgramName(name, engine, row.metrics[metric])
                 for engine, row in load_engines().items()
                 for metric in row.metrics
+                if metric == name
+            )
+            yield from (
+                ProgramName(name, framework, pair.metrics[metric])
+                for framework, row in load_frameworks().items()
+                for pair in row.engines.values()
+                for metric in pair.metrics
                 if metric == name
             )
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +19,6 @@ class OneOf:
     """One of the names that `list_names` returns; refused and published as a `Literal` of them would be."""
 
     list_names: Callable[[], Sequence[str]]
-    refused: Callable[[], Mapping[str, tuple[str, str]]] = dict
-    """Further names, each with the reason why it is none, and what to do instead."""
 
     @property
     def example(self) -> str:
@@ -39,9 +37,6 @@ class OneOf:
         names = self.list_names()
         if isinstance(value, str) and value in names:
             return value
-        if isinstance(value, str) and value in self.refused():
-            why, write = self.refused()[value]
-            raise PydanticCustomError("refused", "{why}", {"why": why, "write": write})
         *others, last = (f"'{name}'" for name in names)
         raise PydanticCustomError(
             "literal_error",

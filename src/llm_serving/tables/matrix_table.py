@@ -13,7 +13,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.catalog import engines
 from llm_serving.targets.matrix import RENDERED_ONLY, Cell
 
 _MAX_NOTE_WIDTH = 80
@@ -95,8 +94,6 @@ class MatrixTable:
         table.columns[0].justify, table.columns[0].no_wrap = "right", True
         for reason, number in self.numbers.items():
             table.add_row(Text(str(number)), Text(reason))
-        for name, row in engines.load_refused_frameworks().items():
-            table.add_row("", Text(f"No framework {name}: {row.reason}. Fix: {row.instead}."))
         return table
 
 

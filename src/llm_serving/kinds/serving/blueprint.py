@@ -54,10 +54,6 @@ def _list_frameworks() -> list[str]:
     return list(engines.load_frameworks())
 
 
-def _list_refused_frameworks() -> dict[str, tuple[str, str]]:
-    return {name: (row.reason, row.instead) for name, row in engines.load_refused_frameworks().items()}
-
-
 Image = Annotated[
     str,
     TextFormat(
@@ -302,9 +298,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """Engine that runs the model."""
 
-    framework: Annotated[str, OneOf(_list_frameworks, _list_refused_frameworks)] = engines.get_default(
-        engines.load_frameworks()
-    )
+    framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
     """Framework that runs the replicas: `plain` uses the target's own means, such as Deployments on EKS."""
 
     image: Image | None = None

@@ -357,12 +357,15 @@ def _build_served_model(
     _, location = settings.locate_weights(role)
     uri = _build_bucket_uri(context, model_name) if location == "s3" else location
     folder = blueprint.path.resolve().parent
+    # With many models each has its role's name or its own: the same model may be served twice, with other settings.
+    served_name = (
+        resolve_served_name(model_name) if isinstance(model_settings, Blueprint) else model_settings.served_name or name
+    )
+    if engines.load_frameworks()[settings.framework].names_models_by_folder:
+        served_name = served_name.rpartition("/")[2]
     return ServedModel(
         model=model_name,
-        # With many models each has its role's name or its own: the same model may be served twice, with other settings.
-        name=resolve_served_name(model_name)
-        if isinstance(model_settings, Blueprint)
-        else model_settings.served_name or name,
+        name=served_name,
         weights=Weights(
             uri=f"{uri.rstrip('/')}/",
             format=context.engine.weights_format,
@@ -455,7 +458,10 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     title, settings = context.conventions.title, context.blueprint
     if settings.unused_keys:
         yield tasks.describe_unused(settings.task, settings.unused_keys)
-    pair = engines.load_frameworks()[settings.framework].engines.get(settings.engine)
+    framework = engines.load_frameworks()[settings.framework]
+    if framework.note:
+        yield framework.note
+    pair = framework.engines.get(settings.engine)
     if pair and pair.local and context.conventions.is_local:
         yield pair.local.note
     models_placed = {role_placement.model.name: role_placement.model for _, _, role_placement in placed_roles}

@@ -136,17 +136,23 @@ def _check_version(
 
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Yield scaling by a measure that the engine does not have."""
-    scale, engine = resolve_scale(key_path[-1], role), settings.engine
+    scale = resolve_scale(key_path[-1], role)
     if scale is None:
         return
+    framework = engines.load_frameworks()[settings.framework]
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
+    reported = {name: name in _get_engine(settings).metrics for name in ("queue", "kv-usage")}
+    if reported[metric] and metric in framework.signals:
+        return
     others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}
-    if metric not in _get_engine(settings).metrics:
-        reason = f"the engine {engine} has no metric of it"
-        yield Conflict((*key_path, "scale", key), reason, others[key], value)
-    elif metric not in engines.load_frameworks()[settings.framework].signals:
+    fix = others[key] if any(reported.values()) else f"set replicas: {role.replicas.max}"
+    if reported[metric]:
         reason = f"{settings.framework} does not scale by it"
-        yield Conflict((*key_path, "scale", key), reason, others[key], value)
+    elif settings.engine in framework.engines:
+        reason = f"{settings.framework} reports no metric of it"
+    else:
+        reason = f"the engine {settings.engine} has no metric of it"
+    yield Conflict((*key_path, "scale", key), reason, fix, value)
 
 
 def _check_weights(

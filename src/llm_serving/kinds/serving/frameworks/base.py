@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import FrameworkEngine
+from llm_serving.kinds.serving.answer_parsers import AUTO
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, format_bounds
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
@@ -59,8 +60,15 @@ def split_command(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return service.command[:start], service.command[start:]
 
 
-def check_engine(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Yield options of the engine and parsers of answers that a framework with its own version of it does not have."""
+def check_engine(
+    context: Context, placed_roles: Sequence[PlacedRole], *, asked_parsers_only: bool = False
+) -> Iterator[Conflict]:
+    """Yield options of the engine and parsers of answers that a framework with its own version of it does not have.
+
+    Args:
+        asked_parsers_only: whether only a parser that the blueprint names is refused: the framework goes without the
+            catalog's, and itself refuses requests for what it would read.
+    """
     name, engine = context.blueprint.framework, context.blueprint.engine
     framework = engines.load_frameworks()[name]
     pair = framework.engines[engine]
@@ -71,7 +79,7 @@ def check_engine(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
                 path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
                 reason = f"{name} {framework.version} runs {engine} {pair.version}, which has no such option"
                 yield Conflict((*path, option), reason, f"remove {option}, or use another framework", str(value))
-        yield from _check_parsers(context, key_path, role, role_placement, pair)
+        yield from _check_parsers(context, key_path, role, role_placement, pair, asked_only=asked_parsers_only)
 
 
 def check_warm_prompts(context: Context, placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
@@ -91,12 +99,21 @@ def check_never_empty(placed_roles: Sequence[PlacedRole], reason: str) -> Iterat
 
 
 def _check_parsers(
-    context: Context, key_path: tuple[str, ...], role: EngineRole, role_placement: Placement, pair: FrameworkEngine
+    context: Context,
+    key_path: tuple[str, ...],
+    role: EngineRole,
+    role_placement: Placement,
+    pair: FrameworkEngine,
+    *,
+    asked_only: bool,
 ) -> Iterator[Conflict]:
     """Yield parsers that a framework which reads answers by itself does not have."""
     selected = context.describe_node(key_path[-1], role, role_placement).parsers
+    written = context.blueprint.select_model_settings(role)
     for key, known in pair.parsers.items():
         parser = getattr(selected, key)
+        if asked_only and getattr(written, key) == AUTO:
+            continue
         if parser and parser not in known:
             path = context.blueprint.find_model_key_path(key_path, role, key)
             reason = f"{context.blueprint.framework} reads answers itself, and has no parser {parser}"

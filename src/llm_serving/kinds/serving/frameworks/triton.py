@@ -1,0 +1,108 @@
+"""Triton: its OpenAI frontend in the place of the engine's server.
+
+The frontend starts the server in its own process, and its vLLM backend the engine, from a repository of models: a
+folder with the model's name, a configuration, and the engine's arguments as JSON. The command writes the folder first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from llm_serving.catalog import engine_options, engines
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, split_command
+from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services.service import Service
+from llm_serving.settings.document import Conflict
+
+FRONTEND = "/opt/tritonserver/python/openai/openai_frontend/main.py"
+"""In its image. Source: Triton r26.08 (6fa22ae), python/openai/README.md."""
+
+MODEL_VERSION = "1"
+"""Folder of the model's only version."""
+
+CONFIG = """\
+backend: "vllm"
+instance_group [ { count: 1 kind: KIND_MODEL } ]
+parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }
+"""
+"""The engine chooses its accelerators, of which KIND_GPU would give it one; left alone its metrics are not reported.
+Source: vllm_backend r26.01 (c70d654), README.md and src/model.py."""
+
+SERVER_OPTIONS = frozenset(
+    {
+        "host",
+        "port",
+        "served_model_name",
+        "disable_access_log_for_endpoints",
+        "shutdown_timeout",
+        "enable_auto_tool_choice",
+        "tool_call_parser",
+        "reasoning_parser",
+        "chat_template",
+    }
+)
+"""Options of the engine's own server, in whose place the frontend is. It ends when the requests under way have."""
+
+TOOL_PARSERS = {"llama3_json": "llama3", "mistral": "mistral"}
+"""Triton's names of vLLM's parsers. Source: python/openai/openai_frontend/engine/utils/tool_call_parsers."""
+
+PROGRAM = Path(__file__).with_name("triton_frontend.py")
+
+
+def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield what its version of the engine does not have, and names that are no folder's."""
+    yield from check_engine(context, placed_roles, asked_parsers_only=True)
+    for name, role in context.blueprint.roles.models.items():
+        if role.served_name and "/" in role.served_name:
+            fix = f"set served_name: {role.served_name.rpartition('/')[2]}"
+            path = ("roles", "models", name, "served_name")
+            yield Conflict(path, "Triton names a model by its folder", fix, role.served_name)
+
+
+def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+    """Return Triton's frontends, and the router as it is, last."""
+    *workers, router = services
+    roles = {key_path[-1]: role for key_path, role, _ in placed_roles}
+    return Adapted([*(_adapt_worker(context, roles[worker.role], worker) for worker in workers), router], {})
+
+
+def _adapt_worker(context: Context, role: EngineRole, worker: Service) -> Service:
+    prefix, words = split_command(worker)
+    options = engine_options.parse_command(context.blueprint.engine, words)
+    name = str(options["served_model_name"][0])  # type: ignore[index]
+    repository = f"{context.environment.data_folder}/triton"
+    folder, template = f"{repository}/{name}", f"{repository}-chat-template.jinja"
+    arguments = {key: value for key, value in options.items() if key not in SERVER_OPTIONS}
+    files = {
+        f"{folder}/config.pbtxt": CONFIG,
+        f"{folder}/{MODEL_VERSION}/model.json": json.dumps({"model": words[2], **arguments}, indent=1),
+    }
+    # The catalog's own templates lie in another image.
+    if context.blueprint.select_model_settings(role).chat_template:
+        files[template] = str(options["chat_template"])
+    command = (
+        # On one line, as a task's command is.
+        *("python3", "-c", f"exec({PROGRAM.read_text(encoding='utf-8')!r})", json.dumps(files)),
+        *(FRONTEND, "--model-repository", repository, "--tokenizer", words[2]),
+        *("--host", str(options["host"]), "--openai-port", str(options["port"])),
+        # Left alone 16; the engine ends an answer at its context.
+        *("--default-max-tokens", str(options["max_model_len"])),
+        # Probes and Prometheus ask every few seconds.
+        *("--uvicorn-log-level", "warning"),
+        *_list_parser_arguments(context, options),
+        *(("--chat-template", template) if template in files else ()),
+    )
+    return worker.model_copy(update={"command": (*prefix, *command)})
+
+
+def _list_parser_arguments(context: Context, options: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    """Return what makes the frontend read calls of tools, where it has the parser that the engine would use."""
+    known = engines.load_frameworks()[context.blueprint.framework].engines[context.blueprint.engine].parsers["tools"]
+    parser = options.get("tool_call_parser")
+    return ("--tool-call-parser", TOOL_PARSERS[parser]) if isinstance(parser, str) and parser in known else ()
