@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ class Helm:
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs it; nothing is raised where it fails."""
         home = {f"HELM_{kind}_HOME": str(self._home) for kind in ("CACHE", "CONFIG", "DATA")}
-        environment = {**os.environ, **home, "KUBECONFIG": "/dev/null"}
+        environment = {**os.environ, **home, **objects.NO_COLLECTION, "KUBECONFIG": "/dev/null"}
         command = [self._program, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
 
@@ -54,11 +55,15 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 @pytest.fixture(scope="session")
-def schema_location(tmp_path_factory: pytest.TempPathFactory) -> str:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all of pytest's processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def schema_location(shared: Path) -> str:
     """Where kubeconform finds the schemas, which the first of pytest's processes writes for all."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
     folder, part = shared / "schemas", shared / "schemas.part"
     try:
         go_programs.find_or_build(go_programs.KUBECONFORM)
@@ -87,23 +92,26 @@ Render = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def render_chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render:
+def render_chart(helm: Helm, shared: Path) -> Render:
     """The objects that values make as the release `mine` in the namespace `serving`; the chart may be a changed copy.
 
-    What was rendered before is not rendered again.
+    What one of pytest's processes has rendered, none renders again.
     """
-    file = tmp_path_factory.mktemp("values") / "values.yaml"
-    cache: dict[tuple[str, Path], str] = {}
+    folder = shared / "rendered-charts"
+    folder.mkdir(exist_ok=True)
 
     def render(values: Mapping[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
-        text = yaml.safe_dump(dict(values))
-        if (text, chart) not in cache:
-            file.write_text(text)
+        text = yaml.dump(dict(values), Dumper=yaml.CSafeDumper)
+        file = folder / hashlib.sha256(f"{chart}\n{text}".encode()).hexdigest()
+        if not file.exists():
+            part = folder / f"{file.name}.{os.getpid()}"
+            part.write_text(text)
             options = () if chart.name in ("batch", "streaming") else ROUTER_OPTION
-            run = helm("template", "mine", str(chart), "--namespace", "serving", *options, "--values", str(file))
+            run = helm("template", "mine", str(chart), "--namespace", "serving", *options, "--values", str(part))
             assert run.returncode == 0, run.stderr
-            cache[text, chart] = run.stdout
-        return [document for document in yaml.load_all(cache[text, chart], yaml.CSafeLoader) if document]
+            part.write_text(run.stdout)
+            part.rename(file)
+        return [document for document in yaml.load_all(file.read_text(), yaml.CSafeLoader) if document]
 
     return render
 

@@ -87,9 +87,9 @@ class Cell:
         }
 
 
-def build_cells() -> Iterator[Cell]:
-    """Build all cells: by pattern, by framework, by engine, by target, by fleet."""
-    targets = sorted(registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
+def build_cells(*only: str) -> Iterator[Cell]:
+    """Build the cells of the targets `only`, or all: by pattern, by framework, by engine, by target, by fleet."""
+    targets = sorted(only or registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
     fleets = [read_fleet(file) for file in sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))]
     read_preset = functools.cache(load)
     for folder in paths.list_patterns():
