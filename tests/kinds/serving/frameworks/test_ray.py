@@ -82,6 +82,19 @@ def test_the_application_has_the_options_of_the_engines_command_line(tmp_path: P
     assert 2 <= running <= 30
 
 
+def test_the_most_requests_of_a_replica_are_rays_own_limit(tmp_path: Path) -> None:
+    """With 2 at one replica on this machine, 3 of 10 at once were answered, and 7 got 429 with Retry-After: 1."""
+    deployment = resolve(tmp_path, format_blueprint("{pool: gpus, accelerators: 2, replicas: 2, max_requests: 64}"))
+    [llm_config] = get_args(deployment)["llm_configs"]
+    limited = llm_config["deployment_config"]
+    assert (limited["num_replicas"], limited["max_ongoing_requests"], limited["max_queued_requests"]) == (2, 64, 1)
+    assert limited["backpressure_config"] == {"status_code": 429, "retry_after_s": 1}
+    assert not {"middleware", "max_num_queued_reqs"} & llm_config["engine_kwargs"].keys()
+    assert "PYTHONPATH" not in deployment.services[0].env, "of images/vllm"
+    [unlimited] = get_args(resolve(tmp_path, format_blueprint()))["llm_configs"]
+    assert not {"max_ongoing_requests", "backpressure_config"} & unlimited["deployment_config"].keys()
+
+
 def test_its_metrics_are_called_as_on_rays_page(tmp_path: Path) -> None:
     deployment = resolve(tmp_path, format_blueprint())
     [worker, head] = deployment.services
@@ -219,11 +232,11 @@ REFUSED = {
         'blueprint.yaml:8:35: engine_arguments.engram_config: "{}": ray 2.60.0 runs vllm 0.29.0, which has no such '
         "option. Fix: remove engram_config, or use another framework.",
     ),
-    "a limit at each replica": (
-        format_blueprint("{pool: gpus, accelerators: 2, max_requests: 8}"),
+    "a limit below what it scales at": (
+        format_blueprint("{pool: gpus, accelerators: 2, replicas: 1..4, max_requests: 1}"),
         "eks",
-        "blueprint.yaml:7:55: roles.worker.max_requests: 8: Ray bounds the requests of a replica by settings of its own, "
-        "which were not compared. Fix: remove max_requests, or set roles.router.max_requests.",
+        "blueprint.yaml:7:71: roles.worker.max_requests: 1: Ray starts another replica at 15 requests for each, which it "
+        "would refuse. Fix: set max_requests: 15 or more.",
     ),
     "several ranks on this machine": (
         LOCAL.replace("accelerators: 1", "accelerators: 2"),

@@ -19,14 +19,26 @@ from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, resolve_scale
+from llm_serving.kinds.serving.roles import AnsweringRole, EngineRole, compute_fixed_replicas, resolve_scale
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.settings.document import Conflict
 
 SERVER_OPTIONS = frozenset(
-    {"host", "port", "served_model_name", "disable_access_log_for_endpoints", "shutdown_timeout"}
+    {
+        "host",
+        "port",
+        "served_model_name",
+        "disable_access_log_for_endpoints",
+        "shutdown_timeout",
+        "max_num_queued_reqs",
+        "middleware",
+    }
 )
-"""Options of the engine's own server, in whose place Ray listens, names the model and ends replicas."""
+"""Options of the engine's own server, in whose place Ray listens, names the model, refuses requests and ends."""
+
+REFUSED = {"status_code": 429, "retry_after_s": 1}
+"""How Ray answers what it has no room for; left alone 503, without Retry-After. Source: BackpressureConfig of Ray
+2.60.0, serve/config.py, and called."""
 
 PORTS = {"gcs-server": 6379, "dashboard": 8265}
 """Of Ray's head, as KubeRay's operator looks them up. Source: kuberay v1.7.0, controllers/ray/utils/constant.go."""
@@ -57,6 +69,8 @@ OBJECT_STORE_BYTES = 80_000_000
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield options of the engine that the version under Ray does not have, and what its nodes here do not take."""
     yield from check_engine(context, placed_roles)
+    for key_path, role, role_placement in placed_roles:
+        yield from _check_limit(context, key_path, role, role_placement)
     if not context.conventions.is_local:
         return
     yield from check_warm_prompts(context, placed_roles, "Ray's replicas take no requests but those of its endpoint")
@@ -65,6 +79,19 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
             reason = "a replica of several ranks under Ray was not compared on this machine"
             fix = "set accelerators: 1, or use framework: plain"
             yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+
+
+def _check_limit(
+    context: Context, key_path: tuple[str, ...], role: EngineRole, role_placement: Placement
+) -> Iterator[Conflict]:
+    """Yield a limit at which replicas refuse requests before Ray starts another."""
+    scale, limit = resolve_scale(key_path[-1], role), _read_limit(role)
+    if context.conventions.is_local or scale is None or scale.queue is None or limit is None:
+        return
+    target = _count_running(context, role_placement) + scale.queue
+    if limit < target:
+        reason = f"Ray starts another replica at {target:g} requests for each, which it would refuse"
+        yield Conflict((*key_path, "max_requests"), reason, f"set max_requests: {math.ceil(target)} or more", limit)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
@@ -96,11 +123,21 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     metrics = {"metrics": entry.ports["metrics"]}
     nodes = [
         worker.model_copy(
-            update={"command": (), "port": entry.port, "ports": metrics, "env": {**worker.env, **env}},
+            update={
+                "command": (),
+                "port": entry.port,
+                "ports": metrics,
+                "env": {**_leave_out_modules(context, worker), **env},
+            },
         )
         for worker in workers
     ]
     return Adapted([*nodes, head], config)
+
+
+def _leave_out_modules(context: Context, worker: Service) -> dict[str, str]:
+    """Return the engine's variables without the folder of modules for its server, which Ray's image does not have."""
+    return {name: value for name, value in worker.env.items() if value != context.engine.module_folder}
 
 
 def _build_ingress(context: Context, entry: Service) -> dict[str, JsonValue]:
@@ -208,10 +245,23 @@ def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service
         "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
         "deployment_config": {
             **_build_replicas(context, key_path[-1], role, _count_running(context, role_placement)),
+            **_build_limit(role),
             "graceful_shutdown_timeout_s": math.ceil(context.blueprint.disruption.drain),
             "request_router_config": {"request_router_class": context.router.policies[context.policy]},
         },
     }
+
+
+def _build_limit(role: EngineRole) -> dict[str, JsonValue]:
+    """Return the most requests at a replica; one more may wait in each endpoint, which is Ray's least."""
+    limit = _read_limit(role)
+    if limit is None:
+        return {}
+    return {"max_ongoing_requests": limit, "max_queued_requests": 1, "backpressure_config": dict(REFUSED)}
+
+
+def _read_limit(role: EngineRole) -> int | None:
+    return role.max_requests if isinstance(role, AnsweringRole) else None
 
 
 def _count_running(context: Context, role_placement: Placement) -> int:
