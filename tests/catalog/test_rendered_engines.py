@@ -286,15 +286,16 @@ def _format_disaggregated(engine: str, pool: str, extra: str = "", router: str =
     return text.replace(f"  worker: {{pool: {pool}}}", roles)
 
 
-def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "place"), [("eks", ""), ("ecs", " with --target eks")])
+def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path, target: str, place: str) -> None:
     with pytest.raises(InputError) as error:
-        _resolve(tmp_path, _format_disaggregated("tensorrt-llm", "eks"), "eks")
+        _resolve(tmp_path, _format_disaggregated("tensorrt-llm", target), target)
     reason = (
         "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, whose engines are fixed "
-        "addresses, or register beside its API without a key unless it has TLS; nothing of it was tried here"
+        "addresses, or register beside its API without a key unless it has TLS; Dynamo's frontend stands in its place"
     )
-    message = f'pattern: "disaggregated": {reason}. Fix: set pattern: aggregated, or choose pools of GPUs.'
-    assert message in str(error.value)
+    fix = f"set framework: dynamo{place}, or set pattern: aggregated, or choose pools of GPUs"
+    assert f'pattern: "disaggregated": {reason}. Fix: {fix}.' in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ def get_components(manifests: Manifests) -> dict[str, dict[str, Any]]:
             "nvidia.com/enable-metrics": "false",
         }.items()
     )
-    assert graph["spec"]["backendFramework"] == "vllm"
     return {component["name"]: component for component in graph["spec"]["components"]}
 
 
@@ -50,6 +49,7 @@ def get_main(component: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_frontend_and_the_workers_are_components_and_nothing_else_runs(manifests: Manifests) -> None:
     components = get_components(manifests)
+    assert manifests["DynamoGraphDeployment", "mine"]["spec"]["backendFramework"] == "vllm"
     assert {name: component["type"] for name, component in components.items()} == {
         "router": "frontend",
         "worker": "worker",
@@ -106,6 +106,19 @@ def test_their_metrics_are_read_where_they_are(manifests: Manifests) -> None:
     assert monitored == {"mine-router": "http", "mine-worker": "system"}
 
 
+@pytest.mark.parametrize(("framework", "path"), [("plain", "/prometheus/metrics"), ("dynamo", "/metrics")])
+def test_metrics_of_tensorrt_llm_are_read_at_the_path_of_the_program_that_runs_it(
+    tmp_path: Path, render_chart: Render, framework: str, path: str
+) -> None:
+    text = test_dynamo.choose("tensorrt-llm").replace("framework: dynamo", f"framework: {framework}")
+    manifests = render_graph(tmp_path, render_chart, text)
+    paths_by_role = {
+        name: manifests["PodMonitor", f"mine-{name}"]["spec"]["podMetricsEndpoints"][0]["path"]
+        for name in ("router", "worker")
+    }
+    assert paths_by_role == {"router": "/metrics", "worker": path}
+
+
 def test_prefill_and_decode_are_components_of_these_types(tmp_path: Path, render_chart: Render) -> None:
     components = get_components(render_graph(tmp_path, render_chart, test_dynamo.APART))
     assert {name: (component["type"], component["replicas"]) for name, component in components.items()} == {
@@ -117,6 +130,24 @@ def test_prefill_and_decode_are_components_of_these_types(tmp_path: Path, render
         main = get_main(components[name])
         assert {"name": "side", "containerPort": 5600} in main["ports"]
         assert {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"} in main["env"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "backend", "module"),
+    [("tensorrt-llm", "trtllm", "dynamo.trtllm")],
+)
+def test_other_engines_are_components_of_the_same_kind(
+    tmp_path: Path, render_chart: Render, schema_location: str, engine: str, backend: str, module: str
+) -> None:
+    for text in (test_dynamo.ON_EKS, test_dynamo.APART):
+        manifests = render_graph(tmp_path, render_chart, test_dynamo.choose(engine, text))
+        graph = manifests["DynamoGraphDeployment", "mine"]
+        assert graph["spec"]["backendFramework"] == backend
+        assert objects.validate(yaml.safe_dump(graph), schema_location) == []
+        for name, component in get_components(manifests).items():
+            args = get_main(component)["args"]
+            assert component["type"] == ("frontend" if name == "router" else name)
+            assert args[args.index("-m") + 1] == ("dynamo.frontend" if name == "router" else module)
 
 
 def test_keda_scales_the_adapter_that_the_operator_makes(manifests: Manifests) -> None:

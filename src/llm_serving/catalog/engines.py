@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -112,6 +112,8 @@ FIELD_NAMES = frozenset(
 """All values that rows can use. Where a value is a list, the argument that uses it is repeated for each item."""
 
 Values = Mapping[str, str | int | tuple[str, ...]]
+
+_Value = TypeVar("_Value")
 
 
 def _parse_field_names(text: str) -> set[str]:
@@ -433,7 +435,7 @@ class Engine(_NamedChoice):
     transfer_probe: Mapping[str, str | int] = {}
     """Fields of a request that one end of a transfer answers by itself; empty where it answers any."""
 
-    transfer_roles: Mapping[str, str] = {}
+    transfer_roles: Mapping[str, str | bool] = {}
     """The engine's words for the ends of a transfer, by role: `prefill` and `decode`."""
 
     streaming: WeightStreaming | None = None
@@ -527,8 +529,8 @@ class Router(_Row):
 
     source: str
     read_on: str
-    image: str
-    """Container image; {registry} is the fleet's own registry."""
+    image: str = ""
+    """Container image; {registry} is the fleet's own registry. Empty where the framework's image has it."""
 
     front: tuple[Template, ...] = ()
     """Put before all of its command: what listens in its place and lets clients reach the inference API alone."""
@@ -578,6 +580,31 @@ class FrameworkEngine(_Row):
     version: str
     """Of the engine, which the framework pins."""
 
+    name: str = ""
+    """The framework's own for it; empty where that is the catalog's."""
+
+    command: tuple[Template, ...] = ()
+    """What starts it, where the framework has a program of its own for it; empty where that is the engine's command."""
+
+    settings: FileSettings | None = None
+    """Of its file of settings; None where they are the engine's own."""
+
+    settings_arguments: tuple[Template, ...] = ()
+    """What names that file; empty where it is what names the engine's own."""
+
+    environment: Mapping[str, Template] = {}
+    """Beside the engine's own."""
+
+    options: Mapping[str, CommandPart] = {}
+    """What an option adds, in place of what the engine's row says of it."""
+
+    transfer_roles: Mapping[str, str | bool] = {}
+    transfers: Mapping[str, Transfer] = {}
+    """How prefill hands over to decode; empty where that is as the engine's row says."""
+
+    unsupported_options: Mapping[str, str] = {}
+    """Why an option of the engine does not work, by the option's name; beside those of the framework."""
+
     image: str
     """Container image with both."""
 
@@ -592,6 +619,9 @@ class FrameworkEngine(_Row):
 
     arguments: str
     """File of engines/ with the arguments that this version takes (`engine_options.load_arguments`)."""
+
+    metrics_path: str = ""
+    """Of its page of metrics; empty where that is the engine's own."""
 
     metric_prefix: str = ""
     """Put before the engine's names of metrics, in which : is then _."""
@@ -699,14 +729,25 @@ def get_engine(engine: str, framework: str) -> Engine:
     if pair is None:
         return row
     names = {key: f"{pair.metric_prefix}{name.replace(':', '_')}" for key, name in row.metrics.items()}
+    works = (*pair.options, *(("transfer",) if pair.transfers else ()))
     update = {
         "image": pair.image,
         "fleet_image": "",
-        "options": _omit(row.options, pair.absent_options),
+        "command": pair.command or row.command,
+        "settings": row.settings if pair.settings is None else pair.settings,
+        "settings_arguments": pair.settings_arguments or row.settings_arguments,
+        "environment": {**row.environment, **pair.environment},
+        "options": {**_omit(row.options, pair.absent_options), **pair.options},
+        "transfer_roles": pair.transfer_roles or row.transfer_roles,
+        "transfers": pair.transfers or row.transfers,
         "platforms": {
             kind: platform.model_copy(
                 update={
                     "options": _omit(platform.options, pair.absent_options),
+                    "unsupported_options": {
+                        **_omit(platform.unsupported_options, works),
+                        **pair.unsupported_options,
+                    },
                     # The pair has one image, made as the engine's own is: not for a platform that needs another.
                     "image": "",
                     "on_pools": platform.on_pools and not platform.image,
@@ -716,21 +757,24 @@ def get_engine(engine: str, framework: str) -> Engine:
             if kind in pair.platforms
         },
         "streaming": None,
+        "metrics_path": pair.metrics_path or row.metrics_path,
         "metrics": pair.metrics or (names if pair.metric_prefix else row.metrics),
         "buckets": pair.buckets or row.buckets,
     }
     return row.model_copy(update=update)
 
 
-def _omit(options: Mapping[str, CommandPart], names: tuple[str, ...]) -> dict[str, CommandPart]:
+def _omit(options: Mapping[str, _Value], names: tuple[str, ...]) -> dict[str, _Value]:
     return {name: part for name, part in options.items() if name not in names}
 
 
 def get_router(engine: str, framework: str, *, is_disaggregated: bool = False) -> Router:
     """Return the router of an engine under a framework: the one that the framework brings, else the engine's own."""
-    row = load_engines()[engine]
+    row, brought = load_engines()[engine], load_frameworks()[framework]
     own = (row.disaggregated_router if is_disaggregated else "") or row.router
-    return load_routers()[load_frameworks()[framework].router or own]
+    router, pair = load_routers()[brought.router or own], brought.engines.get(engine)
+    # A framework with an image for each engine has its router in each of them.
+    return router.model_copy(update={"image": pair.image}) if pair and not router.image else router
 
 
 def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:

@@ -156,6 +156,31 @@ def test_from_plain_to_dynamo_on_eks(folder: Path, capsys: pytest.CaptureFixture
     assert {"+framework: dynamo", '+      - "dynamo.vllm"', '-      - "vllm-router"', "+    port: 9090"} <= changed
 
 
+@pytest.mark.parametrize(
+    ("engine", "lines"),
+    [
+        (
+            "tensorrt-llm",
+            {
+                '-      - "trtllm-serve"',
+                '+      - "dynamo.trtllm"',
+                '-      - "--config"',
+                '+      - "--extra-engine-args"',
+                '-image: "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29"',
+                '+image: "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1"',
+            },
+        ),
+    ],
+)
+def test_from_plain_to_dynamo_with_another_engine(
+    folder: Path, capsys: pytest.CaptureFixture[str], engine: str, lines: set[str]
+) -> None:
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.replace("engine: vllm", f"engine: {engine}"))
+    assert main.run(["switch", "mine", "--framework", "dynamo", "--target", "eks", "--json"]) == 0
+    changed = {*json.loads(capsys.readouterr().out)["rendered"]}
+    assert lines - changed == set()
+
+
 def test_a_framework_that_cannot_run_it_is_refused_and_nothing_changes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.local import engine_setups
 from tests import serving
+from tests.kinds.serving.frameworks import test_dynamo
 
 pytestmark = serving.mark_framework("dynamo")
 
@@ -52,3 +55,38 @@ def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> Non
         load.wait_answers(8)
     assert load.failed == []
     assert serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS) > migrated, "it had some under way"
+
+
+PARSE = """
+import sys, types
+
+class Field:
+    default = None
+
+class BuildConfig:
+    model_fields = dict.fromkeys(("max_batch_size", "max_num_tokens", "max_seq_len", "max_beam_width"), Field)
+
+# Its parser takes nothing of the engine but these fields' defaults.
+engine = types.ModuleType("tensorrt_llm.llmapi")
+engine.BuildConfig = BuildConfig
+sys.modules |= {"tensorrt_llm": types.ModuleType("tensorrt_llm"), "tensorrt_llm.llmapi": engine}
+from dynamo.trtllm import args
+config = args.parse_args(sys.argv[1:])
+print(config.disaggregation_mode.value, config.tensor_parallel_size, config.publish_metrics, config.extra_engine_args)
+"""
+
+
+def parse(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Read a worker's options with Dynamo's own parser of TensorRT-LLM's workers, in Dynamo's environment."""
+    python = engine_setups.find("vllm", "dynamo").ensure() / "python"
+    return subprocess.run([python, "-c", PARSE, *words], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_its_own_parser_takes_the_options_of_tensorrt_llms_workers(tmp_path: Path) -> None:
+    text = test_dynamo.choose("tensorrt-llm", test_dynamo.APART)
+    prefill, decode, _ = test_dynamo.resolve(tmp_path, text, "eks", test_dynamo.EKS_FLEET).services
+    for worker in (prefill, decode):
+        words = worker.command[worker.command.index("dynamo.trtllm") + 1 :]
+        run = parse(words)
+        assert run.stdout.split() == [worker.role, "2", "True", "/tmp/settings.json"], run.stderr
+    assert parse((*words, "--max_batch_size", "4")).returncode != 0, "as trtllm-serve spells it"

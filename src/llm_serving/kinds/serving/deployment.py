@@ -213,7 +213,7 @@ class ServingDeployment(Deployment):
         """Pages with the engines' metrics by process, where all processes run on this machine; empty elsewhere."""
         if not self.environment.conventions.is_local:
             return {}
-        path = engines.load_engines()[self.engine].metrics_path
+        path = engines.get_engine(self.engine, self.framework).metrics_path
         return {engine.name: f"http://{engine.host}:{engine.port}{path}" for engine in self.workers}
 
     @property

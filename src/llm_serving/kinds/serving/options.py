@@ -86,7 +86,8 @@ class Node:
     @property
     def catalog_template(self) -> str:
         """The catalog's chat template, which lies in the engine's own image; empty where there is none."""
-        if self.conventions.is_local or self.platform.image:
+        brought = engines.load_frameworks()[self.settings.framework].engines
+        if self.conventions.is_local or self.platform.image or brought:
             return ""
         return self.parsers.chat_template
 
@@ -174,7 +175,12 @@ def _list_platforms(engine: engines.Engine, node: Node) -> list[Platform]:
 
 def _describe_unsplit(node: Node) -> str:
     baseline = patterns.load_patterns()[node.settings.pattern].baseline
-    return f"set pattern: {baseline}, or choose pools of GPUs" if baseline else "choose pools of GPUs"
+    # Frameworks that have their own way for the engine; they run on Kubernetes.
+    pairs = {name: row.engines.get(node.settings.engine) for name, row in engines.load_frameworks().items()}
+    place = "" if node.conventions.is_kubernetes else " with --target eks"
+    choices = [f"set framework: {name}{place}" for name, pair in pairs.items() if pair and pair.transfers]
+    choices += [f"set pattern: {baseline}"] if baseline else []
+    return ", or ".join((*choices, "choose pools of GPUs"))
 
 
 def _uses_method(node: Node, *methods: str) -> bool:

@@ -123,12 +123,12 @@ def goes_through_host(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool
 
 def transfers_by_rdma(settings: Blueprint) -> bool:
     """Return whether the engine has a transfer of KV caches by EFA."""
-    return "rdma" in engines.load_engines()[settings.engine].transfers
+    return "rdma" in engines.get_engine(settings.engine, settings.framework).transfers
 
 
 def copies_cache(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
     """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
-    transfer = engines.load_engines()[settings.engine].transfers.get("host")
+    transfer = engines.get_engine(settings.engine, settings.framework).transfers.get("host")
     # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
     has_accelerators = any(role_placement.instance.accelerators for _, _, role_placement in placed)
     return has_accelerators and transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)

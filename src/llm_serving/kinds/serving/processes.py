@@ -111,6 +111,11 @@ class Context:
         return engines.get_engine(self.blueprint.engine, self.blueprint.framework)
 
     @property
+    def pair(self) -> engines.FrameworkEngine | None:
+        """What the framework says of the engine; None where it runs all as their own rows say."""
+        return engines.load_frameworks()[self.blueprint.framework].engines.get(self.blueprint.engine)
+
+    @property
     def door(self) -> Door | None:
         """What asks for keys of teams; None where everybody may call."""
         return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
@@ -369,7 +374,10 @@ def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ..
     """Return the words of the engine's own options of a role; `checks` has refused what is no option."""
     recorded = engine_options.get_options(context.blueprint.engine)
     arguments = context.blueprint.merge_arguments(role)
-    return tuple(word for name, value in arguments.items() for word in recorded[name].format_words(name, value))
+    # A framework's own program spells every option with dashes.
+    update = {"word": ""} if context.pair and context.pair.command else {}
+    options = {name: recorded[name].model_copy(update=update) for name in arguments}
+    return tuple(word for name, value in arguments.items() for word in options[name].format_words(name, value))
 
 
 def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,8 +144,8 @@ def test_the_user_reads_what_the_first_deploy_downloads(tmp_path: Path) -> None:
 REFUSED = {
     "an engine that it does not run": (
         BLUEPRINT.replace("model: tiny", "model: tiny\nengine: llama.cpp"),
-        'blueprint.yaml:3:12: framework: "dynamo": dynamo 1.6.1 runs vllm 0.31.0, and not llama.cpp. Fix: set engine: '
-        "vllm, or another framework.",
+        'blueprint.yaml:3:12: framework: "dynamo": dynamo 1.6.1 runs vllm 0.31.0 and tensorrt-llm 1.3.0rc29, '
+        "and not llama.cpp. Fix: set engine: vllm or tensorrt-llm, or another framework.",
     ),
     "a policy": (
         BLUEPRINT.replace("cache-aware", "consistent-hash"),
@@ -184,8 +186,8 @@ REFUSED = {
     ),
     "an option of the engine's server": (
         BLUEPRINT.replace("slo:", "engine_arguments: {uvicorn_log_level: debug}\nslo:"),
-        'blueprint.yaml:10:39: engine_arguments.uvicorn_log_level: "debug": dynamo 1.6.1 runs vllm 0.31.0, which has no '
-        "such option. Fix: remove uvicorn_log_level, or use another framework.",
+        'blueprint.yaml:10:39: engine_arguments.uvicorn_log_level: "debug": dynamo 1.6.1 runs vllm 0.31.0, where there is '
+        "no such option. Fix: remove uvicorn_log_level, or use another framework.",
     ),
 }
 
@@ -264,15 +266,100 @@ def test_what_it_does_not_run_on_eks_is_refused_at_its_line(tmp_path: Path, case
     assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
 
 
-def test_the_version_under_dynamo_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
-    known = engine_options.load_arguments(engines.load_frameworks()["dynamo"].engines["vllm"].arguments).arguments
-    on_eks = [
-        cell.deployment
-        for cell in matrix.build_cells("eks")
-        if cell.framework == "dynamo" and isinstance(cell.deployment, ServingDeployment)
-    ]
-    assert {item.pattern for item in on_eks} == {"aggregated", "disaggregated", "distributed"}
-    words = [word for item in (resolve(tmp_path), *on_eks) for word in item.services[0].command]
+def choose(engine: str, text: str = ON_EKS) -> str:
+    return text.replace("framework: dynamo", f"framework: dynamo\nengine: {engine}")
+
+
+def read_settings(command: Sequence[str]) -> dict[str, Any]:
+    """What is written to the engine's file of settings before its worker starts."""
+    file = command[command.index("--extra-engine-args") + 1]
+    settings: dict[str, Any] = json.loads(command[command.index(file) + 1])
+    return settings
+
+
+def test_its_worker_of_tensorrt_llm_gets_options_and_the_rest_in_the_engines_file(tmp_path: Path) -> None:
+    extra = "tuning: {kv_cache: fp8, prefix_cache: off, sequences: 32, batch_tokens: 4k}\nslo:"
+    text = choose("tensorrt-llm").replace("slo:", extra)
+    worker, frontend = resolve(tmp_path, text, "eks", EKS_FLEET).services
+    assert worker.command[worker.command.index("-m") - 1 :] == (
+        *("python3", "-m", "dynamo.trtllm", "--model", "/scratch/fetched/weights"),
+        *("--served-model-name", "Qwen/Qwen3-32B", "--max-seq-len", "8000", "--publish-metrics"),
+        *("--tensor-parallel-size", "2", "--max-num-tokens", "4000", "--max-batch-size", "32"),
+        *("--dyn-tool-call-parser", "qwen3", "--dyn-reasoning-parser", "qwen3"),
+        *("--extra-engine-args", "/tmp/settings.json"),
+    )
+    assert read_settings(worker.command) == {
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False},
+    }
+    assert worker.env["TRTLLM_NO_USAGE_STATS"] == "1", "Dynamo has no option for it"
+    assert (worker.metrics_path, worker.port) == ("/metrics", 9090), "of Dynamo's page, not of trtllm-serve's"
+    assert worker.metrics["queue"] == "trtllm_num_requests_waiting"
+    assert worker.image == frontend.image == "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1"
+
+
+def test_an_option_of_tensorrt_llm_is_spelt_as_dynamo_spells_it(tmp_path: Path) -> None:
+    text = choose("tensorrt-llm").replace("slo:", "engine_arguments: {max_batch_size: 16}\nslo:")
+    words = resolve(tmp_path, text, "eks", EKS_FLEET).services[0].command
+    assert words[words.index("--max-batch-size") + 1] == "16"
+
+
+def test_prefill_and_decode_of_tensorrt_llm_hand_over_by_nixl(tmp_path: Path) -> None:
+    prefill, decode, _ = resolve(tmp_path, choose("tensorrt-llm", APART), "eks", EKS_FLEET).services
+    for worker in (prefill, decode):
+        assert worker.command[-2:] == ("--disaggregation-mode", worker.role)
+        assert worker.env["UCX_TLS"].startswith("tcp,"), "left alone UCX takes any network"
+        settings = read_settings(worker.command)
+        assert settings["cache_transceiver_config"] == {"backend": "NIXL"}
+        assert settings["disable_overlap_scheduler"] is (worker is prefill)
+
+
+REFUSED_OF_ENGINES = {
+    "an option of the engine's server alone": (
+        choose("tensorrt-llm").replace("slo:", "engine_arguments: {trust_remote_code: true}\nslo:"),
+        "blueprint.yaml:11:39: engine_arguments.trust_remote_code: true: dynamo 1.6.1 runs tensorrt-llm 1.3.0rc29, where "
+        "there is no such option. Fix: remove trust_remote_code, or use another framework.",
+    ),
+    "a template of one's own": (
+        ON_EKS.replace("context: 8k", "context: 8k\nchat_template: own.jinja"),
+        'blueprint.yaml:6:16: chat_template: "own.jinja": Dynamo\'s workers read a template from a file, and their pods have '
+        "the model's alone. Fix: remove it, or use framework: plain.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_OF_ENGINES)
+def test_what_its_workers_of_an_engine_do_not_carry_is_refused_at_its_line(tmp_path: Path, case: str) -> None:
+    text, message = REFUSED_OF_ENGINES[case]
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, text, "eks", EKS_FLEET)
+    assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[str, list[ServingDeployment]]:
+    """What the matrix renders for Dynamo on EKS, by engine."""
+    found: dict[str, list[ServingDeployment]] = {}
+    for cell in matrix.build_cells("eks"):
+        if cell.framework == "dynamo" and isinstance(cell.deployment, ServingDeployment):
+            assert cell.is_rendered_only
+            found.setdefault(cell.engine, []).append(cell.deployment)
+    return found
+
+
+ABSENT = {"vllm": "uvicorn_log_level", "tensorrt-llm": "no_telemetry"}
+"""An option of each engine that its worker under Dynamo does not have: of the engine's server."""
+
+
+@pytest.mark.parametrize("engine", engines.load_frameworks()["dynamo"].engines)
+def test_the_version_under_dynamo_has_every_argument_that_is_rendered(
+    tmp_path: Path, cells: Mapping[str, Sequence[ServingDeployment]], engine: str
+) -> None:
+    known = engine_options.load_arguments(engines.load_frameworks()["dynamo"].engines[engine].arguments).arguments
+    assert {item.pattern for item in cells[engine]} == {"aggregated", "disaggregated", "distributed"}
+    here = [resolve(tmp_path)] if engine == "vllm" else []
+    words = [word for item in (*here, *cells[engine]) for word in item.services[0].command]
     names = {word[2:].replace("-", "_") for word in words if word.startswith("--") and word != "--"}
     assert names - DYNAMO_OPTIONS <= known
-    assert "uvicorn_log_level" not in known, "Dynamo starts no server of the engine"
+    assert ABSENT[engine] in engine_options.get_options(engine) and ABSENT[engine] not in known

@@ -77,8 +77,11 @@ def check_engine(
         for option, value in context.blueprint.merge_arguments(role).items():
             if option not in known:
                 path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
-                reason = f"{name} {framework.version} runs {engine} {pair.version}, which has no such option"
-                yield Conflict((*path, option), reason, f"remove {option}, or use another framework", str(value))
+                runs = f"{name} {framework.version} runs {engine} {pair.version}"
+                # A program of the framework's own may take fewer options than the engine's.
+                reason = f"{runs}, {'where there is' if pair.command else 'which has'} no such option"
+                shown = value if isinstance(value, bool) else str(value)
+                yield Conflict((*path, option), reason, f"remove {option}, or use another framework", shown)
         yield from _check_parsers(context, key_path, role, role_placement, pair, asked_only=asked_parsers_only)
 
 

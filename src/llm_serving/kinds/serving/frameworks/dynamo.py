@@ -6,37 +6,23 @@ a page of health and metrics. On EKS Dynamo's operator runs both as components o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, engines
-from llm_serving.kinds.serving import processes
+from llm_serving.catalog import engines
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import (
     Adapted,
     check_engine,
     check_never_empty,
     check_warm_prompts,
-    split_command,
 )
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
-
-SERVER_OPTIONS = frozenset(
-    {"host", "port", "disable_access_log_for_endpoints", "shutdown_timeout", "enable_auto_tool_choice"}
-)
-"""Options of the engine's own server, in whose place the frontend is."""
-
-RENAMED_OPTIONS = {
-    "tool_call_parser": "--dyn-tool-call-parser",
-    "reasoning_parser": "--dyn-reasoning-parser",
-    "chat_template": "--custom-jinja-template",
-}
-"""Options of the engine that Dynamo has by another name. Source: Dynamo 1.6.1, dynamo/common/configuration/groups."""
 
 EVENTS_PROGRAM = Path(__file__).with_name("dynamo_events.py")
 
@@ -46,6 +32,9 @@ HEALTH, ALIVE = "/health", "/live"
 SYSTEM_PORT = 9090
 """Of a worker's health and metrics, where its operator looks for them. Source: DynamoSystemPort of
 deploy/operator/internal/consts/consts.go."""
+
+MODE = "--disaggregation-mode"
+"""Of every worker; SGLang has the same option of its own."""
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """What the frontend goes without of a model: it reads tokenizer and settings where the worker says that they are."""
@@ -85,6 +74,11 @@ def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
         reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
         fix = "set tuning: {kv_transfer: host}, or use framework: plain"
         yield Conflict(("framework",), reason, fix, context.blueprint.framework)
+    for key_path, role, _ in placed_roles:
+        if template := context.blueprint.select_model_settings(role).chat_template:
+            path = context.blueprint.find_model_key_path(key_path, role, "chat_template")
+            reason = "Dynamo's workers read a template from a file, and their pods have the model's alone"
+            yield Conflict(path, reason, "remove it, or use framework: plain", template)
     reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
     yield from check_never_empty(placed_roles, reason)
 
@@ -97,7 +91,8 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
         return Adapted(adapted, {})
     version = engines.load_frameworks()[context.blueprint.framework].version
     types: dict[str, JsonValue] = {worker.role: _select_type(worker) for worker in workers}
-    return Adapted(adapted, {"version": version, "backend": context.blueprint.engine, "types": types})
+    backend = context.pair.name if context.pair else ""
+    return Adapted(adapted, {"version": version, "backend": backend or context.blueprint.engine, "types": types})
 
 
 def _select_type(worker: Service) -> str:
@@ -130,18 +125,10 @@ def _skip_weights(prefetch: Prefetch | None) -> Prefetch | None:
 
 
 def _adapt_worker(context: Context, worker: Service) -> Service:
-    prefix, words = split_command(worker)
-    recorded = engine_options.get_options(context.blueprint.engine)
-    options: Mapping[str, JsonValue] = engine_options.parse_command(context.blueprint.engine, words)
-    command = [processes.resolve_executable(context.environment, "python3"), "-m", "dynamo.vllm", "--model", words[2]]
-    for name, value in options.items():
-        if name in RENAMED_OPTIONS:
-            command += [RENAMED_OPTIONS[name], str(value)]
-        elif name not in SERVER_OPTIONS:
-            command += recorded[name].format_words(name, value)
-    if context.transfer:
-        command += ["--disaggregation-mode", _select_type(worker)]
-    update: dict[str, object] = {"command": (*prefix, *command)}
+    command = worker.command
+    if context.transfer and MODE not in command:
+        command = (*command, MODE, _select_type(worker))
+    update: dict[str, object] = {"command": command}
     env = {**worker.env, **_build_environment(context)}
     if context.conventions.is_local:
         env |= {
