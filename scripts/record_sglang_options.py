@@ -7,7 +7,8 @@ stand-ins that the parser never calls:
     PYTHONPATH=/tmp/sglang .venv-engine/bin/python scripts/record_sglang_options.py \
         src/llm_serving/catalog/engines/sglang.options.json tests/catalog/sglang.json
 
-The second file has names of metrics and paths of its server, read from its source; tests compare the row with them.
+The second file has names of metrics and paths of its server, read from its source; tests compare the row with them. Of
+another version, which a framework pins, one file has the names of its options alone: sglang-VERSION.arguments.json.
 """
 
 from __future__ import annotations
@@ -115,5 +116,10 @@ if __name__ == "__main__":
     sys.meta_path.append(_AbsentModules())
     import sglang
 
-    write(sys.argv[1], record_options(describe_option))
-    write(sys.argv[2], record_server(Path(sglang.__file__).parent))
+    recorded = record_options(describe_option)
+    if sys.argv[2:]:
+        write(sys.argv[1], recorded)
+        write(sys.argv[2], record_server(Path(sglang.__file__).parent))
+    else:
+        names = {key: recorded[key] for key in ("source", "read_on")} | {"arguments": sorted(recorded["options"])}
+        write(sys.argv[1], names)

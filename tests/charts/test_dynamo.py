@@ -134,7 +134,7 @@ def test_prefill_and_decode_are_components_of_these_types(tmp_path: Path, render
 
 @pytest.mark.parametrize(
     ("engine", "backend", "module"),
-    [("tensorrt-llm", "trtllm", "dynamo.trtllm")],
+    [("tensorrt-llm", "trtllm", "dynamo.trtllm"), ("sglang", "sglang", "dynamo.sglang")],
 )
 def test_other_engines_are_components_of_the_same_kind(
     tmp_path: Path, render_chart: Render, schema_location: str, engine: str, backend: str, module: str

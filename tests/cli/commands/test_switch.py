@@ -160,6 +160,15 @@ def test_from_plain_to_dynamo_on_eks(folder: Path, capsys: pytest.CaptureFixture
     ("engine", "lines"),
     [
         (
+            "sglang",
+            {
+                '-      - "sglang.launch_server"',
+                '+      - "dynamo.sglang"',
+                '-image: "lmsysorg/sglang:v0.5.23"',
+                '+image: "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1"',
+            },
+        ),
+        (
             "tensorrt-llm",
             {
                 '-      - "trtllm-serve"',

@@ -144,8 +144,8 @@ def test_the_user_reads_what_the_first_deploy_downloads(tmp_path: Path) -> None:
 REFUSED = {
     "an engine that it does not run": (
         BLUEPRINT.replace("model: tiny", "model: tiny\nengine: llama.cpp"),
-        'blueprint.yaml:3:12: framework: "dynamo": dynamo 1.6.1 runs vllm 0.31.0 and tensorrt-llm 1.3.0rc29, '
-        "and not llama.cpp. Fix: set engine: vllm or tensorrt-llm, or another framework.",
+        'blueprint.yaml:3:12: framework: "dynamo": dynamo 1.6.1 runs vllm 0.31.0 and tensorrt-llm 1.3.0rc29 and sglang 0.5.21, '
+        "and not llama.cpp. Fix: set engine: vllm or tensorrt-llm or sglang, or another framework.",
     ),
     "a policy": (
         BLUEPRINT.replace("cache-aware", "consistent-hash"),
@@ -314,11 +314,38 @@ def test_prefill_and_decode_of_tensorrt_llm_hand_over_by_nixl(tmp_path: Path) ->
         assert settings["disable_overlap_scheduler"] is (worker is prefill)
 
 
+def test_its_worker_of_sglang_gets_sglangs_own_options(tmp_path: Path) -> None:
+    worker, frontend = resolve(tmp_path, choose("sglang"), "eks", EKS_FLEET).services
+    assert worker.command == (
+        *("python3", "-m", "dynamo.sglang", "--model-path", "/scratch/fetched/weights"),
+        *("--served-model-name", "Qwen/Qwen3-32B", "--host", "0.0.0.0", "--context-length", "8000"),
+        *("--page-size", "16", "--enable-metrics", "--tp-size", "2"),
+        *("--dyn-tool-call-parser", "qwen25", "--dyn-reasoning-parser", "qwen3"),
+        *("--allowed-media-domains", "none.invalid"),
+    )
+    assert worker.image == frontend.image == "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1"
+    prefill, decode, _ = resolve(tmp_path, choose("sglang", APART), "eks", EKS_FLEET).services
+    for part in (prefill, decode):
+        assert part.command.count("--disaggregation-mode") == 1
+        assert part.command[part.command.index("--disaggregation-mode") + 1] == part.role
+        assert part.address_variables == ("SGLANG_HOST_IP",) and part.ports["side"] == 5600
+
+
 REFUSED_OF_ENGINES = {
+    "guesses from the prompt": (
+        choose("sglang").replace("slo:", "tuning: {speculative: {method: ngram}}\nslo:"),
+        'blueprint.yaml:11:23: tuning.speculative: "ngram": SGLang guesses from the prompt with blocks of one token '
+        "alone on some GPUs, and Dynamo's frontend needs larger ones. Fix: remove speculative.",
+    ),
     "an option of the engine's server alone": (
         choose("tensorrt-llm").replace("slo:", "engine_arguments: {trust_remote_code: true}\nslo:"),
         "blueprint.yaml:11:39: engine_arguments.trust_remote_code: true: dynamo 1.6.1 runs tensorrt-llm 1.3.0rc29, where "
         "there is no such option. Fix: remove trust_remote_code, or use another framework.",
+    ),
+    "an option that came with a later version": (
+        choose("sglang").replace("slo:", "engine_arguments: {enable_watermark: true}\nslo:"),
+        "blueprint.yaml:11:38: engine_arguments.enable_watermark: true: dynamo 1.6.1 runs sglang 0.5.21, where there is no "
+        "such option. Fix: remove enable_watermark, or use another framework.",
     ),
     "a template of one's own": (
         ON_EKS.replace("context: 8k", "context: 8k\nchat_template: own.jinja"),
@@ -348,8 +375,8 @@ def cells() -> dict[str, list[ServingDeployment]]:
     return found
 
 
-ABSENT = {"vllm": "uvicorn_log_level", "tensorrt-llm": "no_telemetry"}
-"""An option of each engine that its worker under Dynamo does not have: of the engine's server."""
+ABSENT = {"vllm": "uvicorn_log_level", "tensorrt-llm": "no_telemetry", "sglang": "watermark_config"}
+"""An option of each engine that its worker under Dynamo does not have: of the engine's server, or of a later version."""
 
 
 @pytest.mark.parametrize("engine", engines.load_frameworks()["dynamo"].engines)
