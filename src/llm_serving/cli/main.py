@@ -119,9 +119,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def set_options(
-    debug: bool = typer.Option(False, "--debug", envvar=DEBUG, help="Show tracebacks."),
-) -> None:
+def set_options(debug: bool = typer.Option(False, "--debug", envvar=DEBUG, help="Show tracebacks.")) -> None:
     """Set the options of all commands."""
     if debug:
         os.environ[DEBUG] = "1"

@@ -295,14 +295,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
 
 
 def _build_fit(
-    instance: str,
-    tensor_parallel: int,
-    pipeline: int,
-    context: int,
-    memory: _Memory,
-    reason: str,
-    *,
-    calibrated: bool,
+    instance: str, tensor_parallel: int, pipeline: int, context: int, memory: _Memory, reason: str, *, calibrated: bool
 ) -> Fit:
     return Fit(
         instance=instance,

@@ -157,8 +157,7 @@ BucketName = Annotated[
     str, TextFormat("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket, without s3://", "my-models")
 ]
 TierBucketName = Annotated[
-    str,
-    TextFormat("[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", "the name of an S3 bucket without dots", "my-kv"),
+    str, TextFormat("[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", "the name of an S3 bucket without dots", "my-kv")
 ]
 """Of a bucket whose name stands in the host of its address: S3's certificate is for names without dots."""
 

@@ -46,12 +46,7 @@ def build_manifests(group: Group, *, image: str, nodes: int, limit_s: int) -> li
     }
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": metadata,
-            "spec": network_policy,
-        },
+        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": network_policy},
         {
             "apiVersion": "v1",
             "kind": "Service",

@@ -350,13 +350,7 @@ def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnB
     with _translate_errors(snapshot.id, snapshot.commit), part.open("ab") as output:
         url = hf_hub_url(snapshot.id, file.name, revision=snapshot.commit, endpoint=resolve_endpoint())
         counting_file: Any = _CountingFile(output, on_bytes)
-        http_get(
-            url,
-            counting_file,
-            resume_size=resume_size,
-            headers=_build_headers(),
-            expected_size=file.size,
-        )
+        http_get(url, counting_file, resume_size=resume_size, headers=_build_headers(), expected_size=file.size)
 
 
 class _CountingFile:

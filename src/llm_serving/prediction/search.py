@@ -696,13 +696,7 @@ def _compute_fit(model: Model, instance: Instance, split: Split, context: int, k
     return vllm.compute_fit(
         model,
         instance,
-        ReplicaSetup(
-            split.tensor,
-            pipeline=split.pipeline,
-            expert_ranks=expert_ranks,
-            context=context,
-            dtype=kv_type,
-        ),
+        ReplicaSetup(split.tensor, pipeline=split.pipeline, expert_ranks=expert_ranks, context=context, dtype=kv_type),
     )
 
 

@@ -231,10 +231,7 @@ class _Builder:
         self.count = 0
         for tag, mark in tagged:
             self._add_mistake(
-                (),
-                mark,
-                f"the tag {tag} says how to build the value, and settings take values alone",
-                "remove the tag",
+                (), mark, f"the tag {tag} says how to build the value, and settings take values alone", "remove the tag"
             )
 
     def build(self, node: yaml.Node) -> None:
@@ -300,18 +297,12 @@ class _Builder:
             elif not isinstance(key, yaml.ScalarNode):
                 node_type = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
                 self._add_mistake(
-                    key_path,
-                    key.start_mark,
-                    f"{node_type} instead of a key",
-                    "quotes around a text with { or [ in it",
+                    key_path, key.start_mark, f"{node_type} instead of a key", "quotes around a text with { or [ in it"
                 )
             elif key.value in own:
                 line = own[key.value][0].start_mark.line + 1
                 self._add_mistake(
-                    (*key_path, key.value),
-                    key.start_mark,
-                    f"duplicate key, first on line {line}",
-                    "remove one",
+                    (*key_path, key.value), key.start_mark, f"duplicate key, first on line {line}", "remove one"
                 )
             else:
                 own[key.value] = (key, value)

@@ -387,10 +387,7 @@ def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folde
 
 
 def _finish_rehearsal(
-    request: WorkflowRequest,
-    fleet_context: FleetContext,
-    checkpoint_file: Checkpoints,
-    result: WorkflowResult,
+    request: WorkflowRequest, fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult
 ) -> None:
     """End a rehearsal: list the remaining commands, and destroy what it created in an embedded AWS of its own."""
     target = load_aws_target(request.target)

@@ -137,8 +137,5 @@ def _list_size_checks(document: Document[Fleet], catalog: Catalog, aws: AwsSessi
 
 def _build_mistake_result(mistake: Mistake) -> CheckResult:
     return CheckResult(
-        f"line {mistake.line}",
-        "fail",
-        f"{mistake.field}: {mistake.value}: {mistake.reason}",
-        mistake.fix,
+        f"line {mistake.line}", "fail", f"{mistake.field}: {mistake.value}: {mistake.reason}", mistake.fix
     )

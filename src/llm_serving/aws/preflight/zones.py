@@ -157,10 +157,7 @@ def _build_missing_result(
 
 
 def _build_partial_result(
-    row: _Members,
-    check_name: str,
-    offering_zones: Sequence[str],
-    zones_by_type: Mapping[str, set[str]],
+    row: _Members, check_name: str, offering_zones: Sequence[str], zones_by_type: Mapping[str, set[str]]
 ) -> CheckResult:
     """Report a type that some of the pool's zones lack: bad only where such a zone offers none of the pool's types."""
     missing_zones = [zone for zone in row.zones if zone not in offering_zones]

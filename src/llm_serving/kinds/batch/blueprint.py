@@ -76,9 +76,7 @@ class Endpoint(Settings):
     """The endpoint that answers the rows: exactly one of `model`, `deployment` and `url`."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [{"required": ["model"]}, {"required": ["deployment"]}, {"required": ["url"]}],
-        }
+        json_schema_extra={"oneOf": [{"required": ["model"]}, {"required": ["deployment"]}, {"required": ["url"]}]}
     )
 
     model: ModelName | None = None

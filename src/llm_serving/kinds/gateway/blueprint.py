@@ -55,8 +55,7 @@ MockText = Annotated[
 Money = Annotated[float, Quantity((("USD", _ONE),), "an amount of money", "50 USD", max=Decimal(10_000_000))]
 
 TokenPrice = Annotated[
-    float,
-    Quantity((("USD", _ONE),), "a price of a million tokens", "0.5 USD", max=Decimal(10_000), allow_zero=True),
+    float, Quantity((("USD", _ONE),), "a price of a million tokens", "0.5 USD", max=Decimal(10_000), allow_zero=True)
 ]
 
 TokensPerMinute = Annotated[int, Count("a number of tokens", "200k", 1, 1_000_000_000)]

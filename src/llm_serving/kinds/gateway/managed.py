@@ -16,10 +16,7 @@ def list_rows(stack: GatewayStack, connect: Callable[[str], Any]) -> list[dict[s
     Args:
         connect: returns a client of a service.
     """
-    return [
-        *_list_databases(stack, connect("rds")),
-        *_list_caches(stack, connect("elasticache")),
-    ]
+    return [*_list_databases(stack, connect("rds")), *_list_caches(stack, connect("elasticache"))]
 
 
 def _list_databases(stack: GatewayStack, client: Any) -> Iterator[dict[str, Any]]:

@@ -132,11 +132,7 @@ def _find_deployments(
 
 
 def _require_embedding(
-    blueprint: Document[Blueprint],
-    name: str,
-    fleet: Document[Fleet],
-    environment: Environment,
-    route: str,
+    blueprint: Document[Blueprint], name: str, fleet: Document[Fleet], environment: Environment, route: str
 ) -> FoundDeployment:
     """Find a serving deployment that turns texts into vectors.
 

@@ -33,9 +33,7 @@ class Endpoint(Settings):
     """The endpoint that answers the prompts: exactly one of `mock`, `deployment` and `url`."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [{"required": ["mock"]}, {"required": ["deployment"]}, {"required": ["url"]}],
-        }
+        json_schema_extra={"oneOf": [{"required": ["mock"]}, {"required": ["deployment"]}, {"required": ["url"]}]}
     )
 
     mock: Mock | None = None

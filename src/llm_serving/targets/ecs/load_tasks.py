@@ -89,11 +89,7 @@ def _sign_program(plan: DeploymentPlan, program: LoadProgram, url: str) -> dict[
 
 @contextlib.contextmanager
 def _start(
-    plan: DeploymentPlan,
-    network: dict[str, Any],
-    parameters: dict[str, Any],
-    count: int,
-    program: LoadProgram | None,
+    plan: DeploymentPlan, network: dict[str, Any], parameters: dict[str, Any], count: int, program: LoadProgram | None
 ) -> Iterator[LoadTasks]:
     client, started = plan.aws.client("ecs"), list[str]()
     cluster = names.format_cluster_name(plan.fleet.value)

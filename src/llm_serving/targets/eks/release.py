@@ -129,13 +129,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def _upgrade(plan: DeploymentPlan, values_file: Path, log: Path) -> None:
-    command = [
-        *_build_helm_command("upgrade", plan),
-        str(_get_chart(plan)),
-        "--install",
-        "--values",
-        str(values_file),
-    ]
+    command = [*_build_helm_command("upgrade", plan), str(_get_chart(plan)), "--install", "--values", str(values_file)]
     with console.step(f"Upgrade release {plan.deployment.name}"):
         console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
 

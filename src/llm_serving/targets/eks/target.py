@@ -98,11 +98,7 @@ class EksTarget(AwsTarget):
         return deploy(plan, confirm, force=force)
 
     def launch_drivers(
-        self,
-        plan: DeploymentPlan,
-        urls: Sequence[str],
-        limit_s: int,
-        program: LoadProgram | None = None,
+        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
     ) -> AbstractContextManager[Containers]:
         """Run the pods of a Job."""
         return load_job.run(plan, urls, limit_s=limit_s, program=program)

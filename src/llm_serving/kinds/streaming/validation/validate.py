@@ -227,14 +227,11 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
     counts, answer, pipeline = report.events, report.metrics.answer_ms, report.metrics.pipeline_ms
     lines = [
         f"{counts.sent} events: {counts.answered} answered, {counts.dead} dead, {counts.lost} lost, "
-        f"{counts.duplicated} duplicated",
+        f"{counts.duplicated} duplicated"
     ]
     if answer.p50 is not None and answer.p99 is not None and pipeline.p99 is not None:
         lines.append(
             f"answer in the cache after {answer.p50:.0f} ms (p50), {answer.p99:.0f} ms (p99); "
             f"without the endpoint {pipeline.p99:.0f} ms (p99)"
         )
-    return Group(
-        *lines,
-        *render_end(report, folder),
-    )
+    return Group(*lines, *render_end(report, folder))
