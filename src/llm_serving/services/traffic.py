@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.token_lengths import TokenLengths
-from llm_serving.settings.document import Conflict, Settings, parse_default
+from llm_serving.settings.document import Conflict, Settings, check_one_of, parse_default
 from llm_serving.settings.units import Bounds, Duration, ImageCount, Inputs, Rate, Share, TextFormat, Turns
 
 PromptFile = Annotated[
@@ -313,11 +313,7 @@ class Traffic(Settings):
     def _check_one_loop(self) -> Iterator[Conflict]:
         if self.users is None and self.arrivals is None and self.trace is not None:
             return
-        if (self.users is None) == (self.arrivals is None):
-            key_path = () if self.users is None else ("arrivals",)
-            yield Conflict(
-                key_path, "it must have exactly one of users and arrivals", "write arrivals: 20/s, or users: 8"
-            )
+        yield from check_one_of(self, "users", "arrivals", fix="write arrivals: 20/s, or users: 8")
 
     def _check_loop_of(self, name: str) -> Iterator[Conflict]:
         loop, reason = _LOOPS[name]

@@ -80,6 +80,15 @@ class Settings(BaseModel):
         return value if isinstance(value, _InvalidValue) else handler(value)
 
 
+def check_one_of(settings: Settings, *names: str, fix: str) -> Iterator[Conflict]:
+    """Yield that none or several of the fields are written, of which a model has exactly one."""
+    written = [name for name in names if getattr(settings, name) is not None]
+    if len(written) != 1:
+        *others, last = names
+        reason = f"it must have exactly one of {', '.join(others)} and {last}"
+        yield Conflict((written[1],) if written else (), reason, fix)
+
+
 class _InvalidValueError(Exception):
     """A rule used a value that is invalid by itself."""
 

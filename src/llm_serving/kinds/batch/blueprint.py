@@ -13,7 +13,7 @@ from llm_serving.services.addresses import build_cache_format, build_endpoint_fo
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
-from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, check_one_of, parse_default
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
@@ -117,14 +117,9 @@ class Endpoint(Settings):
     is that of a `deployment` whose blueprint is in the folder of its name beside this one."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_pool(), self._check_metrics(), self._check_api_key())
-
-    def _check_one(self) -> Iterator[Conflict]:
-        written = [name for name in ("model", "deployment", "url") if getattr(self, name) is not None]
-        if len(written) != 1:
-            key_path = (written[1],) if written else ()
-            reason = "it must have exactly one of model, deployment and url"
-            yield Conflict(key_path, reason, "set model: tiny, deployment: NAME or url: http://HOST:PORT")
+        fix = "set model: tiny, deployment: NAME or url: http://HOST:PORT"
+        sources = check_one_of(self, "model", "deployment", "url", fix=fix)
+        return (sources, self._check_pool(), self._check_metrics(), self._check_api_key())
 
     def _check_pool(self) -> Iterator[Conflict]:
         own = {"pool", "replicas", "accelerators", "context"} & self.model_fields_set

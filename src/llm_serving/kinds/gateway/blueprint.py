@@ -15,7 +15,7 @@ from llm_serving.services.load_balancer import LoadBalancer
 from llm_serving.services.rendered import S3Location
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import Secret
-from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, check_one_of, parse_default
 from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, TextFormat
 
 _ONE = Decimal(1)
@@ -136,13 +136,8 @@ class Source(Settings):
         return (self._check_one(), self._check_model())
 
     def _check_one(self) -> Iterator[Conflict]:
-        written = [name for name in self.SOURCES if getattr(self, name) is not None]
-        if len(written) != 1:
-            *others, last = self.SOURCES
-            reason = f"it must have exactly one of {', '.join(others)} and {last}"
-            *other_forms, last_form = (f"{name}: {_FORMS[name]}" for name in self.SOURCES)
-            fix = f"set {', '.join(other_forms)} or {last_form}"
-            yield Conflict((written[1],) if written else (), reason, fix)
+        *other_forms, last_form = (f"{name}: {_FORMS[name]}" for name in self.SOURCES)
+        return check_one_of(self, *self.SOURCES, fix=f"set {', '.join(other_forms)} or {last_form}")
 
     def _check_model(self) -> Iterator[Conflict]:
         if self.url and not self.model:

@@ -12,7 +12,7 @@ from llm_serving.services.addresses import build_cache_format, build_endpoint_fo
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
-from llm_serving.settings.document import Conflict, OneOrMore, Settings, parse_default
+from llm_serving.settings.document import Conflict, OneOrMore, Settings, check_one_of, parse_default
 from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
@@ -68,14 +68,9 @@ class Endpoint(Settings):
     """Whether a shopper's newer event ends the request of an older one, which becomes the dead letter `overtaken`."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_model(), self._check_api_key())
-
-    def _check_one(self) -> Iterator[Conflict]:
-        written = [name for name in ("mock", "deployment", "url") if getattr(self, name) is not None]
-        if len(written) != 1:
-            key_path = (written[1],) if written else ()
-            reason = "it must have exactly one of mock, deployment and url"
-            yield Conflict(key_path, reason, "set mock: {}, deployment: NAME or url: http://HOST:PORT")
+        fix = "set mock: {}, deployment: NAME or url: http://HOST:PORT"
+        sources = check_one_of(self, "mock", "deployment", "url", fix=fix)
+        return (sources, self._check_model(), self._check_api_key())
 
     def _check_model(self) -> Iterator[Conflict]:
         if self.url and not self.model:
