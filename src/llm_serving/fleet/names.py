@@ -7,6 +7,11 @@ import hashlib
 from llm_serving.fleet.model import Fleet
 
 
+def format_deployment_name(fleet: Fleet, deployment: str) -> str:
+    """Return the name of what AWS runs for a deployment, unlike those of other fleets."""
+    return f"{fleet.name}-{deployment}"
+
+
 def format_cluster_name(fleet: Fleet) -> str:
     """Return the name of the cluster, on EKS as on ECS."""
     return fleet.name

@@ -1,8 +1,14 @@
-"""Forms of addresses that blueprints of several kinds name, each kind with its own example."""
+"""Addresses that blueprints of several kinds name: their forms, and what is to be known of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from llm_serving.loopback import is_loopback
+from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import TextFormat
+from llm_serving.settings.yaml_source import KeyPath
 
 
 def build_endpoint_format(example: str) -> TextFormat:
@@ -21,3 +27,19 @@ def build_cache_format(example: str) -> TextFormat:
         "the address of Valkey or Redis, without user and password",
         example,
     )
+
+
+def find_port(url: str) -> int:
+    """Return the port of a URL, by its scheme where it names none."""
+    address = urlsplit(url)
+    return address.port or (443 if address.scheme == "https" else 80)
+
+
+def check_reachable(url: str | None, key_path: KeyPath, who: str) -> Iterator[Conflict]:
+    """Yield a URL of this machine.
+
+    Args:
+        who: what runs elsewhere, such as `workers on ECS do not reach`.
+    """
+    if is_loopback(urlsplit(url or "").netloc):
+        yield Conflict(key_path, f"{who} this machine", "use an address in the fleet's network", url)

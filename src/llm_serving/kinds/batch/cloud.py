@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -16,7 +15,7 @@ from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
 from llm_serving.kinds.batch.worker_settings import Answering
-from llm_serving.services import orchestrators, team_keys
+from llm_serving.services import addresses, orchestrators, team_keys
 from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
@@ -47,7 +46,7 @@ READY_FILE = "/tmp/batch-worker.ready"
 
 def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> BatchStack:
     """Resolve the data of the stack of the batch `name`."""
-    workflow = _format_workflow(fleet, name)
+    workflow = names.format_deployment_name(fleet, name)
     queues = worker_settings.name_queues(workflow, settings.teams)
     return BatchStack(
         orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
@@ -97,8 +96,8 @@ def build_container(
 
 def _list_calls(settings: Blueprint, answering: Answering, *, is_worker: bool) -> dict[str, Call]:
     """List what a container connects to beside AWS, by name."""
-    endpoint, cache, deployment = urlsplit(answering.url), settings.results.cache, settings.endpoint.deployment or ""
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    port, cache = addresses.find_port(answering.url), settings.results.cache
+    deployment = settings.endpoint.deployment or ""
     calls = {
         "endpoint": Call(
             purpose="Rows, and counts of their tokens", port=port, deployment=deployment, in_network=bool(deployment)
@@ -112,10 +111,6 @@ def _list_calls(settings: Blueprint, answering: Answering, *, is_worker: bool) -
     return calls
 
 
-def _format_workflow(fleet: Fleet, name: str) -> str:
-    return f"{fleet.name}-{name}"
-
-
 def _name_run_queues(settings: Blueprint, workflow: str) -> dict[str, str]:
     """Return the team of each queue of chunks, by the queue's name."""
     runs = worker_settings.name_queues(workflow, settings.teams).runs
@@ -124,7 +119,7 @@ def _name_run_queues(settings: Blueprint, workflow: str) -> dict[str, str]:
 
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
     """Yield names that AWS refuses, and what no container reaches or runs on."""
-    workflow = _format_workflow(fleet, name)
+    workflow = names.format_deployment_name(fleet, name)
     yield from orchestrators.check(fleet, environment.conventions, ("kind",), settings.kind)
     yield from _find_long_names(_name_run_queues(settings, workflow))
     yield from _find_long_rules(settings, workflow, name)
@@ -227,11 +222,9 @@ def _find_long_names(run_queues: Mapping[str, str]) -> Iterator[Conflict]:
 
 def _find_unreachable(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
     cache = settings.results.cache
-    urls = ((("endpoint", "url"), settings.endpoint.url), (("results", "cache", "url"), cache and cache.url))
+    urls = ((("endpoint", "url"), settings.endpoint.url), (("results", "cache", "url"), cache.url if cache else None))
     for key_path, url in urls:
-        if _is_loopback(urlsplit(url or "").hostname or ""):
-            reason = f"workers on {environment.conventions.title} do not reach this machine"
-            yield Conflict(key_path, reason, "use an address in the fleet's network", url)
+        yield from addresses.check_reachable(url, key_path, f"workers on {environment.conventions.title} do not reach")
 
 
 def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
@@ -243,10 +236,3 @@ def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iter
             reason = f"on {environment.conventions.title} it names nobody"
             fix = "name a namespace" if is_kubernetes else "name a security group, sg-ID"
             yield Conflict(("api", "clients"), reason, f"{fix}, or a range of addresses", client)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

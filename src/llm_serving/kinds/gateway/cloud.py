@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from llm_serving import paths
 from llm_serving.catalog import own_image
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.gateway import cloud_program, litellm_settings, meter, meter_program
@@ -17,7 +17,7 @@ from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
 from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
-from llm_serving.services import load_balancer, orchestrators, team_keys
+from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
 from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT, WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
@@ -69,9 +69,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     urls = [(place.route, place.backend.url) for place in litellm_settings.list_places(settings)]
     urls += [(route, place.backend.url) for route, place in embeddings.items()]
     for route, url in urls:
-        if urlsplit(url or "").hostname in (LOOPBACK, "localhost"):
-            reason = f"containers on {title} do not reach this machine"
-            yield Conflict(("routes", route), reason, "use an address in the fleet's network", url)
+        yield from addresses.check_reachable(url, ("routes", route), f"containers on {title} do not reach")
     if embeddings and DATA_TIERING.fullmatch(settings.aws.cache_type):
         reason = (
             "its nodes keep a part of the data on disks, where nothing is searched, and answers are found by meaning"
@@ -80,8 +78,8 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(fleet.zones) < MIN_ZONES:
         reason = f"the database takes {MIN_ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "database_type"), reason, "add zones to the fleet", settings.aws.database_type)
-    if len(_format_name(fleet, name)) > MAX_NAME:
-        reason = f"{_format_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
+    if len(names.format_deployment_name(fleet, name)) > MAX_NAME:
+        reason = f"{names.format_deployment_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
         yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
     if not (paths.IMAGES / IMAGE / "rds-ca" / f"{fleet.region}.pem").is_file():
         reason = f"the image has no certificate of RDS's authority of {fleet.region}, by which it knows the database"
@@ -118,7 +116,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
     balancer = settings.load_balancer
     return GatewayStack(
         orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
-        name=_format_name(fleet, name),
+        name=names.format_deployment_name(fleet, name),
         place=_format_place(fleet, name),
         database_type=settings.aws.database_type,
         database_gib=math.ceil(settings.aws.database_storage / 2**30),
@@ -244,8 +242,7 @@ def _list_calls(places: list[Place[Any]]) -> dict[str, Call]:
         if name := place.backend.deployment:
             calls[name] = Call(purpose=f"Requests to {name}", port=ENTRY_PORT, deployment=name)
         elif place.backend.url:
-            address = urlsplit(place.backend.url)
-            port = address.port or (443 if address.scheme == "https" else 80)
+            port = addresses.find_port(place.backend.url)
             calls[f"url-{port}"] = Call(purpose="Requests to URLs", port=port, in_network=False)
     return calls
 
@@ -255,10 +252,6 @@ def _list_clients(settings: Blueprint, fleet: Fleet, environment: Environment) -
     if settings.load_balancer and environment.conventions.is_kubernetes:
         return (*load_balancer.list_ranges(fleet), environment.namespace)
     return ()
-
-
-def _format_name(fleet: Fleet, name: str) -> str:
-    return f"{fleet.name}-{name}"
 
 
 def _format_place(fleet: Fleet, name: str) -> str:

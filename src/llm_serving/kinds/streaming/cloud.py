@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlsplit
 
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.stack import ZONES, AnswerFiles, StreamStack
-from llm_serving.services import team_keys
+from llm_serving.services import addresses, team_keys
 from llm_serving.services.environment import Environment
-from llm_serving.services.service import LOOPBACK
 from llm_serving.settings.document import Conflict
 
 MAX_NAME = 40
@@ -43,8 +42,8 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)
-    if len(_format_name(fleet, name)) > MAX_NAME:
-        reason = f"{_format_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
+    if len(names.format_deployment_name(fleet, name)) > MAX_NAME:
+        reason = f"{names.format_deployment_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
         yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
 
 
@@ -53,10 +52,8 @@ def check_job(settings: Blueprint, title: str) -> Iterator[Conflict]:
     if settings.endpoint.mock:
         reason, fix = f"on {title} no mock runs", "set deployment: NAME, or url: https://HOST and model: NAME"
         yield Conflict(("endpoint",), reason, fix, "mock")
-    host = urlsplit(settings.endpoint.url or "").hostname
-    if host in (LOOPBACK, "localhost"):
-        reason = f"the job on {title} does not reach this machine"
-        yield Conflict(("endpoint", "url"), reason, "use an address in the fleet's network", settings.endpoint.url)
+    who = f"the job on {title} does not reach"
+    yield from addresses.check_reachable(settings.endpoint.url, ("endpoint", "url"), who)
     if settings.aws.parallelism > settings.partitions:
         reason = f"further instances than partitions ({settings.partitions}) get no events"
         fix = "raise partitions, or lower it"
@@ -75,7 +72,7 @@ def resolve(
     archive = programs.locate_archive()
     text = json.dumps(job, separators=(",", ":"))
     return StreamStack(
-        name=_format_name(fleet, deployment.name),
+        name=names.format_deployment_name(fleet, deployment.name),
         zones=tuple(fleet.zones[:ZONES]),
         brokers=settings.aws.brokers,
         broker_type=settings.aws.broker_type,
@@ -86,23 +83,17 @@ def resolve(
         events_topic=deployment.topics.events,
         results_topic=deployment.topics.results,
         dead_letters_topic=deployment.topics.dead_letters,
-        endpoint_port=find_port(deployment.endpoint_url),
+        endpoint_port=addresses.find_port(deployment.endpoint_url),
         endpoint_in_network=settings.endpoint.deployment is not None,
         archive=str(archive),
         bucket=environment.bucket,
         archive_key=f"streaming/{deployment.name}/{archive.name}",
         settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
         secrets=team_keys.list_read(settings.endpoint.api_key),
-        answer_files=_locate_answer_files(deployment, _format_name(fleet, deployment.name)),
+        answer_files=_locate_answer_files(deployment, names.format_deployment_name(fleet, deployment.name)),
         lag_alarm_s=math.ceil(settings.aws.lag_alarm),
         dead_alarm=settings.slo.dead_events or 0.01,
     )
-
-
-def find_port(url: str) -> int:
-    """Return the port of an endpoint."""
-    endpoint = urlsplit(url)
-    return endpoint.port or (443 if endpoint.scheme == "https" else 80)
 
 
 def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:
@@ -118,7 +109,3 @@ def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:
             f"with the schema of events it takes {size} characters, and Managed Flink {MAX_PROPERTY * MAX_PROPERTIES}"
         )
         yield Conflict(("prompt",), reason, "write a shorter prompt, or a shorter schema")
-
-
-def _format_name(fleet: Fleet, name: str) -> str:
-    return f"{fleet.name}-{name}"

@@ -11,7 +11,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming import cloud
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import OperatorStream, StreamingDeployment
-from llm_serving.services import orchestrators
+from llm_serving.services import addresses, orchestrators
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 
@@ -76,7 +76,7 @@ def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[s
         brokers=settings.aws.brokers,
         broker_gib=math.ceil(settings.aws.broker_storage / 2**30),
         parallelism=settings.aws.parallelism,
-        endpoint_port=cloud.find_port(deployment.endpoint_url),
+        endpoint_port=addresses.find_port(deployment.endpoint_url),
         cache_port=urlsplit(deployment.cache_url).port or 6379,
         logs=settings.logs,
         settings=json.dumps(job, separators=(",", ":")),
