@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformOutput
+from infra.constructs import alarm
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, add_rule, add_security_group
+from infra.constructs.task_place import TaskPlace
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import Service
 
 _TLS_POLICY = "ELBSecurityPolicy-TLS13-1-2-2021-06"
 """TLS 1.2 and 1.3. Source: ELB documentation, "Security policies for your Application Load Balancer", 2026-11."""
+
+_DAY_S = 86400
+CERTIFICATE_DAYS = 21
+"""ACM's own warnings begin 45 days before the end, when its renewal should be over. Source: ACM API reference,
+ExpiryEventsConfiguration, 2026-11."""
 
 _NAME_PREFIX_LENGTH = 5
 """ELB's names have 32 characters at most; Terraform appends 26 of its own to a prefix of up to six."""
@@ -30,20 +38,21 @@ def add_load_balancer(
     stack: FleetStack,
     deployment: str,
     entry: Service,
-    settings: StackLoadBalancer,
+    settings: StackLoadBalancer | None,
+    place: TaskPlace,
     *,
-    vpc_id: str,
-    vpc: VpcRanges,
-    subnet_ids: list[str],
     entry_group: aws.security_group.SecurityGroup,
     health_path: str,
-) -> TaskLoadBalancer:
-    """Add the load balancer, its listener, and the target group that the entry's tasks register with.
+) -> TaskLoadBalancer | None:
+    """Add the load balancer, its listener, the target group that the entry's tasks register with, and its output.
 
     Args:
+        settings: None where the deployment has none.
         health_path: answers 200 as long as the process lives: ECS replaces tasks that fail this.
     """
-    group = _add_security_group(stack, deployment, entry.port, entry_group, vpc_id=vpc_id, vpc=vpc)
+    if settings is None:
+        return None
+    group = _add_security_group(stack, deployment, entry.port, entry_group, place)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
@@ -51,13 +60,13 @@ def add_load_balancer(
         name_prefix=prefix,
         internal=True,
         load_balancer_type="application",
-        subnets=subnet_ids,
+        subnets=list(place.subnets.values()),
         security_groups=[group.id],
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
         tags={"Name": f"{stack.fleet.name}-{deployment}"},
     )
-    target_group = _add_target_group(stack, entry.port, settings, prefix, vpc_id, health_path)
+    target_group = _add_target_group(stack, entry.port, settings, prefix, place.vpc_id, health_path)
     e = aws.lb_listener
     listener = e.LbListener(
         stack,
@@ -73,7 +82,30 @@ def add_load_balancer(
         aws.wafv2_web_acl_association.Wafv2WebAclAssociation(
             stack, "balancer-web-acl", resource_arn=balancer.arn, web_acl_arn=settings.web_acl
         )
+    _add_certificate_alarm(stack, deployment, settings.certificate)
+    description = "Where a name of the certificate should lead: a CNAME or alias"
+    TerraformOutput(stack, "load_balancer", value=balancer.dns_name, description=description)
     return TaskLoadBalancer(balancer, target_group, listener)
+
+
+def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:
+    """Add the alarm on a load balancer's certificate that ends soon.
+
+    It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
+    """
+    dimensions = {"CertificateArn": certificate}
+    query = alarm.build_signal_query("days", "certificate-days", dimensions, "Minimum", period_s=_DAY_S, returned=True)
+    alarm.add_alarm(
+        stack,
+        "certificate-alarm",
+        name=f"{stack.fleet.name}-{deployment}-certificate",
+        description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
+        threshold=CERTIFICATE_DAYS,
+        comparison="LessThanThreshold",
+        periods=1,
+        missing="ignore",
+        metric_query=[query],
+    )
 
 
 def _add_target_group(
@@ -99,13 +131,7 @@ def _add_target_group(
 
 
 def _add_security_group(
-    stack: FleetStack,
-    deployment: str,
-    port: int,
-    entry_group: aws.security_group.SecurityGroup,
-    *,
-    vpc_id: str,
-    vpc: VpcRanges,
+    stack: FleetStack, deployment: str, port: int, entry_group: aws.security_group.SecurityGroup, place: TaskPlace
 ) -> aws.security_group.SecurityGroup:
     """Add the load balancer's security group, which the entry lets in."""
     group = add_security_group(
@@ -113,9 +139,9 @@ def _add_security_group(
         "balancer-group",
         name=f"{stack.fleet.name}-{deployment}-balancer",
         description=f"Load balancer of {deployment}",
-        vpc_id=vpc_id,
+        vpc_id=place.vpc_id,
     )
-    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=vpc)
+    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=place.vpc)
     add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=entry_group)
     add_rule(stack, "router-from-balancer", entry_group, "in", "Requests and health checks", port, peer=group)
     return group

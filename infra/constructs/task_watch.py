@@ -21,11 +21,6 @@ from llm_serving.services.slo import MIN_ERROR_SHARE
 _MAX_SCALE_TO_ZERO_ROLES = 8
 """CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
 
-_DAY_S = 86400
-CERTIFICATE_DAYS = 21
-"""ACM's own warnings begin 45 days before the end, when its renewal should be over. Source: ACM API reference,
-ExpiryEventsConfiguration, 2026-11."""
-
 _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
 
@@ -124,26 +119,6 @@ def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
         comparison="GreaterThanOrEqualToThreshold",
         periods=15,
         metric_query=_build_running_queries(stack.fleet, ecs_names, "Maximum"),
-    )
-
-
-def add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:
-    """Add the alarm on a load balancer's certificate that ends soon.
-
-    It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
-    """
-    dimensions = {"CertificateArn": certificate}
-    query = alarm.build_signal_query("days", "certificate-days", dimensions, "Minimum", period_s=_DAY_S, returned=True)
-    alarm.add_alarm(
-        stack,
-        "certificate-alarm",
-        name=f"{stack.fleet.name}-{deployment}-certificate",
-        description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
-        threshold=CERTIFICATE_DAYS,
-        comparison="LessThanThreshold",
-        periods=1,
-        missing="ignore",
-        metric_query=[query],
     )
 
 

@@ -19,7 +19,7 @@ from infra.constructs.efa_group import add_efa_group
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
-from infra.constructs.task_watch import CERTIFICATE_DAYS
+from infra.constructs.task_load_balancer import CERTIFICATE_DAYS
 from infra.constructs.topic_rule import add_topic_rule
 from infra.constructs.vpc import Network
 from infra.stacks import base

@@ -20,7 +20,6 @@ from infra.constructs import (
     task_network,
     task_place,
     task_programs,
-    task_watch,
 )
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway import GatewayContext, ServerGroups
@@ -78,7 +77,15 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
             log_key=key,
             groups=task_groups,
             dependencies=[servers.place],
-            load_balancer=_add_load_balancer(context, deployment, place, task_groups[deployment.entry.name]),
+            load_balancer=task_load_balancer.add_load_balancer(
+                stack,
+                deployment.name,
+                deployment.entry,
+                deployment.stack.load_balancer,
+                place,
+                entry_group=task_groups[deployment.entry.name],
+                health_path=deployment.entry.probe.health if deployment.entry.probe else "",
+            ),
         )
     else:
         _let_nodes_in(stack, groups)
@@ -123,30 +130,3 @@ def _add_task_groups(
         others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
         task_network.add_call_rules(context.stack, service.model_copy(update={"calls": others}), group, place.vpc)
     return task_groups
-
-
-def _add_load_balancer(
-    context: GatewayContext, deployment: Gateway, place: TaskPlace, entry_group: aws.security_group.SecurityGroup
-) -> task_load_balancer.TaskLoadBalancer | None:
-    """Add the load balancer, and the output with its name; None where the gateway has none."""
-    settings, entry = deployment.stack.load_balancer, deployment.entry
-    if settings is None:
-        return None
-    assert entry.probe
-    load_balancer = task_load_balancer.add_load_balancer(
-        context.stack,
-        context.name,
-        entry,
-        settings,
-        vpc_id=place.vpc_id,
-        vpc=place.vpc,
-        subnet_ids=list(place.subnets.values()),
-        entry_group=entry_group,
-        health_path=entry.probe.health,
-    )
-    task_watch.add_certificate_alarm(context.stack, context.name, settings.certificate)
-    name = load_balancer.balancer.dns_name
-    base.add_output(
-        context.stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias"
-    )
-    return load_balancer

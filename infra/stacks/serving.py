@@ -177,7 +177,15 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
             cluster_arn=place.cluster_arn,
             subnets=place.subnets,
             alarm_name=errors_alarm.alarm_name,
-            load_balancer=_add_load_balancer(stack, serving, place, security_groups.router),
+            load_balancer=task_load_balancer.add_load_balancer(
+                stack,
+                serving.name,
+                serving.entry,
+                serving.stack.load_balancer,
+                place,
+                entry_group=security_groups.router,
+                health_path=_ROUTER_HEALTH,
+            ),
             connect_timeout_s=serving.stack.request_timeout_s,
         ),
         stream=stream,
@@ -186,29 +194,6 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
         roles=_add_roles(stack, serving, place, logs),
         dependencies=[errors_alarm, *logs],
     )
-
-
-def _add_load_balancer(
-    stack: FleetStack, serving: Serving, place: TaskPlace, router_group: aws.security_group.SecurityGroup
-) -> task_load_balancer.TaskLoadBalancer | None:
-    """Add the load balancer, and the output with its name; None where the deployment has none."""
-    if serving.stack.load_balancer is None:
-        return None
-    load_balancer = task_load_balancer.add_load_balancer(
-        stack,
-        serving.name,
-        serving.entry,
-        serving.stack.load_balancer,
-        vpc_id=place.vpc_id,
-        vpc=place.vpc,
-        subnet_ids=list(place.subnets.values()),
-        entry_group=router_group,
-        health_path=_ROUTER_HEALTH,
-    )
-    task_watch.add_certificate_alarm(stack, serving.name, serving.stack.load_balancer.certificate)
-    name = load_balancer.balancer.dns_name
-    base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
-    return load_balancer
 
 
 def _add_service(stack: FleetStack, parts: _Parts, service: Service) -> AddedService:
