@@ -65,7 +65,14 @@ def add_function(
     """
     group_name = build_log_group_name(stack.fleet, name)
     log = add_log_group(stack, f"{name}-log", group_name, key, keep_days=_LOG_RETENTION_DAYS)
-    function_role = _add_function_role(stack, name, description, statements)
+    events = stack.account.build_arn("logs", f"log-group:{group_name}:*")
+    function_role = add_role(
+        stack,
+        name,
+        description=description,
+        trust=policy.build_trust_policy("lambda.amazonaws.com"),
+        statements=(allow("Log", ["logs:CreateLogStream", "logs:PutLogEvents"], events), *statements),
+    )
     code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
     return aws.lambda_function.LambdaFunction(
         stack,
@@ -81,18 +88,6 @@ def add_function(
         memory_size=256,
         timeout=timeout_s,
         depends_on=[log, *list_policies(stack, name)],
-    )
-
-
-def _add_function_role(
-    stack: FleetStack, name: str, description: str, statements: Sequence[Statement]
-) -> aws.iam_role.IamRole:
-    return add_role(
-        stack,
-        name,
-        description=description,
-        trust=policy.build_trust_policy("lambda.amazonaws.com"),
-        statements=(_build_log_statement(stack, name), *statements),
     )
 
 
@@ -136,14 +131,6 @@ def add_trigger(
         function_name=function.function_name,
         principal="events.amazonaws.com",
         source_arn=rule.arn,
-    )
-
-
-def _build_log_statement(stack: FleetStack, name: str) -> Statement:
-    return allow(
-        "Log",
-        ["logs:CreateLogStream", "logs:PutLogEvents"],
-        stack.account.build_arn("logs", f"log-group:{build_log_group_name(stack.fleet, name)}:*"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
+from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
@@ -44,7 +44,9 @@ def add_launch_template(
         # A node group takes its type from here, since a Capacity Block asks for that; several types go elsewhere.
         instance_type=group.types[0] if len(group.types) == 1 else None,
         user_data=_encode_base64(text),
-        iam_instance_profile=_build_instance_profile(instance_profile_arn),
+        iam_instance_profile=aws.launch_template.LaunchTemplateIamInstanceProfile(arn=instance_profile_arn)
+        if instance_profile_arn
+        else None,
         block_device_mappings=list(_build_volumes(group)),
         metadata_options=_build_metadata_options(),
         monitoring=aws.launch_template.LaunchTemplateMonitoring(enabled=True),
@@ -54,10 +56,6 @@ def add_launch_template(
         **_build_placement(stack.fleet, group),
         depends_on=list(depends_on),
     )
-
-
-def _build_instance_profile(arn: str | None) -> aws.launch_template.LaunchTemplateIamInstanceProfile | None:
-    return aws.launch_template.LaunchTemplateIamInstanceProfile(arn=arn) if arn else None
 
 
 def _build_tags(fleet: Fleet, group: Group) -> list[aws.launch_template.LaunchTemplateTagSpecifications]:
@@ -74,21 +72,7 @@ def _encode_base64(text: str) -> str:
     return format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})")
 
 
-class _Network(TypedDict, total=False):
-    vpc_security_group_ids: list[str]
-    network_interfaces: list[aws.launch_template.LaunchTemplateNetworkInterfaces]
-
-
-class _Capacity(TypedDict, total=False):
-    capacity_reservation_specification: aws.launch_template.LaunchTemplateCapacityReservationSpecification
-    instance_market_options: aws.launch_template.LaunchTemplateInstanceMarketOptions
-
-
-class _Placement(TypedDict, total=False):
-    placement: aws.launch_template.LaunchTemplatePlacement
-
-
-def _build_network(group: Group, security_groups: Sequence[str]) -> _Network:
+def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, Any]:
     if not group.efa:
         return {"vpc_security_group_ids": list(security_groups)}
     return {
@@ -144,9 +128,9 @@ def _build_volume(
     )
 
 
-def _build_capacity(group: Group, reservations_arn: str) -> _Capacity:
+def _build_capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
     lt = aws.launch_template
-    options: _Capacity = {}
+    options: dict[str, Any] = {}
     reservation_target = lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
     specification = lt.LaunchTemplateCapacityReservationSpecification
     if group.purchase_option == "reservation":
@@ -163,7 +147,7 @@ def _build_capacity(group: Group, reservations_arn: str) -> _Capacity:
     return options
 
 
-def _build_placement(fleet: Fleet, group: Group) -> _Placement:
+def _build_placement(fleet: Fleet, group: Group) -> dict[str, Any]:
     if not group.placement_group:
         return {}
     # By name and not by reference: the caller has it made first by depends_on.
