@@ -91,6 +91,7 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
 class _Parts:
     """What all services of the deployment share."""
 
+    stack: FleetStack
     serving: Serving
     place: TaskPlace
     services: task_service.ServiceContext
@@ -103,15 +104,10 @@ class _Parts:
     dependencies: list[Any]
 
     @property
-    def fleet(self) -> Fleet:
-        """The fleet."""
-        return self.services.stack.fleet
-
-    @property
     def logs(self) -> task.LogDestination:
         """Where tasks write to."""
         return task.LogDestination(
-            ecs_services.format_log_group(self.fleet, KIND, self.serving.name), self.fleet.region
+            ecs_services.format_log_group(self.stack.fleet, KIND, self.serving.name), self.stack.fleet.region
         )
 
 
@@ -121,7 +117,7 @@ def _add_resources(stack: FleetStack, serving: Serving) -> None:
         _add_pod_role(stack, serving)
         return
     parts = _add_parts(stack, serving)
-    services = {service.name: _add_service(stack, parts, service) for service in serving.services}
+    services = {service.name: _add_service(parts, service) for service in serving.services}
     if stack.fleet.add_ons.observability:
         dashboard.add_dashboard(stack, task_watch.list_graphs(stack.fleet, serving, parts.stream))
     task_place.add_outputs(
@@ -169,6 +165,7 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
     )
     errors_alarm = task_watch.add_errors_alarm(stack, serving, stream)
     return _Parts(
+        stack=stack,
         serving=serving,
         place=place,
         services=task_service.ServiceContext(
@@ -196,14 +193,14 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
     )
 
 
-def _add_service(stack: FleetStack, parts: _Parts, service: Service) -> AddedService:
+def _add_service(parts: _Parts, service: Service) -> AddedService:
     """Add a service with its task definition, alarms and scaling."""
-    fleet, serving, roles = parts.fleet, parts.serving, parts.roles[service.is_entry]
+    stack, serving, roles = parts.stack, parts.serving, parts.roles[service.is_entry]
     adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(parts, service)
     definition = task.add_definition(
         stack,
         adapted,
-        family=f"{fleet.name}-{serving.name}-{service.name}",
+        family=f"{stack.fleet.name}-{serving.name}-{service.name}",
         roles=roles,
         logs=parts.logs,
         image_prefixes=parts.image_prefixes,
@@ -219,7 +216,7 @@ def _add_service(stack: FleetStack, parts: _Parts, service: Service) -> AddedSer
         ),
         dependencies=[*parts.dependencies, *roles.policies],
     )
-    _add_monitoring(stack, parts, service, ecs_services)
+    _add_monitoring(parts, service, ecs_services)
     return AddedService(definition.arn, [entry.name for entry in ecs_services])
 
 
@@ -228,7 +225,7 @@ def _adapt_engine(parts: _Parts, service: Service) -> Service:
     check = service.node_check
     if "--efa" in check:
         others = [peer for peer in parts.serving.services if peer.node_check and not (peer.node and peer.node.rank)]
-        check = (*check, "--peers", *(_format_address(parts.fleet, parts.serving, peer) for peer in others))
+        check = (*check, "--peers", *(_format_address(parts.stack.fleet, parts.serving, peer) for peer in others))
     return service.model_copy(update={"is_root": True, "node_check": check})
 
 
@@ -244,7 +241,7 @@ def _adapt_router(parts: _Parts, service: Service) -> Service:
     """
     assert service.probe
     engine_probe = {"path": service.probe.path, "body": service.probe.body}
-    env = {"CLOUD_MAP_REGION": parts.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
+    env = {"CLOUD_MAP_REGION": parts.stack.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
     probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
     return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})
 
@@ -253,7 +250,7 @@ def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefin
     """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
     sidecars = []
     if not service.is_entry:
-        replica = _find_replica(parts.fleet, parts.serving, service)
+        replica = _find_replica(parts.stack.fleet, parts.serving, service)
         sidecars.append(replica_watch.build_container(service, replica, parts.logs))
     if not (service.node and service.node.rank):
         logs = parts.logs.build_configuration("metrics")
@@ -322,11 +319,9 @@ def _add_roles(stack: FleetStack, serving: Serving, place: TaskPlace, logs: list
     }
 
 
-def _add_monitoring(
-    stack: FleetStack, parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]
-) -> None:
-    fleet, serving = parts.fleet, parts.serving
-    ecs_names = task_service.list_names(fleet, serving.name, service)
+def _add_monitoring(parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]) -> None:
+    stack, serving = parts.stack, parts.serving
+    ecs_names = task_service.list_names(stack.fleet, serving.name, service)
     if service.replicas.min and not service.placement.gives_way:
         task_watch.add_running_alarm(stack, serving.name, service, ecs_names)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
