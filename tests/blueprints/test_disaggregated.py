@@ -227,3 +227,30 @@ def _classify_failure(failure: str) -> str:
     if status:
         return status[1]
     return "refused" if "refused" in failure else "cut" if any(word in failure for word in DISCONNECTS) else failure
+
+
+def test_prompts_with_a_cached_prefix_go_to_its_rank_and_both_ranks_of_decode_answer(
+    tmp_path: Path, start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(ROOT / "blueprints" / "disaggregated", folder)
+    file = folder / "blueprint.yaml"
+    text = file.read_text().replace("general, replicas: 1, accelerators: 1}", "wide, accelerators: 2, data: 2}")
+    file.write_text(text.replace("traffic:", "  router: {policy: cache-aware}\ntraffic:", 1))
+    [shared] = _make_prompts(1, seed=9)
+    with start_blueprint(folder, tmp_path) as plan:
+        answered = {role: _count_by_rank(plan, role) for role in ("prefill", "decode")}
+        for end in range(300, 308):
+            serving.complete(plan.deployment.url, prompt=[*shared[:-1], end])
+        shares = {
+            role: [after - before for before, after in zip(answered[role], _count_by_rank(plan, role), strict=True)]
+            for role in answered
+        }
+    assert sorted(shares["prefill"]) == [0, 8], shares
+    assert sum(shares["decode"]) == 8 and min(shares["decode"]) > 0, shares
+
+
+def _count_by_rank(plan: DeploymentPlan, role: str) -> list[float]:
+    """Requests that each of two data-parallel ranks of a role has answered."""
+    process = _find_process(plan, role)
+    return [serving.read_counter(process, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]

@@ -99,6 +99,11 @@ def _format_disaggregated(pool: str) -> str:
     return f"pattern: disaggregated\nmodel: {SMALL}\nroles: {{{roles}}}\n{TRAFFIC}"
 
 
+def _format_wide_halves() -> str:
+    roles = (f"{role}: {{pool: p5en, accelerators: 16, data: 16, expert: on}}" for role in ("prefill", "decode"))
+    return f"pattern: disaggregated\nmodel: {EXPERTS}\nroles: {{{', '.join(roles)}}}\n{TRAFFIC}"
+
+
 CASES = [
     *((_format_blueprint(SMALL, "pool: general", TUNED.replace("SPECULATIVE", method)), "eks") for method in SPECULATIVE),
     (_format_blueprint(SMALL, "pool: general", "tuning: {quantization: fp8}\n"), "eks"),
@@ -109,6 +114,7 @@ CASES = [
         "data: 16, expert: on",
     )),
     *((_format_disaggregated(pool), "eks") for pool in ("general", "p5en")),
+    (_format_wide_halves(), "eks"),
     (_format_disaggregated("general").replace(SMALL, "tiny"), "local"),
     (_format_blueprint("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}"), "local"),
     *((_format_blueprint(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target) for pool, target in (

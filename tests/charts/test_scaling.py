@@ -79,3 +79,60 @@ def test_two_replicas_of_eight_ranks_count_as_two_caches_and_all_their_requests(
     command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+LIMIT = {"role": "worker", "name": "ttft p95", "metric": "vllm:time_to_first_token_seconds", "edge": "0.5",
+    "measured": "500 ms", "allowed": "0.05"}  # fmt: skip
+
+
+def _render_by_slo(render_chart: Render, **limit: str) -> list[dict[str, str]]:
+    """What the triggers of a role that follows the SLO ask."""
+    scaling = {"min": 1, "max": 8, "metric": "queue", "threshold": 4, "slo": True}
+    monitoring, slo = {"podMonitors": True}, {"latencies": [{**LIMIT, **limit}]}
+    values = build_values(build_engine(autoscaling=scaling), monitoring=monitoring, slo=slo)
+    [scaled] = filter_by_kind(render_chart(values), "ScaledObject")
+    assert {trigger["metricType"] for trigger in scaled["spec"]["triggers"]} == {"AverageValue"}, "or no fallback"
+    return [trigger["metadata"] for trigger in scaled["spec"]["triggers"]]
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [(0, 0), (3, 1.8), (5, 3), (7, 4.2), (60, 6)],
+    ids=["none misses it", "fewer than may", "as many as may", "more than may", "twice the replicas at most"],
+)
+def test_missed_limits_of_the_slo_add_replicas_and_none_where_they_are_met(
+    render_chart: Render, tmp_path: Path, slow: int, expected: float
+) -> None:
+    """Three replicas, each with 100 requests a minute of which `slow` took longer than the limit."""
+    load, missed = _render_by_slo(render_chart)
+    assert (load["threshold"], missed["threshold"]) == ("4", "1")
+    series = [
+        {
+            "series": f'{LIMIT["metric"]}_{name}{{{LABELS},pod="mine-worker-{pod}",engine="0"{edge}}}',
+            "values": f"0+{count}x9",
+        }
+        for pod in range(3)
+        for name, edge, count in (("bucket", ',le="0.5"', 100 - slow), ("bucket", ',le="1.0"', 100), ("count", "", 100))
+    ]
+    check = {
+        "expr": f"round({missed['query']}, 0.001)",
+        "eval_time": "5m",
+        "exp_samples": [{"labels": "{}", "value": expected}],
+    }
+    none = {**check, "exp_samples": [{"labels": "{}", "value": 0}]}
+    tests = [
+        {"interval": "1m", "input_series": series, "promql_expr_test": [check]},
+        {"interval": "1m", "input_series": [], "promql_expr_test": [none]},
+    ]
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": tests}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_role_without_a_limit_cannot_follow_the_slo(render_chart: Render) -> None:
+    with pytest.raises(
+        AssertionError, match=r"roles\.worker\.autoscaling\.slo: true: slo\.latencies has no limit of this role"
+    ):
+        _render_by_slo(render_chart, role="decode")

@@ -103,7 +103,7 @@
 {{- $wrong = append $wrong (printf "%s.drain.graceSeconds: %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: set more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
 {{- end -}}
 {{- with $role.autoscaling -}}
-{{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
+{{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "name" $.name "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
 {{- end -}}
 {{- $wrong = concat $wrong (include "inference.efaChecks" (dict "at" $at "role" $role) | fromYamlArray) -}}
 {{- toYaml $wrong -}}
@@ -176,6 +176,9 @@
 {{- end -}}
 {{- if not (get .root.Values.metrics.engine $scaling.metric) -}}
 {{- $wrong = append $wrong (printf "%s.metric: %s: metrics.engine has no such name. Fix: pass --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
+{{- end -}}
+{{- if and $scaling.slo (not (include "inference.missedLimits" .)) -}}
+{{- $wrong = append $wrong (printf "%s.slo: true: slo.latencies has no limit of this role. Fix: add one, or remove slo" .at) -}}
 {{- end -}}
 {{- if eq .role.kind "router" -}}
 {{- $wrong = append $wrong (printf "%s: routers have no such metrics. Fix: set replicas" .at) -}}

@@ -82,6 +82,9 @@ class Scale(ResolvedData):
     cool_down_s: int
     """Seconds before a replica that is no longer needed stops."""
 
+    slo: bool = False
+    """Whether replicas are added too while more requests miss the SLO's latencies than it allows."""
+
     peaks: tuple[Peak, ...] = ()
 
 

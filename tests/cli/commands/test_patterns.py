@@ -55,7 +55,7 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
     [
         (
             ("disaggregated", "--preset", "13x1"),
-            '--preset: "13x1": disaggregated has no such preset. Fix: use 12x1+1x4.\n',
+            '--preset: "13x1": disaggregated has no such preset. Fix: use 12x1+1x4 or wide-experts.\n',
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),

@@ -34,6 +34,7 @@ class Engine(ThreadingHTTPServer):
     models: tuple[str, ...]
     bodies: list[dict[str, Any]]
     callers: list[dict[str, str]]
+    ranks: list[str | None]
     delay_s = 0.0
     """Until it answers a GET."""
     is_healthy = True
@@ -62,6 +63,7 @@ class Handler(QuietHandler):
         assert isinstance(self.server, Engine)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
+        self.server.ranks += [self.headers.get("X-data-parallel-rank")] if self.path == "/v1/completions" else []
         self.server.callers.append({name: self.headers.get(name, "") for name in CALLER})
         payload: dict[str, Any] = {"id": "x", "object": "text_completion", "model": body["model"]}
         payload["choices"] = [{"index": 0, "text": self.server.address, "finish_reason": "stop"}]
@@ -89,7 +91,7 @@ class RouterTestbed:
 
     def start(self, address: str, *models: str) -> Engine:
         engine = Engine((address, self.port), Handler)
-        engine.models, engine.bodies, engine.callers = models or ("alpha",), [], []
+        engine.models, engine.bodies, engine.callers, engine.ranks = models or ("alpha",), [], [], []
         threading.Thread(target=engine.serve_forever, daemon=True).start()
         self.engines[address] = engine
         return engine
@@ -272,6 +274,32 @@ def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterT
             "what ECS asks: a router that waits for engines is to stay"
         )
         assert dns_discovery.fetch_page(f"{url}/health") is None
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_request_names_the_ranks_of_prefill_and_of_decode(testbed: RouterTestbed, ranks: int) -> None:
+    [discovery] = processes.claim_free_ports(1)
+    testbed.start(A), testbed.start(B)
+    testbed.write_dns(prefill=[A], decode=[B])
+    names = (f"--prefill=prefill:{testbed.port}", f"--decode=decode:{testbed.port}")
+    router = (
+        "--vllm-pd-disaggregation",
+        "--kv-connector",
+        "nixl",
+        "--policy",
+        "round_robin",
+        "--vllm-discovery-address",
+    )
+    router = (*router, f"127.0.0.1:{discovery}", "--intra-node-data-parallel-size", str(ranks))
+    with testbed.run_router(f"--discovery=127.0.0.1:{discovery}", *names, router=router) as url:
+        wait_until_served(url, {B})
+        for address in (A, B):
+            testbed.engines[address].ranks.clear()
+        for _ in range(8):
+            send_request(url)
+        for address in (A, B):
+            assert set(testbed.engines[address].ranks) == ({"0", "1"} if ranks == 2 else {None}), address
 
 
 @pytest.mark.engine

@@ -63,6 +63,12 @@ SHAPES = {
         "pattern: distributed\nmodel: Qwen/Qwen3-32B\n"
         "roles: {worker: {pool: fast, replicas: 2, accelerators: 16, pipeline: 2}}\n"
     ),
+    "wide": (
+        "pattern: disaggregated\nmodel: Qwen/Qwen3-235B-A22B-FP8\n"
+        "roles:\n"
+        "  prefill: {pool: fast, accelerators: 16, data: 16, expert: on}\n"
+        "  decode: {pool: fast, accelerators: 32, data: 32, expert: on}\n"
+    ),
     "multi-model": (
         "pattern: multi-model\n"
         "traces: http://collector.internal:4318/v1/traces\n"

@@ -210,6 +210,24 @@ run "distributed" {
   }
 }
 
+run "wide" {
+  module {
+    source = "./stacks/serving-wide"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_ecs_service.prefill-0-1-0, aws_ecs_service.decode-0-0-0, aws_ecs_service.decode-0-3-0] :
+      one.desired_count == 1 && length(one.network_configuration[0].subnets) == 1
+    ])
+    error_message = "each machine of prefill and of decode is a service, all in one zone"
+  }
+
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.engine-from-engine.ip_protocol == "-1"
+    error_message = "a rank of decode reaches any rank of prefill, whose ports follow one another"
+  }
+}
+
 run "multi_model" {
   module {
     source = "./stacks/serving-multi-model"

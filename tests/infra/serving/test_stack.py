@@ -182,7 +182,10 @@ def test_the_health_of_an_engine_does_not_depend_on_its_queue(stacks: Stacks, sh
     probes = {
         task: check["command"][4:6] for task in tasks for check in parse_health_checks(stacks[shape], task).values()
     }
-    followers = {f"worker-{replica}-1" for replica in range(2)} if shape == "distributed" else set()
+    followers = {
+        "distributed": {f"worker-{replica}-1" for replica in range(2)},
+        "wide": {"prefill-0-1", *(f"decode-0-{rank}" for rank in (1, 2, 3))},
+    }.get(shape, set())
     assert set(probes) == set(tasks) - followers - {"ask"}
     for task, (url, body) in probes.items():
         port_and_path = "8080/liveness" if task == "router" else "8000/health"

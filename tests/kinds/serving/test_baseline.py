@@ -55,6 +55,21 @@ def test_a_baseline_has_the_same_accelerators_in_equal_replicas(
     assert baseline_blueprint.roles.worker.pool == "gpus"
 
 
+@pytest.mark.parametrize(
+    ("roles", "pattern"),
+    [
+        (
+            "prefill: {pool: gpus, accelerators: 16, data: 16, expert: on}, "
+            "decode: {pool: gpus, accelerators: 32, data: 32, expert: on}",
+            "distributed",
+        ),
+        ("prefill: {pool: gpus, accelerators: 4, expert: on}, decode: {pool: gpus, accelerators: 4}", "aggregated"),
+    ],
+)
+def test_the_baseline_of_experts_over_several_nodes_spans_them_too(tmp_path: Path, roles: str, pattern: str) -> None:
+    assert _make_baseline(tmp_path, roles).pattern == pattern
+
+
 def test_a_baseline_has_the_originals_model_traffic_and_slo_without_kv_transfer(tmp_path: Path) -> None:
     extra = "name: pair\ntuning: {kv_transfer: host, prefix_cache: off, sequences: 64}\n"
     original = load(_write_blueprint(tmp_path, extra=extra), Blueprint).value

@@ -11,6 +11,7 @@ import yaml
 
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.deployment import WORKER
 from llm_serving.kinds.serving.placement import format_bounds
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings import yaml_source
@@ -61,7 +62,9 @@ def get_pattern(blueprint: Document[Blueprint]) -> str:
     """
     pattern = patterns.load_patterns()[blueprint.value.pattern]
     if pattern.baseline and blueprint.value.is_disaggregated:
-        return pattern.baseline
+        # Experts over data-parallel ranks are for replicas of several nodes.
+        is_wide = any(role.expert and role.data > 1 for role in blueprint.value.roles.engine_roles.values())
+        return (patterns.find_multi_node((WORKER,)) if is_wide else "") or pattern.baseline
     others = [name for name, other in patterns.load_patterns().items() if other.baseline]
     reason = "the pattern has no baseline: nothing is split that could run together"
     fix = f"name the folder of a blueprint with pattern: {' or '.join(others)}"

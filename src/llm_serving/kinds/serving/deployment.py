@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -29,6 +30,16 @@ WORKER = "worker"
 
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
+
+
+def map_latencies(role_names: Sequence[str]) -> dict[EngineMetric, list[str]]:
+    """Return the engines' roles whose requests have a latency, by histogram.
+
+    Before prefill and decode no engine sees a whole request: prefill has the first token, decode those after it.
+    """
+    names, is_split = list(role_names), PREFILL in role_names
+    answering = [name for name in names if name != PREFILL]
+    return {"ttft": [PREFILL] if is_split else names, "itl": answering, "e2e": [] if is_split else names}
 
 
 class Parallelism(ResolvedData):
@@ -218,16 +229,9 @@ class ServingDeployment(Deployment):
 
     @property
     def latency_objectives(self) -> tuple[LatencyObjective, ...]:
-        """The limits of the SLO on latencies, as alerts measure them.
-
-        Before prefill and decode no engine sees a whole request: prefill has the first token, decode those after it.
-        """
+        """The limits of the SLO on latencies, as alerts measure them."""
         engine = engines.get_engine(self.engine, self.framework)
-        role_names = [role.name for role in self.engine_roles]
-        first = [PREFILL] if PREFILL in role_names else role_names
-        answering = [role.name for role in self.answering_roles]
-        whole = role_names if PREFILL not in role_names else []
-        roles: dict[EngineMetric, list[str]] = {"ttft": first, "itl": answering, "e2e": whole}
+        roles = map_latencies([role.name for role in self.engine_roles])
         return tuple(objectives.list_latencies(self.slo, engine.metrics, engine.buckets, roles))
 
     @property

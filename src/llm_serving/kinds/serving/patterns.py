@@ -66,11 +66,7 @@ def list_names() -> list[str]:
     return list(load_patterns())
 
 
-def find_multi_node(roles: tuple[str, ...] | None = None) -> str:
-    """Return the pattern whose replicas span several nodes, among those with these roles; empty where there is none."""
-    names = [
-        pattern.name
-        for pattern in load_patterns().values()
-        if pattern.spans_nodes and (roles is None or pattern.roles == roles)
-    ]
-    return names[0] if names else ""
+def find_multi_node(roles: tuple[str, ...]) -> str:
+    """Return the pattern with these roles whose replicas span several nodes; empty where there is none."""
+    patterns = load_patterns().values()
+    return next((pattern.name for pattern in patterns if pattern.spans_nodes and pattern.roles == roles), "")

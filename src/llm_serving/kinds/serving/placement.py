@@ -429,10 +429,8 @@ class _PlacementSearch:
             ).fits
         ]
         if not candidates:
-            larger_pattern = patterns.find_multi_node()
-            alternative = f", or pattern: {larger_pattern}" if larger_pattern else ""
             return (
-                f"use a smaller or more strongly quantized model{alternative}: "
+                f"use a smaller or more strongly quantized model{self._describe_several_nodes()}: "
                 "no single instance type of the catalog holds this one"
             )
         same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
@@ -440,6 +438,14 @@ class _PlacementSearch:
             f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
         ]
         return f"set {' or '.join(suggestions)}, or use a smaller model"
+
+    def _describe_several_nodes(self) -> str:
+        """Return how a replica gets several nodes, as part of a fix; empty where no pattern of its roles has them."""
+        pattern = patterns.load_patterns()[self.settings.pattern]
+        if pattern.spans_nodes:
+            return ", or more accelerators, over several nodes"
+        larger_pattern = patterns.find_multi_node(pattern.roles)
+        return f", or pattern: {larger_pattern}" if larger_pattern else ""
 
     def _describe_larger_nodes(self) -> str:
         """Return the smallest type without accelerators whose memory holds the model."""

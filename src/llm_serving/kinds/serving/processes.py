@@ -685,12 +685,14 @@ def _select_decode_policy(context: Context, engine_services: Sequence[Service]) 
 def count_routed_ranks(context: Context) -> int:
     """Return data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
 
-    The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines, and none
-    for several models or accelerators, or before prefill and decode.
+    The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines: prefill and
+    decode need as many. It takes none for several models or accelerators.
     """
-    worker, workers = context.blueprint.roles.worker, context.blueprint.roles.workers
-    follows_ranks = context.policy in ("cache-aware", "consistent-hash")
-    return worker.data if worker and not workers and follows_ranks else 1
+    roles = context.blueprint.roles
+    if context.policy not in ("cache-aware", "consistent-hash") or roles.workers or roles.models:
+        return 1
+    rank_counts = {role.data for role in roles.engine_roles.values()}
+    return rank_counts.pop() if len(rank_counts) == 1 else 1
 
 
 def needs_engine_details(context: Context) -> bool:

@@ -109,6 +109,10 @@ class Scale(Settings):
     kv_usage: Share | None = None
     """Share of the KV cache in use, on average over data-parallel ranks; above it a replica is added."""
 
+    slo: Annotated[bool, Switch()] = False
+    """Whether replicas are added too while more of the role's requests miss the SLO's latencies than it allows, on EKS:
+    for prefill the time to the first token, for decode that between tokens."""
+
     cool_down: Duration = parse_default("5min")
     """Time until a replica that is no longer needed stops."""
 

@@ -138,6 +138,7 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
             signal="queue" if role.scale.queue else "kv-usage",
             target=role.scale.queue or role.scale.kv_usage or 0,
             cool_down_s=int(role.scale.cool_down),
+            slo=role.scale.slo,
             peaks=tuple(
                 Peak(start=start, end=end, replicas=peak.replicas)
                 for peak in role.scale.peaks

@@ -186,8 +186,8 @@ REFUSED_LOCALLY = [
     ),
     (
         format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: true: the engine spreads experts by libraries that need GPUs. "
-        "Fix: set expert: off in a copy to try here.",
+        "blueprint.yaml:4:49: roles.worker.expert: true: the engine has no exchange between ranks of experts on "
+        "CPU, and ends at the first request. Fix: set expert: off in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
@@ -699,6 +699,72 @@ def test_the_router_chooses_a_rank_where_its_policy_follows_the_ranks_caches(
         assert "--enable-igw" not in command, "with it vllm-router makes no entry for a rank"
     one_rank = text.replace("accelerators: 2, data: 2", "accelerators: 1")
     assert "--intra-node-data-parallel-size" not in resolve_blueprint(tmp_path, one_rank, target).entries[0].command
+
+
+@pytest.mark.parametrize(("target", "pool"), [("eks", "general"), ("ecs", "on-ecs"), ("local", "general")])
+def test_the_router_chooses_ranks_of_prefill_and_decode_where_both_have_as_many(
+    tmp_path: Path, target: str, pool: str
+) -> None:
+    role = {"pool": pool, "accelerators": 2, "data": 2}
+    text = format_disaggregated(role, role, "tiny").replace("traffic", "  router: {policy: cache-aware}\ntraffic", 1)
+    command = resolve_blueprint(tmp_path, text, target, cores=4).entries[0].command
+    assert get_flag(command, "--intra-node-data-parallel-size") == "2"
+    unlike = text.replace("accelerators: 2, data: 2", "accelerators: 1", 1)
+    command = resolve_blueprint(tmp_path, unlike, target, cores=4).entries[0].command
+    assert "--intra-node-data-parallel-size" not in command, "it is one number for both"
+
+
+def _format_by_slo(pool: str, slo: str = "{ttft_ms: {p95: 500}, itl_ms: {p95: 50}}", extra: str = "") -> str:
+    prefill = {"pool": pool, "replicas": "1..2", "scale": "{queue: 4, slo: on}"}
+    decode = {"pool": pool, "replicas": "1..2", "scale": "{kv_usage: 80%, slo: on}"}
+    return format_disaggregated(prefill, decode, extra=extra).replace("slo: {}", f"slo: {slo}")
+
+
+def test_prefill_and_decode_follow_their_own_limits_of_the_slo(tmp_path: Path) -> None:
+    deployment = resolve_blueprint(tmp_path, _format_by_slo("general"))
+    for service in deployment.workers:
+        assert service.replicas.scale and service.replicas.scale.slo
+    limits = [(objective.role, objective.name) for objective in deployment.latency_objectives]
+    assert limits == [("prefill", "ttft p95"), ("decode", "itl p95")]
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "role", "reason"),
+    [
+        (_format_by_slo("on-ecs"), "ecs", "prefill", "on ECS a role follows one measure of its engines"),
+        (
+            _format_by_slo("general", "{ttft_ms: {p95: 500}, itl_ms: {mean: 50}}"),
+            "eks",
+            "decode",
+            "the SLO has no percentile of a latency that this role's engines measure",
+        ),
+    ],
+    ids=["ecs", "no limit"],
+)
+def test_following_the_slo_is_refused_where_nothing_measures_it(
+    tmp_path: Path, text: str, target: str, role: str, reason: str
+) -> None:
+    assert f"roles.{role}.scale.slo: true: {reason}. Fix: remove slo." in get_error(tmp_path, text, target)
+
+
+def test_prefill_and_decode_span_several_nodes_each(tmp_path: Path) -> None:
+    fleet = FLEET.replace("us-west-2c, size: 4, efa: on}", "us-west-2c, size: 6, efa: on}", 1)
+    prefill = {**P5EN, "accelerators": 16, "data": 16, "expert": "on"}
+    decode = {**P5EN, "accelerators": 32, "data": 32, "expert": "on"}
+    text = f"{format_disaggregated(prefill, decode, 'deepseek-ai/DeepSeek-V3')}name: mine\n"
+    deployment = resolving.resolve_files(tmp_path, text, fleet, "eks")
+    assert [(worker.nodes, worker.resources.efa) for worker in deployment.workers] == [(2, 16), (4, 16)]
+    for worker, kv_role, ranks in zip(deployment.workers, ("kv_producer", "kv_consumer"), ("16", "32"), strict=True):
+        for command in (worker.command, worker.worker_command):
+            transfer = json.loads(get_flag(command, "--kv-transfer-config"))
+            assert (transfer["kv_role"], transfer["kv_buffer_device"]) == (kv_role, "cuda")
+            assert (get_flag(command, "--data-parallel-size"), "--enable-expert-parallel" in command) == (ranks, True)
+        # Rank n listens at the port and n, on the node that it is on.
+        assert set(worker.address_variables) == {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
+    router = deployment.entries[0].command
+    assert router.count("inference/listens=true") == 2, "the first node of a replica alone answers requests"
+    with pytest.raises(InputError, match="which grows to 4"):
+        resolving.resolve_files(tmp_path, text, FLEET, "eks")
 
 
 def test_prefill_follows_cached_prefixes_and_decode_the_load(tmp_path: Path) -> None:

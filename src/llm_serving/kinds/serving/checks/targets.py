@@ -12,6 +12,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import auth, patterns, processes
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
+from llm_serving.kinds.serving.deployment import map_latencies
+from llm_serving.kinds.serving.objectives import list_latencies
 from llm_serving.kinds.serving.placement import (
     PlacedRole,
     Placement,
@@ -71,6 +73,7 @@ def check(
         yield from _check_gangs(conventions, placed_roles)
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
+    yield from _check_slo_scaling(settings, conventions, placed_roles)
     if conventions.max_replicas:
         yield from _check_max_replicas(conventions, placed_roles)
     if conventions.max_waiting:
@@ -421,6 +424,30 @@ def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iter
             )
             replicas = format_bounds(role.replicas)
             yield Conflict((*key_path, "replicas"), reason, f"set replicas: {role.replicas.max}", replicas)
+
+
+def _check_slo_scaling(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield roles that would follow the SLO where nothing measures it."""
+    framework, engine = (
+        engines.load_frameworks()[settings.framework],
+        engines.get_engine(settings.engine, settings.framework),
+    )
+    roles = map_latencies(list(settings.roles.engine_roles))
+    objectives = list(list_latencies(settings.slo, engine.metrics, engine.buckets, roles))
+    for key_path, role, _ in placed_roles:
+        if role.scale is None or not role.scale.slo:
+            continue
+        reason = ""
+        if not any(objective.role == key_path[-1] for objective in objectives):
+            reason = "the SLO has no percentile of a latency that this role's engines measure"
+        elif framework.workload and not framework.workload.keda:
+            reason = f"{settings.framework} scales by requests under way alone"
+        elif conventions.runs_tasks:
+            reason = f"on {conventions.title} a role follows one measure of its engines"
+        if reason:
+            yield Conflict((*key_path, "scale", "slo"), reason, "remove slo", True)
 
 
 def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
