@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import http.client
 import ipaddress
 import json
@@ -9,6 +10,7 @@ import re
 import shutil
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -33,6 +35,20 @@ from llm_serving.validation.base import ValidationOptions
 ROOT = Path(__file__).resolve().parents[1]
 
 PROMPT = "The router sends a request to"
+
+LIMIT = 8
+"""Requests that the replica of the second of TWO_MODELS has at once."""
+
+TWO_MODELS = f"""\
+pattern: multi-model
+roles:
+  router: {{policy: cache-aware}}
+  models:
+    tiny: {{model: tiny, pool: general, context: 2k, replicas: 2}}
+    other: {{model: tiny, pool: general, context: 2k, max_requests: {LIMIT}}}
+traffic: {{users: 4}}
+slo: {{}}
+"""
 
 
 def get_url(process: Service) -> str:
@@ -160,11 +176,20 @@ def mark_framework(name: str) -> list[pytest.MarkDecorator]:
 
 @contextmanager
 def run_framework(
-    name: str, root: Path, start: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]
+    name: str,
+    root: Path,
+    start: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
+    lines: str = "",
 ) -> Iterator[DeploymentPlan]:
-    """Run two replicas of the aggregated pattern under a framework; `start` is the fixture `start_blueprint`."""
-    file = Path(shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")) / "blueprint.yaml"
-    file.write_text(yaml_edit.set_value(file, ("framework",), name, after="model"))
+    """Run TWO_MODELS under a framework.
+
+    Args:
+        start: the fixture `start_blueprint`.
+        lines: further ones of the blueprint.
+    """
+    file = Path(shutil.copytree(ROOT / "blueprints" / "multi-model", root / "mine")) / "blueprint.yaml"
+    file.write_text(f"{TWO_MODELS}{lines}")
+    file.write_text(yaml_edit.set_value(file, ("framework",), name, after="pattern"))
     with start(file.parent, root) as plan:
         yield plan
 
@@ -186,6 +211,39 @@ def assert_loopback(plan: DeploymentPlan) -> None:
     sockets = list_listening(plan)
     assert len(sockets) > len(plan.deployment.services)
     assert [address for address in sockets if not address.is_loopback] == []
+
+
+def assert_named(plan: DeploymentPlan) -> None:
+    """Assert that the name in `model` decides which model answers, and that an unknown one gets 404."""
+    url = plan.deployment.url
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
+        assert {row["id"] for row in json.load(response)["data"]} == {"tiny", "other"}
+    for name in ("tiny", "other"):
+        assert json.loads(request_completion(url, model=name))["model"] == name
+    with pytest.raises(urllib.error.HTTPError) as error:
+        request_completion(url, model="nobody")
+    assert error.value.code == 404 and "ot f" in error.value.read().decode(), "not found"
+
+
+def assert_bounded(plan: DeploymentPlan, retry_after: str | None) -> None:
+    """Assert that the second of TWO_MODELS refuses more than its limit at once, and the first answers meanwhile."""
+    url, long = plan.deployment.url, {"max_tokens": 400, "min_tokens": 400, "ignore_eos": True}
+
+    def ask(_: int) -> tuple[int, str | None]:
+        try:
+            request_completion(url, 300, model="other", **long)
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers["Retry-After"]
+        return 200, None
+
+    with concurrent.futures.ThreadPoolExecutor(5 * LIMIT) as users:
+        asked = [users.submit(ask, number) for number in range(5 * LIMIT)]
+        done, _ = concurrent.futures.wait(asked, 300, concurrent.futures.FIRST_COMPLETED)
+        assert (429, retry_after) in [one.result() for one in done], "before any had its answer"
+        assert complete(url)
+        answers = [one.result() for one in asked]
+    assert set(answers) == {(200, None), (429, retry_after)}
+    assert LIMIT <= answers.count((200, None)) <= 3 * LIMIT, "some wait, and of those that come together a few more"
 
 
 def assert_counted(plan: DeploymentPlan, runs: Path) -> None:

@@ -23,7 +23,7 @@ OPTIONS = frozenset(
 def test_the_pool_has_the_engines_and_the_picker_and_envoy_run_beside_the_router(
     tmp_path: Path, render_chart: Render
 ) -> None:
-    deployment = test_llm_d.resolve(tmp_path, test_llm_d.format_blueprint())
+    deployment = test_llm_d.resolve(tmp_path, test_llm_d.format_blueprint("tuning: {priority: on}\n"))
     text = render.render_text(deployment, render.find_template(paths.PATTERNS / "aggregated", "eks"))
     manifests = {(item["kind"], item["metadata"]["name"]): item for item in render_chart(yaml.safe_load(text))}
     pool = manifests["InferencePool", "mine"]["spec"]
@@ -52,3 +52,8 @@ def test_the_pool_has_the_engines_and_the_picker_and_envoy_run_beside_the_router
     account = pods["router"]["spec"]["serviceAccountName"]
     [subject] = manifests["RoleBinding", "mine-picker"]["subjects"]
     assert (subject["name"], subject["namespace"]) == (account, "serving")
+    objectives = {name: row["spec"] for (kind, name), row in manifests.items() if kind == "InferenceObjective"}
+    assert objectives == {
+        "mine-high": {"priority": 1, "poolRef": {"name": "mine"}},
+        "mine-low": {"priority": -1, "poolRef": {"name": "mine"}},
+    }

@@ -62,6 +62,14 @@ def test_the_table_fits_the_terminal_and_has_every_reason_once(width: int) -> No
     assert " ecs yes yes yes 1 2 1 yes yes* " in text
 
 
+def test_it_says_what_a_framework_brings() -> None:
+    text = " ".join(" ".join(render(120)).split())
+    assert (
+        "framework llm-d brings admission before the engines, by class of request first, then in turn for each" in text
+    )
+    assert "framework plain brings" not in text
+
+
 def test_fleets_have_letters_only_if_their_names_do_not_fit() -> None:
     assert not any("A ads-scale" in line for line in render(120))
     assert any("A ads-scale" in line for line in render(80))

@@ -660,6 +660,9 @@ class Framework(_NamedChoice):
     rendered_only: str = ""
     """What of it is checked although nothing of it has run but on this machine; empty where tests run it as on AWS."""
 
+    brings: str = ""
+    """What the others here do not have."""
+
     version: str = ""
     """Of the framework; empty where it is the target's own means."""
 
@@ -743,7 +746,7 @@ def get_engine(engine: str, framework: str) -> Engine:
         "platforms": {
             kind: platform.model_copy(
                 update={
-                    "options": _omit(platform.options, pair.absent_options),
+                    "options": _omit(platform.options, (*pair.absent_options, *pair.options)),
                     "unsupported_options": {
                         **_omit(platform.unsupported_options, works),
                         **pair.unsupported_options,

@@ -45,10 +45,10 @@ def test_by_default_they_log_text(tmp_path: Path) -> None:
             'logs: "json": the engine sglang has no option for it in the catalog. Fix: set logs: text.',
         ),
         (
-            "logs: json\nframework: dynamo\n",
+            "logs: json\nframework: ray\n",
             "local",
-            'logs: "json": Dynamo\'s processes log JSON by a setting of their own, which was not compared. '
-            "Fix: set logs: text in a copy to try here.",
+            'logs: "json": vLLM 0.29.0, which Ray requires, reads a format from a file alone (VLLM_LOGGING_CONFIG_PATH), '
+            "which Ray's image does not have. Fix: set logs: text in a copy to try here.",
         ),
         (
             "engine_arguments: {enable_log_requests: true}\n",

@@ -1,8 +1,11 @@
-"""Dynamo's real frontend and workers: found, reached by loopback alone, chosen by their caches, and replaced."""
+"""Dynamo's real frontend and workers of two models: found, reached by loopback alone, bounded, chosen by their caches,
+and replaced."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,8 +28,9 @@ def plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
-    """Two workers behind the frontend."""
-    with serving.run_framework("dynamo", tmp_path_factory.mktemp("dynamo"), start_blueprint) as started:
+    """Two workers of `tiny` and one of `other` behind the frontend."""
+    root = tmp_path_factory.mktemp("dynamo")
+    with serving.run_framework("dynamo", root, start_blueprint, lines="logs: json\n") as started:
         yield started
 
 
@@ -38,20 +42,45 @@ def test_the_report_counts_every_request_at_the_replica_that_answered(plan: Depl
     serving.assert_counted(plan, tmp_path)
 
 
+def test_each_model_answers_by_its_name(plan: DeploymentPlan) -> None:
+    serving.assert_named(plan)
+
+
+def test_a_model_whose_worker_is_full_refuses_more_while_the_other_answers(plan: DeploymentPlan) -> None:
+    serving.assert_bounded(plan, retry_after=None)
+
+
+def test_its_frontend_logs_json_with_the_id_of_each_request_and_without_prompts(plan: DeploymentPlan) -> None:
+    prompt = "Nobody logs these words."
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
+    headers = {"Content-Type": "application/json", "X-Request-Id": "call-1"}
+    request = urllib.request.Request(f"{plan.deployment.url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.status == 200
+    text = (plan.directory.logs / "router.log").read_text()
+    lines = [json.loads(line) for line in text.splitlines() if "call-1" in line]
+    assert {line["x_request_id"] for line in lines} == {"call-1"}
+    assert "request completed" in {line["message"] for line in lines}
+    assert not [file for file in plan.directory.logs.glob("*.log") if prompt in file.read_text()]
+
+
 def test_a_prompt_goes_where_its_beginning_was_seen_unless_the_policy_is_another(plan: DeploymentPlan) -> None:
-    other, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
-    assert other == 0 and chosen >= 5 * 128, "five of six found whole blocks, all of them at one worker"
+    *others, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
+    assert others == [0, 0] and chosen >= 5 * 128, "five of six found whole blocks, all of them at one worker"
     changed = serving.change_policy(plan, "round-robin")
     hits = serving.repeat_prompt(changed, "A turn for each worker, whatever it has seen. " * 20, 6)
-    assert min(hits) >= 2 * 128, "each worker had the first of its three"
+    assert min(hits[1:]) >= 2 * 128, "each worker had the first of its three"
 
 
 def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> None:
-    [victim] = [each for each in serving.list_processes(plan) if "dynamo.vllm" in each.cmdline()][:1]
+    workers = [each for each in serving.list_processes(plan) if {"dynamo.vllm", "tiny"} <= {*each.cmdline()}]
+    assert len(workers) == 2
+    victim = workers[0]
     migrated = serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS)
     with serving.Load(plan.deployment.url, deadline_s=300, users=4, output_tokens=400) as load:
         load.wait_answers(4)
         victim.kill()
+        assert serving.complete(plan.deployment.url, model="other")
         load.wait_answers(8)
     assert load.failed == []
     assert serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS) > migrated, "it had some under way"

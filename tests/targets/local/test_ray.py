@@ -1,4 +1,5 @@
-"""Ray's real nodes and Serve's replicas on them: reached by loopback alone, counted, replaced, and gone afterwards."""
+"""Ray's real nodes and Serve's replicas of two models on them: reached by loopback alone, counted, bounded, replaced,
+and gone afterwards."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llm_serving import processes
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, readiness
 from tests import serving
 from tests.kinds.serving.frameworks import test_ray as rendered
 
-REPLICA = "ray::ServeReplica:llm:LLMServer"
+REPLICA = "ray::ServeReplica:llm:LLMServer:"
 """What a replica's process calls itself, before the model's name."""
 
 pytestmark = serving.mark_framework("ray")
@@ -33,7 +35,7 @@ def plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
-    """Two nodes with a replica each, and the head."""
+    """A node for each of two replicas of `tiny` and the one of `other`, and the head."""
     with serving.run_framework("ray", tmp_path_factory.mktemp("ray"), start_blueprint) as started:
         yield started
 
@@ -79,9 +81,17 @@ def test_the_report_counts_every_request_at_the_replica_that_answered(plan: Depl
     serving.assert_counted(plan, tmp_path)
 
 
+def test_each_model_answers_by_its_name(plan: DeploymentPlan) -> None:
+    serving.assert_named(plan)
+
+
+def test_a_model_whose_replica_is_full_refuses_more_while_the_other_answers(plan: DeploymentPlan) -> None:
+    serving.assert_bounded(plan, retry_after="1")
+
+
 def test_a_prompt_goes_where_its_beginning_was_seen(plan: DeploymentPlan) -> None:
-    other, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
-    assert other == 0 and chosen >= 5 * 128, "five of six found whole blocks, all of them at one replica"
+    *others, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
+    assert others == [0, 0] and chosen >= 5 * 128, "five of six found whole blocks, all of them at one replica"
 
 
 def test_replicas_follow_the_requests_under_way_as_rendered_for_eks(plan: DeploymentPlan, tmp_path: Path) -> None:
@@ -98,23 +108,37 @@ def test_replicas_follow_the_requests_under_way_as_rendered_for_eks(plan: Deploy
     assert json.loads(ended.stdout.splitlines()[-1]) == {"idle": 1, "loaded": 3, "idle again": 1}
 
 
-def test_a_killed_replica_is_replaced_while_the_other_answers(plan: DeploymentPlan) -> None:
-    before = {each.pid for each in _find_processes(plan, REPLICA)}
-    assert len(before) == len(plan.deployment.workers) == 2
-    victim = min(before)
+def test_killed_replicas_of_both_models_are_replaced_while_one_of_the_first_answers(plan: DeploymentPlan) -> None:
+    [lonely] = _list_replicas(plan, "other")
+    before = {*_list_replicas(plan, "tiny"), lonely}
+    assert len(before) == len(plan.deployment.workers) == 3
+    victims = {min(before - {lonely}), lonely}
     with serving.Load(plan.deployment.url, deadline_s=300, users=2) as load:
         load.wait_answers(4)
-        psutil.Process(victim).kill()
+        for victim in victims:
+            psutil.Process(victim).kill()
         load.wait_answers(8)
         deadline = time.monotonic() + 300
-        while len({each.pid for each in _find_processes(plan, REPLICA)} - {victim}) < 2 and time.monotonic() < deadline:
+        while len(_list_replicas(plan) - victims) < 3 and time.monotonic() < deadline:
             time.sleep(1)
-    assert len({each.pid for each in _find_processes(plan, REPLICA)} - before) == 1
+    assert len(_list_replicas(plan) - before) == 2
     assert len(load.failed) <= 2, "each user had at most the one request that the replica was answering"
+    processes.wait_until(lambda: _answers(plan, "other"), "the second model", 300)
+
+
+def _list_replicas(plan: DeploymentPlan, model: str = "") -> set[int]:
+    return {each.pid for each in _find_processes(plan, f"{REPLICA}{model}")}
+
+
+def _answers(plan: DeploymentPlan, model: str) -> bool:
+    try:
+        return bool(serving.complete(plan.deployment.url, model=model))
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def test_it_comes_back_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
-    before = {each.pid for each in _find_processes(plan, REPLICA)}
+    before = _list_replicas(plan)
     [head] = _find_processes(plan, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
@@ -123,18 +147,18 @@ def test_it_comes_back_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -
     deadline = time.monotonic() + 600
     while not readiness.is_answering(plan.deployment.services[-1]) and time.monotonic() < deadline:
         time.sleep(1)
-    assert serving.complete(plan.deployment.url)
-    assert not {each.pid for each in _find_processes(plan, REPLICA)} & before
+    assert serving.complete(plan.deployment.url) and serving.complete(plan.deployment.url, model="other")
+    assert not _list_replicas(plan) & before
 
 
 def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
     changed = serving.change_policy(plan, "round-robin")
     hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
-    assert min(hits) >= 2 * 128, "each replica had the first of its three"
+    assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
 
 
 def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:
-    processes = serving.list_processes(plan)
+    running = serving.list_processes(plan)
     assert deploy.destroy(plan.directory)
-    assert [each for each in processes if each.is_running()] == []
+    assert [each for each in running if each.is_running()] == []
     assert not plan.directory.data.exists() and not plan.directory.sockets.exists()

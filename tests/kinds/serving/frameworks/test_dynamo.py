@@ -105,7 +105,8 @@ def test_on_eks_the_operator_says_how_they_find_one_another(tmp_path: Path) -> N
     assert worker.command[:5] == ("python3", "-m", "dynamo.vllm", "--model", "/scratch/fetched/weights")
     assert frontend.command[:3] == ("python3", "-m", "dynamo.frontend")
     assert frontend.command[3:7] == ("--http-host", "0.0.0.0", "--http-port", str(frontend.port))
-    assert not [name for item in (worker, frontend) for name in item.env if name.startswith("DYN_")]
+    own = {name: value for item in (worker, frontend) for name, value in item.env.items() if name.startswith("DYN_")}
+    assert own == {"DYN_HTTP_OVERLOAD_STATUS_CODE": "429"}
     assert worker.port == 9090, "where the operator looks for health and metrics"
     assert worker.probe and frontend.probe
     assert (worker.probe.path, worker.probe.health, worker.probe.alive) == ("/health", "/health", "/live")
@@ -122,6 +123,26 @@ def test_on_eks_the_frontend_has_the_models_files_but_its_weights_where_the_work
     assert "*.safetensors" in frontend.prefetch.skip
     assert frontend.prefetch.disk_bytes < 2**31 < worker.prefetch.disk_bytes
     assert frontend.env["AWS_REGION"] == "us-west-2"
+
+
+@pytest.mark.parametrize(("text", "target", "fleet"), [(BLUEPRINT, "local", FLEET), (ON_EKS, "eks", EKS_FLEET)])
+def test_a_workers_limit_and_json_lines_are_settings_of_dynamo(
+    tmp_path: Path, text: str, target: str, fleet: str
+) -> None:
+    limited = text.replace("pool: g", "max_requests: 8, pool: g").replace("slo:", "logs: json\nslo:")
+    *workers, frontend = resolve(tmp_path, limited, target, fleet).services
+    for worker in workers:
+        assert (worker.env["DYN_TCP_WORKER_POOL_SIZE"], worker.env["DYN_TCP_WORK_QUEUE_SIZE"]) == ("8", "1")
+        assert not {"--max-num-queued-reqs", "--middleware", "--logging-config"} & {*worker.command}
+    assert "DYN_TCP_WORKER_POOL_SIZE" not in frontend.env
+    assert {service.env["DYN_LOGGING_JSONL"] for service in (*workers, frontend)} == {"1"}
+
+
+def test_a_worker_of_several_data_parallel_ranks_has_no_servers_of_the_engine(tmp_path: Path) -> None:
+    text = BLUEPRINT.replace("aggregated", "distributed").replace("replicas: 2", "accelerators: 2, data: 2")
+    worker, _ = resolve(tmp_path, text, fleet=FLEET.replace("g6e.2xlarge", "g6e.12xlarge")).services
+    assert worker.command[worker.command.index("--data-parallel-size") + 1] == "2"
+    assert "--api-server-count" not in worker.command
 
 
 @pytest.mark.parametrize(
@@ -174,8 +195,8 @@ REFUSED = {
     ),
     "priorities": (
         BLUEPRINT.replace("slo:", "tuning: {priority: on}\nslo:"),
-        "blueprint.yaml:10:20: tuning.priority: true: Dynamo reads the priority of a request from a field of its own, which "
-        "was not compared. Fix: set priority: off in a copy to try here.",
+        "blueprint.yaml:10:20: tuning.priority: true: Dynamo refuses a request with `priority`, which gateways and batches "
+        "write: it reads nvext.agent_hints.priority, whose highest goes first. Fix: set priority: off in a copy to try here.",
     ),
     "prefill and decode": (
         BLUEPRINT.replace("aggregated", "disaggregated").replace(

@@ -54,6 +54,50 @@ def test_the_routers_policy_is_the_scorers_of_the_picker(tmp_path: Path, policy:
     assert [row["pluginRef"] for row in profile["plugins"]] == scorers
 
 
+FAIRNESS = {"type": "round-robin-fairness-policy"}
+BAND = {"fairnessPolicyRef": "round-robin-fairness-policy"}
+"""Types and keys: pkg/epp/framework/plugins/flowcontrol and apix/config/v1alpha1 of llm-d-router v0.9.0 (5f4e762)."""
+
+
+@pytest.mark.parametrize(
+    ("worker", "detector", "waiting"),
+    [
+        ("{pool: gpus}", ("utilization-detector", {"queueDepthThreshold": 5}), {}),
+        # KEDA starts a replica once 6 wait: the picker lets more through.
+        (
+            "{pool: gpus, replicas: 1..4, scale: {queue: 6}}",
+            ("utilization-detector", {"queueDepthThreshold": 12}),
+            {},
+        ),
+        # Each of two routers has its share of a replica.
+        (
+            "{pool: gpus, replicas: 3, max_requests: 9}",
+            ("concurrency-detector", {"maxConcurrency": 4}),
+            {"maxRequests": 12},
+        ),
+    ],
+)
+def test_requests_wait_in_the_picker_by_class_and_in_turn_for_each_caller(
+    tmp_path: Path, worker: str, detector: tuple[str, object], waiting: dict[str, int]
+) -> None:
+    text = format_blueprint("tuning: {priority: on}\n", worker=f"{worker}\n  router: {{replicas: 2}}")
+    fleet = FLEET.replace("add_ons: {gateway: on}", "add_ons: {gateway: on, operators: on, observability: on}")
+    picker = get_picker(resolving.resolve_files(tmp_path, text, fleet, "eks"))
+    config, (name, parameters) = picker["config"], detector
+    assert config["featureGates"] == ["flowControl"]
+    assert config["flowControl"] == {"saturationDetector": {"pluginRef": name}, "defaultPriorityBand": BAND, **waiting}
+    assert [*config["plugins"]][-2:] == [{"type": name, "parameters": parameters}, FAIRNESS]
+    assert config["schedulingProfiles"][0]["plugins"][0] == {"pluginRef": name}, "no full engine is chosen"
+    assert picker["objectives"] == {"high": 1, "low": -1}
+
+
+def test_without_classes_and_limit_the_picker_holds_nothing_back(tmp_path: Path) -> None:
+    picker = get_picker(resolve(tmp_path, format_blueprint()))
+    assert not {"featureGates", "flowControl"} & picker["config"].keys() and not picker["objectives"]
+    limited = get_picker(resolve(tmp_path, format_blueprint(worker="{pool: gpus, max_requests: 8}")))
+    assert limited["config"]["featureGates"] == ["flowControl"] and not limited["objectives"]
+
+
 def test_engines_run_as_without_a_framework_and_the_router_is_nginx_before_a_proxy(tmp_path: Path) -> None:
     deployment = resolve(tmp_path, format_blueprint())
     plain = resolve(tmp_path, format_blueprint().replace("framework: llm-d\n", ""))

@@ -83,16 +83,23 @@ def test_the_application_has_the_options_of_the_engines_command_line(tmp_path: P
 
 
 def test_the_most_requests_of_a_replica_are_rays_own_limit(tmp_path: Path) -> None:
-    """With 2 at one replica on this machine, 3 of 10 at once were answered, and 7 got 429 with Retry-After: 1."""
+    """With 4 at one replica on this machine, 10 of 20 at once were answered, and 10 got 429 with Retry-After: 1."""
     deployment = resolve(tmp_path, format_blueprint("{pool: gpus, accelerators: 2, replicas: 2, max_requests: 64}"))
     [llm_config] = get_args(deployment)["llm_configs"]
     limited = llm_config["deployment_config"]
-    assert (limited["num_replicas"], limited["max_ongoing_requests"], limited["max_queued_requests"]) == (2, 64, 1)
+    assert (limited["num_replicas"], limited["max_ongoing_requests"], limited["max_queued_requests"]) == (2, 64, 64)
     assert limited["backpressure_config"] == {"status_code": 429, "retry_after_s": 1}
     assert not {"middleware", "max_num_queued_reqs"} & llm_config["engine_kwargs"].keys()
     assert "PYTHONPATH" not in deployment.services[0].env, "of images/vllm"
     [unlimited] = get_args(resolve(tmp_path, format_blueprint()))["llm_configs"]
     assert not {"max_ongoing_requests", "backpressure_config"} & unlimited["deployment_config"].keys()
+
+
+def test_a_model_of_embeddings_runs_by_the_engines_own_runner(tmp_path: Path) -> None:
+    text = format_blueprint(RELAXED, lines="task: embed\n").replace("Qwen/Qwen3-32B", "Qwen/Qwen3-Embedding-0.6B")
+    text = text.replace("input_tokens: 3000, output_tokens: 1000", "input_tokens: 300")
+    [llm_config] = get_args(resolve(tmp_path, text))["llm_configs"]
+    assert llm_config["engine_kwargs"]["runner"] == "pooling"
 
 
 def test_its_metrics_are_called_as_on_rays_page(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_its_metrics_are_called_as_on_rays_page(tmp_path: Path) -> None:
 def test_each_model_has_nodes_of_its_own(tmp_path: Path) -> None:
     roles = """\
   models:
-    small: {pool: gpus, model: Qwen/Qwen3-8B, context: 8k}
+    small: {pool: gpus, model: Qwen/Qwen3-8B, context: 8k, max_requests: 32}
     large: {pool: wide, model: Qwen/Qwen3-32B, context: 8k, replicas: 2}
 """
     text = format_blueprint(pattern="multi-model", roles=roles.rstrip()).replace(
@@ -119,6 +126,12 @@ def test_each_model_has_nodes_of_its_own(tmp_path: Path) -> None:
         {"GPU": 1, "large": 0.001},
     ]
     assert [row["deployment_config"]["num_replicas"] for row in configs] == [1, 2]
+    limits = ("max_ongoing_requests", "max_queued_requests", "backpressure_config")
+    assert [[row["deployment_config"].get(name) for name in limits] for row in configs] == [
+        [32, 32, {"status_code": 429, "retry_after_s": 1}],
+        [None, None, None],
+    ]
+    assert not {"max_num_queued_reqs", "middleware"} & configs[0]["engine_kwargs"].keys(), "of the engine's own server"
 
 
 def test_the_version_under_ray_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
@@ -212,14 +225,14 @@ REFUSED = {
             roles="  prefill: {pool: gpus, accelerators: 2}\n  decode: {pool: gpus, accelerators: 2}",
         ),
         "eks",
-        'blueprint.yaml:2:10: pattern: "disaggregated": Ray\'s prefill and decode are an application of their own, which '
-        "is not rendered. Fix: set pattern: aggregated, or choose pools of GPUs.",
+        'blueprint.yaml:2:10: pattern: "disaggregated": Ray\'s prefill and decode are another application '
+        "(build_pd_openai_app), which is not rendered. Fix: set pattern: aggregated, or choose pools of GPUs.",
     ),
     "data parallelism": (
         format_blueprint("{pool: gpus, accelerators: 4, data: 2}", pattern="distributed"),
         "eks",
-        "blueprint.yaml:7:47: roles.worker.data: 2: Ray runs each data-parallel rank as a replica of its own, which is "
-        "not rendered. Fix: set data: 1.",
+        "blueprint.yaml:7:47: roles.worker.data: 2: Ray runs each data-parallel rank as a replica of another application "
+        "(build_dp_openai_app), which is not rendered. Fix: set data: 1.",
     ),
     "scaling by the cache": (
         format_blueprint("{pool: gpus, accelerators: 2, replicas: 1..4, scale: {kv_usage: 80%}}"),

@@ -21,6 +21,7 @@ from llm_serving.kinds.serving.frameworks.base import (
 )
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.roles import AnsweringRole
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -35,6 +36,14 @@ deploy/operator/internal/consts/consts.go."""
 
 MODE = "--disaggregation-mode"
 """Of every worker; SGLang has the same option of its own."""
+
+POOL_VARIABLE, QUEUE_VARIABLE = "DYN_TCP_WORKER_POOL_SIZE", "DYN_TCP_WORK_QUEUE_SIZE"
+"""Requests that a worker has at once, up to their last token, and those that wait before it: a further one asks another
+worker. Its own limit, --engine-request-limit, does nothing from 1.6.0 on. Source: its pages on request rejection, and
+called: of ten at once with 2 and 1, four were answered, and six refused."""
+
+LOG_VARIABLE = "DYN_LOGGING_JSONL"
+"""Makes Dynamo's own lines JSON; vLLM's in its workers stay text, as dynamo/runtime/logging.py sets them."""
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """What the frontend goes without of a model: it reads tokenizer and settings where the worker says that they are."""
@@ -108,7 +117,7 @@ def _adapt_frontend(context: Context, frontend: Service, worker: Service) -> Ser
             update={"command": command, "env": {**frontend.env, **_build_environment(context)}},
         )
     update: dict[str, object] = {
-        "env": {**context.environment.env, **frontend.env},
+        "env": {**context.environment.env, **frontend.env, **_build_environment(context)},
         "ports": {},
         "prefetch": _skip_weights(worker.prefetch),
     }
@@ -130,6 +139,9 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         command = (*command, MODE, _select_type(worker))
     update: dict[str, object] = {"command": command}
     env = {**worker.env, **_build_environment(context)}
+    role = context.blueprint.roles.engine_roles[worker.role]
+    if isinstance(role, AnsweringRole) and role.max_requests:
+        env |= {POOL_VARIABLE: str(role.max_requests), QUEUE_VARIABLE: "1"}
     if context.conventions.is_local:
         env |= {
             "DYN_NAMESPACE": worker.role,  # the frontend chooses among the replicas of one
@@ -147,11 +159,13 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
 
 
 def _build_environment(context: Context) -> dict[str, str]:
-    """Return how Dynamo's processes find one another: here by files, and through a loopback address alone."""
+    """Return how Dynamo's processes log, and find one another: here by files, and through a loopback address alone."""
+    env = {LOG_VARIABLE: "1"} if context.blueprint.logs == "json" else {}
     if not context.conventions.is_local:
-        return {}
+        return env
     published, subscribed = _list_event_addresses(context)
     return {
+        **env,
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": f"{context.environment.data_folder}/discovery",
         "DYN_ZMQ_BROKER_URL": f"xsub={published} , xpub={subscribed}",

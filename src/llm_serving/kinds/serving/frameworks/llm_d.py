@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
+from llm_serving.kinds.serving.roles import AnsweringRole, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -21,9 +22,19 @@ PROXY_IMAGE = "envoyproxy/envoy:distroless-v1.33.2"
 ENGINE = "vllm"
 """Whose metrics were compared with those that the picker reads (extractor/metrics/factories.go of v0.9.0)."""
 
+QUEUE_THRESHOLD = 5
+"""Requests that wait at an engine, on average, when the picker begins to hold requests back; its own default."""
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:  # noqa: ARG001
-    """Yield an engine whose metrics the picker may not read, and several models, of which a pool has one."""
+FAIRNESS = "round-robin-fairness-policy"
+"""Among the callers of one class, told apart by the header x-llm-d-inference-fairness-id."""
+
+OBJECTIVES = {"high": 1, "low": -1}
+"""Classes of requests, by the end of their object's name, which callers put in the header x-llm-d-inference-objective;
+the highest goes first, and requests without the header are 0. Source: pkg/epp/metadata/consts.go of v0.9.0."""
+
+
+def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield an engine whose metrics the picker may not read, and what a pool has one of."""
     blueprint = context.blueprint
     if blueprint.engine != ENGINE:
         reason = (
@@ -35,9 +46,14 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         yield Conflict(
             ("framework",), reason, "use another framework, or a blueprint for each model", blueprint.framework
         )
+    limits = [_get_limit(placed_role) for placed_role in placed_roles]
+    for (key_path, _, _), limit in zip(placed_roles, limits, strict=True):
+        if limit != limits[0]:
+            reason = "llm-d's endpoint picker has one limit for all engines"
+            yield Conflict((*key_path, "max_requests"), reason, "set the same max_requests for each role", limit)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
+def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
     """Return the services as they are, and the picker's configuration."""
     scorers = [scorer.split("=") for scorer in context.router.policies[context.policy].split()]
     plugins: list[JsonValue] = [
@@ -45,10 +61,16 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
         {"type": "metrics-data-source", "parameters": {"scheme": "http", "path": context.engine.metrics_path}},
         {"type": "core-metrics-extractor"},
     ]
-    profile: JsonValue = {
+    profile: dict[str, JsonValue] = {
         "name": "default",
         "plugins": [{"pluginRef": name, "weight": int(weight)} for name, weight in scorers],
     }
+    admission = _build_admission(context, placed_roles)
+    if admission:
+        detector, flow_control = admission
+        plugins += [detector, {"type": FAIRNESS}]
+        # It keeps an engine that is full out of the choice.
+        profile["plugins"] = [{"pluginRef": detector["type"]}, *profile["plugins"]]  # type: ignore[misc]
     picker: dict[str, JsonValue] = {
         "image": context.pin_image(IMAGE),
         "proxyImage": context.pin_image(PROXY_IMAGE),
@@ -60,6 +82,43 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
             "kind": "EndpointPickerConfig",
             "plugins": plugins,
             "schedulingProfiles": [profile],
+            **({"featureGates": ["flowControl"], "flowControl": flow_control} if admission else {}),
         },
+        "objectives": {**OBJECTIVES} if context.blueprint.tuning.priority else {},
     }
     return Adapted(services, {"endpointPicker": picker})
+
+
+def _get_limit(placed_role: PlacedRole) -> int | None:
+    _, role, _ = placed_role
+    return role.max_requests if isinstance(role, AnsweringRole) else None
+
+
+def _build_admission(
+    context: Context, placed_roles: Sequence[PlacedRole]
+) -> tuple[dict[str, JsonValue], dict[str, JsonValue]] | None:
+    """Return what tells the picker that all engines are full, and how it holds requests then; None where it holds none.
+
+    Requests wait in the picker, by class and in turn for each caller, in place of an engine's one queue. Each router's
+    picker counts the requests that it has sent itself, so each has its share of the limit.
+    """
+    limit = _get_limit(placed_roles[0])
+    if not (limit or context.blueprint.tuning.priority):
+        return None
+    band: JsonValue = {"fairnessPolicyRef": FAIRNESS}
+    if limit:
+        share = max(1, limit // context.blueprint.roles.router.replicas)
+        detector: dict[str, JsonValue] = {"type": "concurrency-detector", "parameters": {"maxConcurrency": share}}
+        # As many wait as run; more get 429.
+        waiting: dict[str, JsonValue] = {"maxRequests": share * sum(role.replicas.max for _, role, _ in placed_roles)}
+    else:
+        scales = [resolve_scale(key_path[-1], role) for key_path, role, _ in placed_roles]
+        # More than what scaling waits for: held back in the picker, requests would start no replica.
+        threshold = max(QUEUE_THRESHOLD, *(2 * (scale.queue or 0) for scale in scales if scale), 0)
+        detector = {"type": "utilization-detector", "parameters": {"queueDepthThreshold": threshold}}
+        waiting = {}
+    return detector, {
+        "saturationDetector": {"pluginRef": detector["type"]},
+        "defaultPriorityBand": band,
+        **waiting,
+    }

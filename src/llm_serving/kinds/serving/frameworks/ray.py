@@ -253,11 +253,15 @@ def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service
 
 
 def _build_limit(role: EngineRole) -> dict[str, JsonValue]:
-    """Return the most requests at a replica; one more may wait in each endpoint, which is Ray's least."""
+    """Return the most requests at a replica, and what those get that find all replicas full.
+
+    As many wait in each endpoint: with 1, Serve refuses the second of two that come at once even where no replica has
+    any (serve/_private/router.py of 2.60.0, wrap_request_assignment).
+    """
     limit = _read_limit(role)
     if limit is None:
         return {}
-    return {"max_ongoing_requests": limit, "max_queued_requests": 1, "backpressure_config": dict(REFUSED)}
+    return {"max_ongoing_requests": limit, "max_queued_requests": limit, "backpressure_config": dict(REFUSED)}
 
 
 def _read_limit(role: EngineRole) -> int | None:
