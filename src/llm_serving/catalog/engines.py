@@ -24,6 +24,7 @@ FOLDER = Path(__file__).with_name("engines")
 """A file for each engine, named after it."""
 
 ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
+CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
 
 FIELD_NAMES = frozenset(
@@ -141,6 +142,11 @@ def _check_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 FileSettings = Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
 """Keys of an engine's file of settings; a text that is one value in braces becomes that value, a number too."""
+
+
+NamesLack = Literal["settings", "command"]
+"""What decides the bytes of a cached prompt beside image and weights, and names of prompts do not hold: settings of the
+model, or the whole command line, the environment and the kind of accelerator."""
 
 
 class _Row(BaseModel):
@@ -429,6 +435,9 @@ class Engine(_NamedChoice):
     options: Mapping[str, CommandPart] = {}
     """What a setting of the blueprint adds, by the option's name (`kinds.serving.options`)."""
 
+    tier_names_lack: NamesLack | None = None
+    """What its own files of cached prompts do not hold in their names; None where these hold all."""
+
     transfers: Mapping[str, Transfer] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
 
@@ -704,6 +713,27 @@ class Framework(_NamedChoice):
     """Why an option of the engine does not work under it, by the option's name."""
 
 
+class CacheKeeper(_Row):
+    """What keeps cached prompts in place of the engine."""
+
+    source: str
+    read_on: str
+    title: str
+    tiers: tuple[str, ...]
+    server_bytes: int = 0
+    """Memory of its server beside each engine, without the prompts that it holds; 0 where it has none."""
+
+    master: str = ""
+    """End of the name of the process that knows where all replicas have prompts; empty where there is none."""
+
+    master_port: int = 0
+    names_lack: NamesLack
+    """What its own names of prompts do not hold."""
+
+    reasons: Mapping[Literal["not_eks", "other_tiers", "adapters", "nodes", "no_accelerators"], str]
+    """Why it does not work with what a deployment asks for; with {role}, {pool} and {target}."""
+
+
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
     """Return all engines by name."""
@@ -716,6 +746,13 @@ def load_engines() -> Mapping[str, Engine]:
 def load_routers() -> Mapping[str, Router]:
     """Return all routers by name."""
     return MappingProxyType({name: Router.model_validate(row) for name, row in own_yaml.read(ROUTERS_FILE).items()})
+
+
+@functools.cache
+def load_cache_keepers() -> Mapping[str, CacheKeeper]:
+    """Return all that keep cached prompts in place of the engine, by name."""
+    rows = own_yaml.read(CACHE_KEEPERS_FILE)
+    return MappingProxyType({name: CacheKeeper.model_validate(row) for name, row in rows.items()})
 
 
 @functools.cache

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from llm_serving import processes
+from llm_serving.catalog import engines
 from llm_serving.kinds.serving import cache_keeper, kv_tiers, summary
-from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
@@ -174,6 +176,25 @@ def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert first == again != other
 
 
+@pytest.mark.parametrize(
+    ("tier", "folder"), [("disk: 100Gi", "/kv-disk"), ("shared: {size: 1Ti, claim: kv}", "/kv-shared")]
+)
+def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
+    tmp_path: Path, tier: str, folder: str
+) -> None:
+    tiers, extra = f"{{ram: 8Gi, {tier}}}", "engine: sglang\n"
+    [engine] = _resolve(tmp_path, tiers, extra=extra).workers
+    words = " ".join(engine.command)
+    assert "--enable-hierarchical-cache --hicache-size 2 --hicache-storage-backend file --page-size 64" in words
+    assert engine.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == folder
+    assert engine.command[3].startswith(f"{folder}="), "what was used longest ago makes room"
+    mount = engine.mounts[folder.strip("/")]
+    other = _resolve(tmp_path, f"{tiers}, kv_cache: fp8", extra=extra).workers[0].mounts[folder.strip("/")]
+    assert mount.path == folder and (mount.key, mount.node_path) != (other.key, other.node_path)
+    with pytest.raises(InputError, match="SGLang's store of files has one folder"):
+        _resolve(tmp_path, BOTH, extra=extra)
+
+
 def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, "{ram: 8Gi, disk: 100Gi}", "on-ecs", "ecs")
     assert deployment.workers[0].mounts["kv-disk"].node_path.startswith("/mnt/instance-store/kv-cache/mine/")
@@ -302,90 +323,102 @@ def test_tiers_that_have_no_room_or_no_way_there_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("role", "extra", "message"),
+    ("by", "role", "extra", "message"),
     [
         (
+            "lmcache",
             "pool: plain",
             "",
             'tuning.kv_tiers.by: "lmcache": the nodes of plain have no accelerators: the engine\'s own cache is in their '
             "memory already. Fix: remove kv_tiers.",
         ),
         (
+            "lmcache",
             "pool: pair, accelerators: 16, pipeline: 2",
             "pattern: distributed",
             'tuning.kv_tiers.by: "lmcache": LMCache\'s server is rendered for one node, and a replica of worker has several. '
             "Fix: remove kv_tiers.",
         ),
         (
+            "lmcache",
             "pool: general, accelerators: 4, adapters: {law: s3://demo/law/, tax: s3://demo/tax/}",
             "",
             'roles.worker.adapters: "law, tax": LMCache knows a prompt by its words alone, and would give what one adapter '
             "computed to another. Fix: remove adapters, or by of tuning.kv_tiers.",
         ),
         (
+            "lmcache",
             "pool: general, accelerators: 4",
             "pattern: aggregated\nengine: sglang",
             'tuning.kv_tiers: "ram": the engine sglang has no option for it in the catalog. Fix: remove by.',
         ),
-    ],
-)
-def test_what_lmcache_cannot_keep_is_refused(tmp_path: Path, role: str, extra: str, message: str) -> None:
-    text = (
-        f"name: mine\nmodel: Qwen/Qwen3-8B\n{extra or 'pattern: aggregated'}\nroles: {{worker: {{{role}}}}}\n"
-        "tuning: {kv_tiers: {by: lmcache, ram: 8Gi}}\ntraffic: {users: 2}\nslo: {}\n"
-    )
-    with pytest.raises(InputError) as error:
-        resolving.resolve_files(tmp_path, text, FLEET, "eks")
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("role", "extra", "message"),
-    [
         (
+            "mooncake",
             "pool: plain",
             "",
             'tuning.kv_tiers.by: "mooncake": the nodes of plain have no accelerators, and vLLM\'s connector to Mooncake runs '
             "on GPUs alone. Fix: remove kv_tiers.",
         ),
         (
+            "mooncake",
             "pool: pair, accelerators: 16, pipeline: 2",
             "pattern: distributed",
             'tuning.kv_tiers.by: "mooncake": Mooncake\'s pool is rendered for one node, and a replica of worker has several. '
             "Fix: remove kv_tiers.",
         ),
         (
+            "mooncake",
             "pool: general, accelerators: 4, adapters: {law: s3://demo/law/}",
             "",
             'roles.worker.adapters: "law": the pool outlives an adapter\'s replacement, and knows it by its name and folder '
             "alone. Fix: remove adapters, or by of tuning.kv_tiers.",
         ),
         (
+            "mooncake",
             "pool: general, accelerators: 4",
             "pattern: aggregated\nengine: sglang",
             'tuning.kv_tiers: "ram": the engine sglang has no option for it in the catalog. Fix: remove by.',
         ),
         (
+            "mooncake",
             "pool: general, accelerators: 4",
             "pattern: aggregated\nframework: ray",
             "the tiers of vLLM 0.29.0 were not compared with those that are rendered",
         ),
         (
+            "mooncake",
             "pool: general, accelerators: 4",
             "pattern: aggregated\nframework: llm-d",
             "the master of Mooncake was not compared with what llm-d renders",
         ),
+        (
+            "mooncake",
+            "pool: general, accelerators: 4}, workers: {pool-master: {pool: general, accelerators: 4}",
+            "",
+            "roles.workers.pool-master: \"pool-master\": Mooncake's master has this name among the deployment's objects. Fix: "
+            "give the role another name.",
+        ),
     ],
 )
-def test_where_mooncake_has_no_pool_is_refused(tmp_path: Path, role: str, extra: str, message: str) -> None:
+def test_what_is_kept_wrongly_or_nowhere_is_refused(
+    tmp_path: Path, by: str, role: str, extra: str, message: str
+) -> None:
     text = (
         f"name: mine\nmodel: Qwen/Qwen3-8B\n{extra or 'pattern: aggregated'}\nroles: {{worker: {{{role}}}}}\n"
-        "tuning: {kv_tiers: {by: mooncake, ram: 8Gi}}\ntraffic: {users: 2}\nslo: {}\n"
+        f"tuning: {{kv_tiers: {{by: {by}, ram: 8Gi}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
     )
     fleet = f"{FLEET}add_ons: {{gateway: on}}\n" if "llm-d" in extra else FLEET
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, text, fleet, "eks")
     assert message in str(error.value)
+
+
+def test_what_may_keep_prompts_has_a_row_and_an_engine_that_works_with_it() -> None:
+    [choices] = [get_args(field.annotation) for name, field in KvTiers.model_fields.items() if name == "by"]
+    assert choices == ("engine", *engines.load_cache_keepers())
+    for name, keeper in engines.load_cache_keepers().items():
+        assert any(f"kv-{name}" in engine.options for engine in engines.load_engines().values())
+        assert set(keeper.tiers) <= set(KvTiers.model_fields) - {"by"}
 
 
 def test_check_says_what_the_tiers_find_of_the_traffic_and_how_fast_they_must_be(tmp_path: Path) -> None:

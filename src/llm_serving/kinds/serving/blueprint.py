@@ -167,6 +167,11 @@ class KvTiers(Settings):
         return self._check_ram(), self._check_pool()
 
     @property
+    def keeper(self) -> engines.CacheKeeper | None:
+        """What keeps them in place of the engine."""
+        return engines.load_cache_keepers().get(self.by)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The tiers that are asked for."""
         return tuple(name for name in type(self).model_fields if name != "by" and getattr(self, name) is not None)
@@ -177,9 +182,9 @@ class KvTiers(Settings):
             yield Conflict((), reason, "set ram: 16Gi too")
 
     def _check_pool(self) -> Iterator[Conflict]:
-        others = [name for name in self.names if name != "ram"]
-        if self.by == "mooncake" and others:
-            reason = "Mooncake's pool is rendered in memory alone"
+        others = [name for name in self.names if self.keeper and name not in self.keeper.tiers]
+        if self.keeper and others:
+            reason = self.keeper.reasons["other_tiers"]
             yield Conflict((others[0],), reason, f"remove {' and '.join(others)}, or set by: lmcache")
 
 
@@ -238,14 +243,9 @@ class Tuning(Settings):
         return self.kv_offload or (self.kv_tiers.ram if self.kv_tiers else None) or 0
 
     @property
-    def uses_lmcache(self) -> bool:
-        """Whether LMCache keeps cached prompts."""
-        return self.kv_tiers is not None and self.kv_tiers.by == "lmcache"
-
-    @property
-    def uses_mooncake(self) -> bool:
-        """Whether Mooncake keeps cached prompts."""
-        return self.kv_tiers is not None and self.kv_tiers.by == "mooncake"
+    def keeper(self) -> engines.CacheKeeper | None:
+        """What keeps cached prompts in place of the engine."""
+        return self.kv_tiers.keeper if self.kv_tiers else None
 
     @property
     def folder_bytes(self) -> dict[str, int]:

@@ -212,8 +212,7 @@ def _build_tier_values(node: Node) -> engines.Values:
 
 def _has_folders(node: Node, *names: str) -> bool:
     """Return whether the engine itself keeps these folders and no other."""
-    is_engine = not (node.tuning.uses_lmcache or node.tuning.uses_mooncake)
-    return is_engine and tuple(node.tuning.folder_bytes) == names
+    return node.tuning.keeper is None and tuple(node.tuning.folder_bytes) == names
 
 
 OPTIONS = (
@@ -273,16 +272,18 @@ OPTIONS = (
         )
         for names in (("disk",), ("shared",), ("disk", "shared"))
     ),
-    Option(
-        "kv-lmcache",
-        lambda node: node.tuning.uses_lmcache,
-        "tuning.kv_tiers",
-        lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
+    *(
+        Option(
+            f"kv-{name}",
+            functools.partial(lambda keeper, node: node.tuning.keeper is keeper, keeper),
+            "tuning.kv_tiers",
+            lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
+        )
+        for name, keeper in engines.load_cache_keepers().items()
     ),
-    Option("kv-mooncake", lambda node: node.tuning.uses_mooncake, "tuning.kv_tiers", "remove by"),
     Option(
         "kv-s3",
-        lambda node: not node.tuning.uses_lmcache and "s3" in node.tuning.tier_bytes,
+        lambda node: node.tuning.keeper is None and "s3" in node.tuning.tier_bytes,
         "tuning.kv_tiers",
         "set by: lmcache, or remove s3",
     ),
@@ -369,7 +370,7 @@ OPTIONS = (
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     Option(
         "kv-lmcache-s3",
-        lambda node: node.tuning.uses_lmcache and "s3" in node.tuning.tier_bytes,
+        lambda node: node.tuning.keeper and "s3" in node.tuning.tier_bytes,
         "tuning.kv_tiers",
         "remove s3",
     ),

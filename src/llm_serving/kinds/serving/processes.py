@@ -42,7 +42,7 @@ LEADER_LABELS = {"inference/listens": "true"}
 """Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
 
 PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "cache": 5655}
-"""Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica, LMCache's server."""
+"""Further ports of an engine's container: KV transfers and events, ranks of a replica, the server of cached prompts."""
 
 MIN_LOAD_BYTES_S = 200e6
 """Lowest rate of streaming weights, bytes per second, for the limit of a start: a tenth of a good S3's."""
@@ -59,12 +59,6 @@ RUNAI_STREAMER_S3_TARGET_GBPS; connections counted with 0.17.0, 2026-11-23."""
 STREAM_CPU_S_PER_BYTE = 2e-9
 """Seconds of one core for each byte that is streamed: kernel, copies and first writes to memory. 1.1 to 1.6 without TLS
 (measured 2026-11-23 over loopback on 2 busy cores, CPU time alone); the rest is for TLS."""
-
-POOL_MASTER, POOL_MASTER_PORT = "pool-master", 50051
-"""End of the name of Mooncake's master, and where it listens."""
-
-CACHE_SERVER_BYTES = 640_000_000
-"""Memory of LMCache's server without the prompts that it holds: 0.5.6 on CPU, 2026-11-26."""
 
 EMBEDDING_NUMBER_BYTES = 2
 
@@ -155,7 +149,7 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
     Args:
         replicas: by role.
     """
-    is_disaggregated = blueprint.is_disaggregated
+    is_disaggregated, keeper = blueprint.is_disaggregated, blueprint.tuning.keeper
     has_kv_events = blueprint.roles.router.policy == "kv-aware"
     processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
     extra_names = [
@@ -164,7 +158,7 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
             ("side", is_disaggregated),
             ("events", has_kv_events),
             ("replay", has_kv_events),
-            ("cache", blueprint.tuning.uses_lmcache),
+            ("cache", keeper and keeper.server_bytes),
         )
         if is_used
     ]
@@ -237,13 +231,14 @@ def build_engine_service(
     node = context.describe_node(name, role, role_placement, rank)
     parts = list_command_parts(context, node)
     tiers = locate_tiers(context, role, served_model)
+    keeper = context.blueprint.tuning.keeper
     values = {
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
         "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
         "pool_key": "",
-        "pool_master": f"{context.name}-{POOL_MASTER}:{POOL_MASTER_PORT}",
+        "pool_master": f"{context.name}-{keeper.master}:{keeper.master_port}" if keeper else "",
         "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
     }
     settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
@@ -253,9 +248,13 @@ def build_engine_service(
         *(context.engine.settings_arguments if settings else ()),
     )
     own_arguments = format_engine_arguments(context, role)
-    if context.blueprint.tuning.uses_mooncake:
+    if keeper and keeper.names_lack == "command":
+        accelerators = role_placement.instance.accelerators
+        environment_text = json.dumps(context.blueprint.merge_environment(role), sort_keys=True)
         words = (*engines.fill_arguments(templates, values), *own_arguments)
-        values["pool_key"] = _build_pool_key(context, role, role_placement, served_model, words)
+        image = context.blueprint.image or platform.image or context.engine.image
+        rest = (accelerators.name if accelerators else "", environment_text, *words)
+        values["pool_key"] = build_tier_key(context, role, served_model, image, rest)
     command = engines.fill_arguments(templates, values) + own_arguments
     fetches = list_fetches(context, role_placement, served_model)
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
@@ -316,33 +315,19 @@ def _list_lmcache_tiers(context: Context, folders: Mapping[str, str]) -> Iterato
         yield {"type": "s3", "s3_endpoint": host, "s3_region": region}
 
 
-def build_tier_key(context: Context, role: EngineRole, served_model: ServedModel, image: str = "") -> str:
-    """Return the name of the folder of prompts that may be of use to one another: of one image and model.
-
-    LMCache knows no more of a prompt than its words, so all else that changes what is computed is in the name.
-    """
-    parts = [image, served_model.weights.uri]
-    if context.blueprint.tuning.uses_lmcache:
-        tuning = context.blueprint.tuning
-        arguments = json.dumps(context.blueprint.merge_arguments(role), sort_keys=True, default=str)
-        parts += [tuning.quantization or "", tuning.kv_cache, arguments]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _build_pool_key(
-    context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel, words: Sequence[str]
+def build_tier_key(
+    context: Context, role: EngineRole, served_model: ServedModel, image: str = "", words: Sequence[str] = ()
 ) -> str:
-    """Return what names of prompts in a pool begin with: of all that decides the bytes of their cache.
-
-    The pool outlives an upgrade, and Mooncake's names hold the number of a rank, not how many there are.
+    """Return what names of prompts begin with that may be of use to one another: of one image and model.
 
     Args:
-        words: of the engine's command.
+        words: all else that decides the bytes of a prompt's cache, where the settings of the model are not enough.
     """
-    accelerators = role_placement.instance.accelerators
-    environment = json.dumps(context.blueprint.merge_environment(role), sort_keys=True)
-    image = context.blueprint.image or role_placement.platform.image or context.engine.image
-    parts = (image, served_model.weights.uri, accelerators.name if accelerators else "", environment, *words)
+    tuning = context.blueprint.tuning
+    parts = [image, served_model.weights.uri, *words]
+    if (tuning.keeper.names_lack if tuning.keeper else context.engine.tier_names_lack) == "settings":
+        arguments = json.dumps(context.blueprint.merge_arguments(role), sort_keys=True, default=str)
+        parts += [tuning.quantization or "", tuning.kv_cache, arguments]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -573,7 +558,8 @@ def _compute_memory_bytes(
     platform = context.select_platform(role_placement)
     rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
     tuning = context.blueprint.tuning
-    tier_bytes = CACHE_SERVER_BYTES + tuning.ram_bytes if tuning.uses_lmcache else 0
+    server_bytes = tuning.keeper.server_bytes if tuning.keeper else 0
+    tier_bytes = server_bytes + tuning.ram_bytes if server_bytes else 0
     weight_bytes = role.data * platform.weight_copies * served_model.weights.bytes
     return int(_count_ranks(role) * rank_bytes + weight_bytes + tier_bytes)
 

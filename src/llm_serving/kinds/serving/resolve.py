@@ -429,10 +429,11 @@ def _build_router(context: Context) -> Role:
 
 
 def _build_pool_master(context: Context, engine_roles: Sequence[Role]) -> PoolMaster | None:
-    """Build Mooncake's master, which is in the engine's image."""
-    if not context.blueprint.tuning.uses_mooncake:
+    """Build what knows where a pool has prompts; it is in the engine's image."""
+    keeper = context.blueprint.tuning.keeper
+    if keeper is None or not keeper.master:
         return None
-    return PoolMaster(name=processes.POOL_MASTER, image=engine_roles[0].image, port=processes.POOL_MASTER_PORT)
+    return PoolMaster(name=keeper.master, image=engine_roles[0].image, port=keeper.master_port)
 
 
 def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalancer | None:

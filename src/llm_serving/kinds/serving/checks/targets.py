@@ -44,8 +44,7 @@ def check(
     """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
-    yield from _check_lmcache(settings, conventions, placed_roles)
-    yield from _check_mooncake(settings, conventions, placed_roles)
+    yield from _check_keeper(settings, conventions, placed_roles)
     yield from _check_tier_bucket(settings, fleet, conventions)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
@@ -153,63 +152,43 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
         yield Conflict(("tuning", key), reason, fix, value)
 
 
-def _check_lmcache(
+def _check_keeper(
     settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
-    """Yield what LMCache cannot keep the cache of, or would take wrongly for the same. Source: LMCache 0.5.6."""
-    if not settings.tuning.uses_lmcache:
-        return
-    for key_path, role, role_placement in placed_roles:
-        if role.adapters:
-            # integration/vllm/lmcache_mp_connector.py: keys hold tokens and the request's salt, and no adapter.
-            reason = "LMCache knows a prompt by its words alone, and would give what one adapter computed to another"
-            names = ", ".join(role.adapters)
-            yield Conflict((*key_path, "adapters"), reason, "remove adapters, or by of tuning.kv_tiers", names)
-        reason = ""
-        if role_placement.nodes > 1:
-            reason = f"LMCache's server is rendered for one node, and a replica of {role_placement.role} has several"
-        if role_placement.instance.accelerators is None and not conventions.is_local:
-            reason = f"the nodes of {role.pool} have no accelerators: the engine's own cache is in their memory already"
-        if reason:
-            yield Conflict(("tuning", "kv_tiers", "by"), reason, "remove kv_tiers", "lmcache")
-
-
-def _check_mooncake(
-    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
-    """Yield where Mooncake's pool is not rendered, or would give what was computed for another. Source: vLLM 0.32.0."""
-    if not settings.tuning.uses_mooncake:
+    """Yield where what keeps cached prompts is not rendered, or would give what was computed for another."""
+    tiers, keeper = settings.tuning.kv_tiers, settings.tuning.keeper
+    if tiers is None or keeper is None:
         return
     key_path = ("tuning", "kv_tiers", "by")
-    if conventions.is_local or not conventions.is_kubernetes:
-        reason = f"Mooncake's master and its pool are rendered for EKS, and nothing of them on {conventions.title}"
-        yield Conflict(key_path, reason, "remove by, or set by: lmcache", "mooncake")
+    if "not_eks" in keeper.reasons and (conventions.is_local or not conventions.is_kubernetes):
+        reason = keeper.reasons["not_eks"].format(target=conventions.title)
+        yield Conflict(key_path, reason, "remove by, or set by: lmcache", tiers.by)
         return
     for role_path, role, role_placement in placed_roles:
         if role.adapters:
-            # v1/core/kv_cache_utils.py, _gen_lora_extra_hash_keys.
-            reason = "the pool outlives an adapter's replacement, and knows it by its name and folder alone"
-            names = ", ".join(role.adapters)
-            yield Conflict((*role_path, "adapters"), reason, "remove adapters, or by of tuning.kv_tiers", names)
+            names, fix = ", ".join(role.adapters), "remove adapters, or by of tuning.kv_tiers"
+            yield Conflict((*role_path, "adapters"), keeper.reasons["adapters"], fix, names)
+        if role_placement.role == keeper.master:
+            reason = f"{keeper.title}'s master has this name among the deployment's objects"
+            yield Conflict(role_path, reason, "give the role another name", keeper.master)
+        reason = ""
         if role_placement.nodes > 1:
-            reason = f"Mooncake's pool is rendered for one node, and a replica of {role_placement.role} has several"
-            yield Conflict(key_path, reason, "remove kv_tiers", "mooncake")
-        elif role_placement.instance.accelerators is None:
-            # mooncake/store/worker.py takes events of CUDA alone.
-            reason = (
-                f"the nodes of {role.pool} have no accelerators, and vLLM's connector to Mooncake runs on GPUs alone"
-            )
-            yield Conflict(key_path, reason, "remove kv_tiers", "mooncake")
+            reason = keeper.reasons["nodes"]
+        elif role_placement.instance.accelerators is None and not conventions.is_local:
+            reason = keeper.reasons["no_accelerators"]
+        if reason:
+            reason = reason.format(role=role_placement.role, pool=role.pool)
+            yield Conflict(key_path, reason, "remove kv_tiers", tiers.by)
 
 
 def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventions) -> Iterator[Conflict]:
     """Yield a bucket of cached prompts that engines may not write to, or whose objects they would confuse."""
     tiers = settings.tuning.kv_tiers
-    if tiers is None or tiers.s3 is None or tiers.by != "lmcache":
+    if tiers is None or tiers.s3 is None or tiers.keeper is None:
         return
     key_path, bucket = ("tuning", "kv_tiers", "s3"), tiers.s3.bucket
     if conventions.is_local:
-        reason = "the S3 of this machine has no address of its own for each bucket, which LMCache needs"
+        reason = f"the S3 of this machine has no address of its own for each bucket, which {tiers.keeper.title} needs"
         yield Conflict((*key_path, "bucket"), reason, "remove s3 in a copy to try here", bucket)
     elif bucket not in {row.bucket for row in fleet.storage.tier_buckets}:
         reason = f"the fleet lets its engines write to no bucket {bucket}"
@@ -217,7 +196,8 @@ def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventio
         yield Conflict((*key_path, "bucket"), reason, fix, bucket)
     if not settings.tuning.stream_weights:
         reason = (
-            "LMCache names objects after the folder of the weights, which is the same for all that are copied first"
+            f"{tiers.keeper.title} names objects after the folder of the weights, which is the same for all that are "
+            "copied first"
         )
         yield Conflict((*key_path, "bucket"), reason, "set stream_weights: on, or remove s3", bucket)
 
