@@ -2,12 +2,13 @@
 
 Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `steps`, and `connector`, the
 settings of a connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves
-every file of the tier, and `kill` ends the server beside this process, asks prompts 1 and 2, and then prompt 0 until a
+every file of the tier, and `kill` ends the server beside this process, asks prompts 3 and 1, and then prompt 0 until a
 new server has it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -79,12 +80,23 @@ def _build_tiers(folder: Path) -> dict[str, Any]:
 
 
 def _ask_without_server(ask: Any) -> list[list[Any]]:
-    """Return the answers of two prompts while the server is gone, and the first of prompt 0 from one that is back."""
+    """Return the answers of two prompts while the server is gone, and the first of prompt 0 from one that is back.
+
+    The server has answered that it lacks the first, and ends when it is to store it: nothing says that it is gone.
+    """
+    adapters: Any = importlib.import_module("lmcache.integration.vllm.vllm_multi_process_adapter")
     server, keeper = _find_server()
+    adapter, store = adapters.LMCacheMPWorkerAdapter, adapters.LMCacheMPWorkerAdapter.submit_store_request
+
+    def kill_and_store(*words: Any, **named: Any) -> None:
+        adapter.submit_store_request = store
+        os.kill(server, signal.SIGKILL)
+        store(*words, **named)
+
+    adapter.submit_store_request = kill_and_store
     os.kill(keeper, signal.SIGSTOP)  # or it starts another
     try:
-        os.kill(server, signal.SIGKILL)
-        alone = [ask(1), ask(2)]
+        alone = [ask(3), ask(1)]
     finally:
         os.kill(keeper, signal.SIGCONT)
     return [*alone, _recover(ask)]

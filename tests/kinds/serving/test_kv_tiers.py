@@ -193,6 +193,8 @@ def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
     assert mount.path == folder and (mount.key, mount.node_path) != (other.key, other.node_path)
     with pytest.raises(InputError, match="SGLang's store of files has one folder"):
         _resolve(tmp_path, BOTH, extra=extra)
+    with pytest.raises(InputError, match="guesses from the prompt with pages of one token alone"):
+        _resolve(tmp_path, f"{tiers}, speculative: {{method: ngram}}", extra=extra)
 
 
 def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:

@@ -295,6 +295,12 @@ OPTIONS = (
         lambda node: {"speculative_tokens": node.speculative.tokens if node.speculative else 0},
     ),
     Option(
+        "speculative-prompt-files",
+        lambda node: _uses_method(node, "ngram") and node.tuning.keeper is None and node.tuning.folder_bytes,
+        "tuning.speculative",
+        "remove speculative",
+    ),
+    Option(
         "speculative-draft",
         lambda node: _uses_method(node, "eagle", "eagle3", "draft_model"),
         "tuning.speculative",
