@@ -215,6 +215,11 @@ def _has_folders(node: Node, *names: str) -> bool:
     return node.tuning.keeper is None and tuple(node.tuning.folder_bytes) == names
 
 
+def _has_whole_mixtures(node: Node) -> bool:
+    """Return whether each of several data-parallel ranks has all experts of a mixture."""
+    return node.role.data > 1 and not node.role.expert and node.placement.model.experts > 0
+
+
 OPTIONS = (
     Option("shared-machine", lambda node: node.conventions.is_local),
     Option("own-node", lambda node: not node.conventions.is_local),
@@ -227,6 +232,7 @@ OPTIONS = (
     Option("data-adapters", lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
     Option("expert", lambda node: node.role.expert, "role.expert", "set expert: off"),
     Option("expert-data", lambda node: node.role.expert and node.role.data > 1, "role.data", "set data: 1"),
+    Option("mixture-data", _has_whole_mixtures, "role.data", "set data: 1"),
     Option(
         "nodes",
         lambda node: node.placement.nodes > 1,

@@ -190,6 +190,11 @@ REFUSED_LOCALLY = [
         "CPU, and ends at the first request. Fix: set expert: off in a copy to try here.",
     ),
     (
+        format_distributed(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, data=2),
+        "blueprint.yaml:4:65: roles.worker.data: 2: the engine has no exchange between ranks of experts on "
+        "CPU, and ends at the first request. Fix: set data: 1 in a copy to try here.",
+    ),
+    (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: 3: worker 6 engine processes would run on 2 cores, which carry "
         "4. Fix: set fewer in a copy to try here; a target with more nodes, --target TARGET, renders it.",
