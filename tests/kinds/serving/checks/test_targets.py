@@ -191,7 +191,7 @@ REFUSED_LOCALLY = [
     ),
     (
         format_distributed(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, data=2),
-        "blueprint.yaml:4:65: roles.worker.data: 2: the engine has no exchange between ranks of experts on "
+        "blueprint.yaml:4:47: roles.worker.data: 2: the engine has no exchange between ranks of experts on "
         "CPU, and ends at the first request. Fix: set data: 1 in a copy to try here.",
     ),
     (
