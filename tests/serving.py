@@ -226,7 +226,7 @@ def assert_named(plan: DeploymentPlan) -> None:
 
 
 def assert_bounded(plan: DeploymentPlan, retry_after: str | None) -> None:
-    """Assert that the second of TWO_MODELS refuses more than its limit at once, and the first answers meanwhile."""
+    """Assert that the second of TWO_MODELS refuses more than its limit at once, and the first answers."""
     url, long = plan.deployment.url, {"max_tokens": 400, "min_tokens": 400, "ignore_eos": True}
 
     def ask(_: int) -> tuple[int, str | None]:
@@ -238,8 +238,6 @@ def assert_bounded(plan: DeploymentPlan, retry_after: str | None) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(5 * LIMIT) as users:
         asked = [users.submit(ask, number) for number in range(5 * LIMIT)]
-        done, _ = concurrent.futures.wait(asked, 300, concurrent.futures.FIRST_COMPLETED)
-        assert (429, retry_after) in [one.result() for one in done], "before any had its answer"
         assert complete(url)
         answers = [one.result() for one in asked]
     assert set(answers) == {(200, None), (429, retry_after)}

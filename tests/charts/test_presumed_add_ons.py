@@ -53,8 +53,8 @@ ROWS = {
 }
 """The row of charts/platform.yaml that brings what an object takes for granted."""
 
-BROUGHT_BY_USERS = {"nvidia.com"}
-"""Groups of operators that charts/inference/README.md has the commands for, and no row brings."""
+BROUGHT_BY_USERS = {"llm-d.ai", "nvidia.com"}
+"""Groups of kinds that README.md or charts/inference/README.md has the commands for, and no row brings."""
 
 INGRESS = {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "spec": {"ingressClassName": "alb"}}
 QUEUED_POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "general"}}}

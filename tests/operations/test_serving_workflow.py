@@ -16,12 +16,13 @@ import pytest
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import cluster, image_pins
+from llm_serving.operations import image_pins
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
@@ -122,7 +123,7 @@ class Started:
             install_aws.apply, "apply", lambda _, plans: self.steps.append(f"apply {[plan.name for plan in plans]}")
         )
         monkeypatch.setattr(install_aws, "_upload_weights", lambda *_: self.steps.append("weights"))
-        monkeypatch.setattr(cluster, "reach", lambda *_: self.reach())
+        monkeypatch.setattr(EksTarget, "reach_cluster", lambda *_: self.reach())
         monkeypatch.setattr(install_aws, "_serve_blueprint", lambda *_: self.steps.append("serve"))
         monkeypatch.setattr(install_aws.planning, "plan", lambda *_, **__: plan)
         monkeypatch.setattr(install_aws.images, "list_missing", list_all_as_missing)

@@ -385,7 +385,7 @@ def test_tiers_that_have_no_room_or_no_way_there_are_refused(
             "mooncake",
             "pool: general, accelerators: 4",
             "pattern: aggregated\nframework: ray",
-            "the tiers of vLLM 0.29.0 were not compared with those that are rendered",
+            "Ray starts engines itself, without the program beside them that keeps the tiers of cached prompts",
         ),
         (
             "mooncake",

@@ -20,7 +20,6 @@ from llm_serving.cli import main
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import stack
 from llm_serving.targets.ecs.target import EcsTarget
 from llm_serving.workflows import tune
 from tests.infra.serving.conftest import FLEET
@@ -157,7 +156,7 @@ def test_what_cannot_be_removed_is_named_with_the_command_that_removes_it(
         raise Unavailable(reason)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stack, "destroy", refuse)
+        patch.setattr(EcsTarget, "remove", staticmethod(refuse))
         assert main.run(["tune", "mine", "--target", "ecs", "--over", "roles.worker.replicas=1", "--yes"]) == 1
     command = measured_replicas.read_fix(capsys.readouterr().err, reason)
     assert count_workers(applied, "mine-tune") == 1
