@@ -22,10 +22,9 @@ pytestmark = pytest.mark.timeout(240, func_only=True)
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane; what the benchmark creates goes."""
     yield control_plane
-    for kind, fields in ((POD, f"metadata.namespace={scheduler_at_size.PLACE}"), (NODE, "")):
+    classes = [(CLASS, f"metadata.name={name}") for name in scheduler_at_size.PRIORITIES]
+    for kind, fields in ((POD, f"metadata.namespace={scheduler_at_size.PLACE}"), (NODE, ""), *classes):
         control_plane.api.delete_all(kind, fields=fields, timeout_s=60)
-    for name in scheduler_at_size.PRIORITIES:
-        control_plane.api.delete(CLASS, name)
 
 
 def build_pools() -> list[Pool]:
