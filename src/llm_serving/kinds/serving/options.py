@@ -17,7 +17,7 @@ from llm_serving.kinds.serving import answer_parsers, patterns
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
 from llm_serving.kinds.serving.placement import Placement, count_accelerators
-from llm_serving.kinds.serving.roles import AnsweringRole, EngineRole
+from llm_serving.kinds.serving.roles import EngineRole, get_max_requests
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
@@ -60,7 +60,7 @@ class Node:
     @property
     def max_requests(self) -> int | None:
         """Most requests at the replica; None for any number."""
-        return self.role.max_requests if isinstance(self.role, AnsweringRole) else None
+        return get_max_requests(self.role)
 
     @property
     def is_compiled(self) -> bool:
@@ -380,11 +380,17 @@ OPTIONS = (
     Option("json-logs", lambda node: node.settings.logs == "json", "logs", "set logs: text"),
     Option("drain", lambda node: not node.conventions.is_local),
     Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
-    Option(
-        "kv-lmcache-s3",
-        lambda node: node.tuning.keeper and "s3" in node.tuning.tier_bytes,
-        "tuning.kv_tiers",
-        "remove s3",
+    *(
+        Option(
+            f"kv-{name}-s3",
+            functools.partial(
+                lambda keeper, node: node.tuning.keeper is keeper and "s3" in node.tuning.tier_bytes, keeper
+            ),
+            "tuning.kv_tiers",
+            "remove s3",
+        )
+        for name, keeper in engines.load_cache_keepers().items()
+        if "s3" in keeper.tiers
     ),
     Option(
         "cache-limit",

@@ -34,10 +34,10 @@ from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import (
-    AnsweringRole,
     EngineRole,
     RouterPolicy,
     compute_fixed_replicas,
+    get_max_requests,
     resolve_scale,
 )
 from llm_serving.kinds.serving.stack import ServingStack
@@ -294,8 +294,7 @@ def _leave_out_efa(resources: Resources) -> Resources:
 
 def _select_image(context: Context, role: EngineRole, role_placement: Placement, uses_efa: bool) -> str:
     engine = context.engine
-    has_limit = isinstance(role, AnsweringRole) and role.max_requests
-    needs_own = uses_efa or context.policy == "kv-aware" or has_limit
+    needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(role)
     engine_image = engine.fleet_image if engine.fleet_image and needs_own else engine.image
     return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
 
@@ -462,7 +461,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     framework = engines.load_frameworks()[settings.framework]
     if framework.note:
         yield framework.note
-    pair = framework.engines.get(settings.engine)
+    pair = context.pair
     if pair and pair.local and context.conventions.is_local:
         yield pair.local.note
     models_placed = {role_placement.model.name: role_placement.model for _, _, role_placement in placed_roles}

@@ -332,6 +332,11 @@ DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: the engines' production guides, 2026-11."""
 
 
+def get_max_requests(role: EngineRole) -> int | None:
+    """Return the most requests at a replica; None for any number."""
+    return role.max_requests if isinstance(role, AnsweringRole) else None
+
+
 def resolve_scale(name: str, role: EngineRole) -> Scale | None:
     """Return when the role's replicas come and go; None where they are always as many."""
     if role.replicas.min == role.replicas.max:

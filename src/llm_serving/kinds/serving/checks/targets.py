@@ -410,10 +410,8 @@ def _check_slo_scaling(
     settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield roles that would follow the SLO where nothing measures it."""
-    framework, engine = (
-        engines.load_frameworks()[settings.framework],
-        engines.get_engine(settings.engine, settings.framework),
-    )
+    framework = engines.load_frameworks()[settings.framework]
+    engine = engines.get_engine(settings.engine, settings.framework)
     roles = map_latencies(list(settings.roles.engine_roles))
     objectives = list(list_latencies(settings.slo, engine.metrics, engine.buckets, roles))
     for key_path, role, _ in placed_roles:

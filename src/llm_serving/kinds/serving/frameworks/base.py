@@ -17,6 +17,11 @@ from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
+SERVER_OPTIONS = frozenset(
+    {"host", "port", "served_model_name", "disable_access_log_for_endpoints", "shutdown_timeout"}
+)
+"""Options of vLLM's own server, in whose place a framework listens, names the model and ends."""
+
 
 class Adapted(NamedTuple):
     """What a target runs under a framework."""

@@ -13,15 +13,10 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engines
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
-from llm_serving.kinds.serving.frameworks.base import (
-    Adapted,
-    check_engine,
-    check_never_empty,
-    check_warm_prompts,
-)
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import AnsweringRole
+from llm_serving.kinds.serving.roles import get_max_requests
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -139,9 +134,8 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         command = (*command, MODE, _select_type(worker))
     update: dict[str, object] = {"command": command}
     env = {**worker.env, **_build_environment(context)}
-    role = context.blueprint.roles.engine_roles[worker.role]
-    if isinstance(role, AnsweringRole) and role.max_requests:
-        env |= {POOL_VARIABLE: str(role.max_requests), QUEUE_VARIABLE: "1"}
+    if limit := get_max_requests(context.blueprint.roles.engine_roles[worker.role]):
+        env |= {POOL_VARIABLE: str(limit), QUEUE_VARIABLE: "1"}
     if context.conventions.is_local:
         env |= {
             "DYN_NAMESPACE": worker.role,  # the frontend chooses among the replicas of one

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
-from llm_serving.kinds.serving.roles import AnsweringRole, resolve_scale
+from llm_serving.kinds.serving.roles import get_max_requests, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -46,7 +46,7 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         yield Conflict(
             ("framework",), reason, "use another framework, or a blueprint for each model", blueprint.framework
         )
-    limits = [_get_limit(placed_role) for placed_role in placed_roles]
+    limits = [get_max_requests(role) for _, role, _ in placed_roles]
     for (key_path, _, _), limit in zip(placed_roles, limits, strict=True):
         if limit != limits[0]:
             reason = "llm-d's endpoint picker has one limit for all engines"
@@ -89,11 +89,6 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     return Adapted(services, {"endpointPicker": picker})
 
 
-def _get_limit(placed_role: PlacedRole) -> int | None:
-    _, role, _ = placed_role
-    return role.max_requests if isinstance(role, AnsweringRole) else None
-
-
 def _build_admission(
     context: Context, placed_roles: Sequence[PlacedRole]
 ) -> tuple[dict[str, JsonValue], dict[str, JsonValue]] | None:
@@ -102,7 +97,7 @@ def _build_admission(
     Requests wait in the picker, by class and in turn for each caller, in place of an engine's one queue. Each router's
     picker counts the requests that it has sent itself, so each has its share of the limit.
     """
-    limit = _get_limit(placed_roles[0])
+    limit = get_max_requests(placed_roles[0][1])  # `check` has refused others
     if not (limit or context.blueprint.tuning.priority):
         return None
     band: JsonValue = {"fairnessPolicyRef": FAIRNESS}

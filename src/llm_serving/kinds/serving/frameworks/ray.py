@@ -16,25 +16,21 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving import processes
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_warm_prompts, split_command
+from llm_serving.kinds.serving.frameworks.base import (
+    SERVER_OPTIONS,
+    Adapted,
+    check_engine,
+    check_warm_prompts,
+    split_command,
+)
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import AnsweringRole, EngineRole, compute_fixed_replicas, resolve_scale
+from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, get_max_requests, resolve_scale
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.settings.document import Conflict
 
-SERVER_OPTIONS = frozenset(
-    {
-        "host",
-        "port",
-        "served_model_name",
-        "disable_access_log_for_endpoints",
-        "shutdown_timeout",
-        "max_num_queued_reqs",
-        "middleware",
-    }
-)
-"""Options of the engine's own server, in whose place Ray listens, names the model, refuses requests and ends."""
+OWN_OPTIONS = SERVER_OPTIONS | {"max_num_queued_reqs", "middleware"}
+"""Options in whose place Ray listens, names the model, refuses requests and ends."""
 
 REFUSED = {"status_code": 429, "retry_after_s": 1}
 """How Ray answers what it has no room for; left alone 503, without Retry-After. Source: BackpressureConfig of Ray
@@ -85,7 +81,7 @@ def _check_limit(
     context: Context, key_path: tuple[str, ...], role: EngineRole, role_placement: Placement
 ) -> Iterator[Conflict]:
     """Yield a limit at which replicas refuse requests before Ray starts another."""
-    scale, limit = resolve_scale(key_path[-1], role), _read_limit(role)
+    scale, limit = resolve_scale(key_path[-1], role), get_max_requests(role)
     if context.conventions.is_local or scale is None or scale.queue is None or limit is None:
         return
     target = _count_running(context, role_placement) + scale.queue
@@ -240,7 +236,7 @@ def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service
             "model_id": options["served_model_name"][0],  # type: ignore[index]
             "model_source": command[2],
         },
-        "engine_kwargs": {name: value for name, value in options.items() if name not in SERVER_OPTIONS},
+        "engine_kwargs": {name: value for name, value in options.items() if name not in OWN_OPTIONS},
         # A replica does not leave its node.
         "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
         "deployment_config": {
@@ -258,14 +254,10 @@ def _build_limit(role: EngineRole) -> dict[str, JsonValue]:
     As many wait in each endpoint: with 1, Serve refuses the second of two that come at once even where no replica has
     any (serve/_private/router.py of 2.60.0, wrap_request_assignment).
     """
-    limit = _read_limit(role)
+    limit = get_max_requests(role)
     if limit is None:
         return {}
     return {"max_ongoing_requests": limit, "max_queued_requests": limit, "backpressure_config": dict(REFUSED)}
-
-
-def _read_limit(role: EngineRole) -> int | None:
-    return role.max_requests if isinstance(role, AnsweringRole) else None
 
 
 def _count_running(context: Context, role_placement: Placement) -> int:

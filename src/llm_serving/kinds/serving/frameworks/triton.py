@@ -12,11 +12,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, engines
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, split_command
+from llm_serving.catalog import engine_options
+from llm_serving.kinds.serving.frameworks.base import SERVER_OPTIONS, Adapted, check_engine, split_command
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -34,20 +33,8 @@ parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }
 """The engine chooses its accelerators, of which KIND_GPU would give it one; left alone its metrics are not reported.
 Source: vllm_backend r26.01 (c70d654), README.md and src/model.py."""
 
-SERVER_OPTIONS = frozenset(
-    {
-        "host",
-        "port",
-        "served_model_name",
-        "disable_access_log_for_endpoints",
-        "shutdown_timeout",
-        "enable_auto_tool_choice",
-        "tool_call_parser",
-        "reasoning_parser",
-        "chat_template",
-    }
-)
-"""Options of the engine's own server, in whose place the frontend is. It ends when the requests under way have."""
+OWN_OPTIONS = SERVER_OPTIONS | {"enable_auto_tool_choice", "tool_call_parser", "reasoning_parser", "chat_template"}
+"""Options in whose place the frontend has its own. It ends when the requests under way have."""
 
 TOOL_PARSERS = {"llama3_json": "llama3", "mistral": "mistral"}
 """Triton's names of vLLM's parsers. Source: python/openai/openai_frontend/engine/utils/tool_call_parsers."""
@@ -65,26 +52,24 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
             yield Conflict(path, "Triton names a model by its folder", fix, role.served_name)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
     """Return Triton's frontends, and the router as it is, last."""
     *workers, router = services
-    roles = {key_path[-1]: role for key_path, role, _ in placed_roles}
-    return Adapted([*(_adapt_worker(context, roles[worker.role], worker) for worker in workers), router], {})
+    return Adapted([*(_adapt_worker(context, worker) for worker in workers), router], {})
 
 
-def _adapt_worker(context: Context, role: EngineRole, worker: Service) -> Service:
+def _adapt_worker(context: Context, worker: Service) -> Service:
     prefix, words = split_command(worker)
     options = engine_options.parse_command(context.blueprint.engine, words)
     name = str(options["served_model_name"][0])  # type: ignore[index]
     repository = f"{context.environment.data_folder}/triton"
     folder, template = f"{repository}/{name}", f"{repository}-chat-template.jinja"
-    arguments = {key: value for key, value in options.items() if key not in SERVER_OPTIONS}
+    arguments = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
     files = {
         f"{folder}/config.pbtxt": CONFIG,
         f"{folder}/{MODEL_VERSION}/model.json": json.dumps({"model": words[2], **arguments}, indent=1),
     }
-    # The catalog's own templates lie in another image.
-    if context.blueprint.select_model_settings(role).chat_template:
+    if "chat_template" in options:
         files[template] = str(options["chat_template"])
     command = (
         # On one line, as a task's command is.
@@ -103,6 +88,6 @@ def _adapt_worker(context: Context, role: EngineRole, worker: Service) -> Servic
 
 def _list_parser_arguments(context: Context, options: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return what makes the frontend read calls of tools, where it has the parser that the engine would use."""
-    known = engines.load_frameworks()[context.blueprint.framework].engines[context.blueprint.engine].parsers["tools"]
+    known = context.pair.parsers["tools"] if context.pair else ()
     parser = options.get("tool_call_parser")
     return ("--tool-call-parser", TOOL_PARSERS[parser]) if isinstance(parser, str) and parser in known else ()
