@@ -179,9 +179,9 @@ def test_beyond_the_bound_requests_get_429_at_once_and_the_others_are_answered(s
 
 
 def test_with_sigterm_what_runs_and_waits_is_answered_and_what_is_new_is_refused(start: Start) -> None:
-    process, url = start()
+    process, url = start(drain_s=LIMIT_S)
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=10)
+        first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=5)
         processes.wait_until(lambda: _read_metric(url, "diffusion_requests_running") == 1, "the first", LIMIT_S)
         second = threads.submit(_draw, url)
         processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "the second", LIMIT_S)
