@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
+from llm_serving import startup
 from llm_serving.aws import session
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
@@ -31,12 +33,16 @@ pytest_plugins = [
     "tests.guardian",
     "tests.hub.fixtures",
     "tests.images.fixtures",
+    "tests.matrix_cells",
     "tests.prisma_standin.fixtures",
 ]
 
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What is imported and collected stays; see `pytest_collection_finish`.
+startup.defer_garbage_collection()
 
 # Tests open hundreds of sessions, of moto and of Lambda handlers too. Each would read the services' descriptions anew.
 botocore.session.create_loader = session.create_data_loader
@@ -119,7 +125,8 @@ def _rank(module: list[pytest.Item], has_programs: bool) -> tuple[bool, bool, fl
 
 @pytest.hookimpl(trylast=True)  # after deselection
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find the last test of each group."""
+    """Find the last test of each group; look for garbage no more among what was imported and collected."""
+    gc.freeze()
     session.stash[_LAST_TESTS] = {_get_group(item): item for item in session.items}
 
 

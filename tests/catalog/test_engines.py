@@ -22,9 +22,9 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import RouterPolicy
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import load
-from llm_serving.targets import matrix
 from llm_serving.targets.local import engine_env
 from llm_serving.targets.local.conventions import CONVENTIONS
+from tests import matrix_cells
 from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving
 
@@ -144,7 +144,7 @@ def _list_serving_deployments() -> list[ServingDeployment]:
     """Every cell of the matrix that has engines behind a router, whose command lines no framework turns into others."""
     return [
         cell.deployment
-        for cell in matrix.build_cells()
+        for cell in matrix_cells.build_all()
         if isinstance(cell.deployment, ServingDeployment) and not engines.load_frameworks()[cell.framework].module
     ]
 
@@ -169,7 +169,7 @@ def _list_engine_arguments(deployments: Iterable[ServingDeployment]) -> list[lis
 
 
 def _list_all_engine_arguments(folder: Path) -> list[list[str]]:
-    deployments = (cell.deployment for cell in matrix.build_cells() if cell.engine == "vllm")
+    deployments = (cell.deployment for cell in matrix_cells.build_all() if cell.engine == "vllm")
     return _list_engine_arguments(
         [*(deployment for deployment in deployments if deployment), *(_resolve(folder, *case) for case in CASES)]
     )

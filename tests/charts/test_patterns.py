@@ -13,15 +13,16 @@ import yaml
 from llm_serving import paths
 from llm_serving.kinds.serving import alerts
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.targets import matrix, planning, render
+from llm_serving.targets import planning, render
 from llm_serving.targets.matrix import Cell
+from tests import matrix_cells
 from tests.charts import objects
 from tests.charts.conftest import Render
 from tests.charts.test_network import STRANGER, is_allowed
 from tests.charts.test_objects import filter_by_kind
 from tests.kinds.serving import test_workers
 
-CELLS = [cell for cell in matrix.build_cells("eks") if cell.deployment]
+CELLS = [cell for cell in matrix_cells.build("eks") if cell.deployment]
 FEED_ANOTHER_DEPLOYMENT = {"offline-batch", "near-real-time"}
 """The patterns that no fleet alone can render: tests/charts/test_batch.py and test_streaming.py render them."""
 

@@ -13,7 +13,7 @@ import pytest
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import matrix
+from tests import matrix_cells
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -389,7 +389,7 @@ def test_what_its_workers_of_an_engine_do_not_carry_is_refused_at_its_line(tmp_p
 def cells() -> dict[str, list[ServingDeployment]]:
     """What the matrix renders for Dynamo on EKS, by engine."""
     found: dict[str, list[ServingDeployment]] = {}
-    for cell in matrix.build_cells("eks"):
+    for cell in matrix_cells.build("eks"):
         if cell.framework == "dynamo" and isinstance(cell.deployment, ServingDeployment):
             assert cell.is_rendered_only
             found.setdefault(cell.engine, []).append(cell.deployment)

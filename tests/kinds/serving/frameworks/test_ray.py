@@ -11,7 +11,7 @@ import pytest
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import matrix
+from tests import matrix_cells
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -138,7 +138,7 @@ def test_the_version_under_ray_has_every_argument_that_is_rendered(tmp_path: Pat
     known = engine_options.load_arguments(engines.load_frameworks()["ray"].engines["vllm"].arguments).arguments
     deployments = [
         cell.deployment
-        for cell in matrix.build_cells()
+        for cell in matrix_cells.build_all()
         if cell.framework == "ray" and isinstance(cell.deployment, ServingDeployment)
     ]
     deployments.append(resolve(tmp_path, format_blueprint(lines="engine_arguments: {max_num_seqs: 64}\n")))

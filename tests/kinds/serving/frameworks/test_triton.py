@@ -15,8 +15,8 @@ from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import matrix
 from llm_serving.targets.local import engine_env
+from tests import matrix_cells
 from tests.kinds.serving import resolving
 from tests.kinds.serving.frameworks import test_llm_d
 
@@ -161,7 +161,7 @@ def test_the_version_under_triton_has_every_argument_that_is_rendered(tmp_path: 
     known = engine_options.load_arguments(engines.load_frameworks()["triton"].engines["vllm"].arguments).arguments
     rendered = [
         cell.deployment
-        for cell in matrix.build_cells()
+        for cell in matrix_cells.build_all()
         if cell.framework == "triton" and isinstance(cell.deployment, ServingDeployment)
     ]
     assert {item.pattern for item in rendered} == {"aggregated", "distributed", "multi-model"}
