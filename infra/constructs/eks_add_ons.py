@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import model_reader, pod_identity
+from infra.constructs import model_reader, pod_identity, policy
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
@@ -75,36 +75,8 @@ def _build_permissions(stack: FleetStack) -> dict[str, _Permissions]:
         "vpc-cni": _Permissions("vpc-cni", ("AmazonEKS_CNI_Policy",)),
         "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
         "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
-        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=_build_fsx_statements(stack)),
+        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=policy.read_statements(stack, "fsx-csi-driver")),
         "aws-mountpoint-s3-csi-driver": _Permissions(
             "s3-csi", statements=model_reader.build_statements(stack.fleet, stack.account)
         ),
     }
-
-
-def _build_fsx_statements(stack: FleetStack) -> list[Statement]:
-    """Narrower than AWS's AmazonFSxFullAccess, which may delete every file system of the stack.account."""
-    file_systems = [stack.account.build_arn("fsx", "file-system/*")]
-    return [
-        {
-            "Effect": "Allow",
-            "Action": ["fsx:CreateFileSystem", "fsx:TagResource"],
-            "Resource": [*file_systems, stack.account.build_arn("fsx", "task/*")],
-            "Condition": {"StringEquals": {"aws:RequestTag/fleet": stack.fleet.name}},
-        },
-        {
-            "Effect": "Allow",
-            "Action": ["fsx:DeleteFileSystem", "fsx:UpdateFileSystem"],
-            "Resource": file_systems,
-            "Condition": {"StringEquals": {"aws:ResourceTag/fleet": stack.fleet.name}},
-        },
-        {
-            # An account's first file system brings the role by which FSx works in it.
-            "Effect": "Allow",
-            "Action": ["iam:CreateServiceLinkedRole"],
-            "Resource": stack.account.build_service_role_arn("fsx", "AWSServiceRoleForAmazonFSx"),
-            "Condition": {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}},
-        },
-        # FSx describes all or nothing.
-        {"Effect": "Allow", "Action": ["fsx:DescribeFileSystems"], "Resource": "*"},
-    ]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
+
+from infra.constructs.fleet_stack import FleetStack
+from llm_serving.settings import own_yaml
+
+_FOLDER = Path(__file__).with_name("policies")
 
 Statement = Mapping[str, object]
 """One statement of a policy document, with IAM's own keys."""
@@ -28,6 +35,20 @@ def allow(
     """
     statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
     return {**statement, "Condition": condition} if condition else statement
+
+
+def read_statements(stack: FleetStack, name: str, **values: str) -> list[Statement]:
+    """Return the statements of policies/NAME.yaml, with the stack's names and `values` in place of ${KEYS}."""
+    account = stack.account
+    keys = {"account": account.id, "partition": account.partition, "region": account.region}
+    keys |= {"dns_suffix": account.dns_suffix, "cluster": stack.cluster_name, "fleet": stack.fleet.name}
+
+    def fill_in(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {fill_in(key): fill_in(child) for key, child in node.items()}
+        return [*map(fill_in, node)] if isinstance(node, list) else Template(node).substitute(keys, **values)
+
+    return [fill_in(statement) for statement in own_yaml.read(_FOLDER / f"{name}.yaml")]
 
 
 def build_document(*statements: Statement) -> str:
