@@ -38,7 +38,7 @@ def test_every_action_is_an_operation_of_its_service(needs: AccountNeeds) -> Non
 @pytest.mark.parametrize("needs", NEEDS.values(), ids=list(NEEDS))
 def test_every_endpoint_is_of_a_service_that_aws_has(needs: AccountNeeds) -> None:
     names = set(Loader().list_available_services("service-2"))
-    assert {API_NAMES.get(service, service) for service in needs.endpoints} <= names
+    assert {API_NAMES.get(row.service, row.service) for row in needs.endpoints} <= names
 
 
 @pytest.mark.parametrize("needs", NEEDS.values(), ids=list(NEEDS))

@@ -1,4 +1,4 @@
-"""What each kind of work needs of a fleet's AWS account: `account.yaml` in the kind's folder, data with its source.
+"""What a fleet needs of its AWS account (`account.yaml` here), and what each kind of work adds (that of its folder).
 
 Nobody knows which kinds a fleet will carry, so networks have the endpoints of all, and preflight only warns about the
 permissions and quotas of one.
@@ -7,10 +7,11 @@ permissions and quotas of one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_serving.catalog.eks import CsiDriver
 from llm_serving.catalog.instances import Row
 from llm_serving.catalog.quotas import Quota
 from llm_serving.settings import own_yaml
@@ -24,15 +25,21 @@ Orchestrator = Literal["eks", "ecs"]
 ORCHESTRATORS: tuple[Orchestrator, ...] = ("eks", "ecs")
 
 
-class NeededEndpoint(Row):
-    """An interface endpoint that programs of a kind call."""
+class Endpoint(Row):
+    """An interface endpoint of a service that nodes or programs call."""
+
+    service: str
+    """Its name behind `com.amazonaws.REGION.`."""
 
     reason: str
     orchestrators: tuple[Orchestrator, ...] = ORCHESTRATORS
-    """Those on which the programs call it."""
+    """Those on which it is called."""
 
     closed_only: bool = False
-    """Whether only networks without NAT gateways have it."""
+    """Whether only networks without NAT gateways have it; elsewhere the few calls go by the internet."""
+
+    csi_driver: CsiDriver | None = None
+    """The driver of volumes that calls it; None where no driver does."""
 
 
 class NeededQuota(Row):
@@ -44,15 +51,21 @@ class NeededQuota(Row):
     breakdown: str
 
 
-class AccountNeeds(Row):
-    """What one kind needs of an account."""
+class FleetNeeds(Row):
+    """What every fleet needs of an account."""
 
     read_on: str
+    permissions: Mapping[str, tuple[str, ...]] = {}
+    """IAM actions that applying it takes, by part of it."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+class AccountNeeds(FleetNeeds):
+    """What one kind needs of an account."""
+
     permissions: Mapping[Orchestrator, tuple[str, ...]] = {}
     """IAM actions that applying its stack takes, by the orchestrator that runs it."""
-
-    endpoints: Mapping[str, NeededEndpoint] = {}
-    """By the service's name behind `com.amazonaws.REGION.`."""
 
     quotas: tuple[NeededQuota, ...] = ()
     standing: Mapping[str, int] = {}
@@ -63,10 +76,16 @@ class AccountNeeds(Row):
 
 
 @functools.cache
+def load_fleet() -> FleetNeeds:
+    """Return what every fleet needs."""
+    return FleetNeeds.model_validate(_read(Path(__file__).with_name(FILE)))
+
+
+@functools.cache
 def load_all() -> Mapping[str, AccountNeeds]:
     """Return the needs of every kind that has some, by the kind's name."""
     files = sorted(KINDS.glob(f"*/{FILE}"))
-    return {file.parent.name.replace("_", "-"): _load(file) for file in files}
+    return {file.parent.name.replace("_", "-"): AccountNeeds.model_validate(_read(file)) for file in files}
 
 
 def list_images() -> list[str]:
@@ -77,15 +96,17 @@ def list_images() -> list[str]:
     return list(images)
 
 
-def _load(file: Path) -> AccountNeeds:
+def _read(file: Path) -> dict[str, Any]:
     data = own_yaml.read(file)
     permissions = {name: tuple(_flatten(rows)) for name, rows in data.get("permissions", {}).items()}
-    return AccountNeeds.model_validate({**data, "permissions": permissions})
+    endpoints = tuple({"service": service, **row} for service, row in data.get("endpoints", {}).items())
+    return {**data, "permissions": permissions, "endpoints": endpoints}
 
 
-def _flatten(rows: list[Any]) -> list[str]:
-    """Return the actions of a list, whose items may be lists that another one shares."""
-    actions: list[str] = []
+def _flatten(rows: list[Any]) -> Iterator[str]:
+    """Yield the actions of a list, whose items may be lists that another one shares."""
     for row in rows:
-        actions += row if isinstance(row, list) else [row]
-    return actions
+        if isinstance(row, list):
+            yield from _flatten(row)
+        else:
+            yield row

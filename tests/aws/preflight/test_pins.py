@@ -77,7 +77,7 @@ def test_a_version_that_eks_does_not_offer_fails_and_names_the_default(stubbed_a
     assert lines["coredns"].message == (
         f"EKS does not offer {pinned} for Kubernetes 1.35; it offers v9.9.10-eksbuild.1 and v9.9.9-eksbuild.1"
     )
-    assert lines["coredns"].fix == "pin v9.9.9-eksbuild.1 in src/llm_serving/catalog/eks.py"
+    assert lines["coredns"].fix == "pin v9.9.9-eksbuild.1 in src/llm_serving/catalog/eks.yaml"
 
 
 def _stub_schemas(stubbed_aws: Any, fleet: Fleet, schemas: dict[str, Any], accounts: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from llm_serving.fleet.model import Fleet
 
 _GROUP = "pinned versions"
 
-_CATALOG_FILE = "src/llm_serving/catalog/eks.py"
+_CATALOG_FILE = "src/llm_serving/catalog/eks.yaml"
 
 _MAX_SHOWN_VERSIONS = 3
 
