@@ -51,17 +51,19 @@ class NeededQuota(Row):
     breakdown: str
 
 
-class FleetNeeds(Row):
-    """What every fleet needs of an account."""
-
+class _Needs(Row):
     read_on: str
-    permissions: Mapping[str, tuple[str, ...]] = {}
-    """IAM actions that applying it takes, by part of it."""
-
     endpoints: tuple[Endpoint, ...] = ()
 
 
-class AccountNeeds(FleetNeeds):
+class FleetNeeds(_Needs):
+    """What every fleet needs of an account."""
+
+    permissions: Mapping[str, tuple[str, ...]]
+    """IAM actions that applying it takes, by part of it."""
+
+
+class AccountNeeds(_Needs):
     """What one kind needs of an account."""
 
     permissions: Mapping[Orchestrator, tuple[str, ...]] = {}
