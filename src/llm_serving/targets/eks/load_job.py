@@ -14,11 +14,13 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from llm_serving import console
+from llm_serving.fleet.add_ons import fill_values
 from llm_serving.operations.kube_api import POD, ApiError, Kind, Manifest
 from llm_serving.services.load_program import LoadProgram
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release
@@ -27,11 +29,8 @@ from llm_serving.targets.on_aws import images
 COMPONENT = "load-driver"
 
 _SECRET = Kind("v1", "Secret")
-_INPUTS = "/etc/load-driver"
-_USER = 65532
 _DELETE_S = 50.0
-_KEPT_S = 300
-"""How long a Job that ended stays when this machine is gone."""
+_FILE = Path(__file__).with_name("load_job.yaml")
 
 
 @contextlib.contextmanager
@@ -108,135 +107,41 @@ def build_job(
     plan: DeploymentPlan, name: str, count: int, *, limit_s: int, program: LoadProgram | None = None
 ) -> Manifest:
     """Build the Job: a pod for each process, away from one another and from the engines."""
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+    values = {
         "metadata": _build_metadata(plan, name),
-        "spec": {
-            "completions": count,
-            "parallelism": count,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": limit_s,
-            "ttlSecondsAfterFinished": _KEPT_S,
-            "template": {
-                "metadata": {
-                    "labels": _build_labels(plan),
-                    # Moving a driver to another node would end the load.
-                    "annotations": {"karpenter.sh/do-not-disrupt": "true"},
-                },
-                "spec": _build_pod(plan, name, program),
-            },
-        },
-    }
-
-
-def _build_pod(plan: DeploymentPlan, name: str, program: LoadProgram | None) -> Manifest:
-    mounted = program.secrets if program else {}
-    return {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "affinity": {
-            "podAntiAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [
-                    # Nodes without this deployment's engines, whose CPU the load would take; and one for each pod.
-                    _avoid({"app.kubernetes.io/instance": plan.deployment.name, "inference/kind": "engine"}),
-                    _avoid({"batch.kubernetes.io/job-name": name}),
-                ]
-            }
-        },
-        "topologySpreadConstraints": [
-            _spread(name, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-        ],
-        "containers": [_build_container(plan, program)],
-        "volumes": [
-            {"name": "inputs", "secret": {"secretName": name, "defaultMode": 0o440}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "5Gi"}},
-            *(
-                {
-                    "name": f"secret-{number}",
-                    "secret": {
-                        "secretName": entry.secret,
-                        "items": [{"key": entry.key, "path": PurePosixPath(path).name}],
-                        "defaultMode": 0o440,
-                    },
-                }
-                for number, (path, entry) in enumerate(mounted.items())
-            ),
-        ],
-    }
-
-
-def _build_container(plan: DeploymentPlan, program: LoadProgram | None) -> Manifest:
-    return {
-        "name": COMPONENT,
+        "labels": _build_labels(plan),
+        "deployment": plan.deployment.name,
+        "name": name,
+        "count": count,
+        "limit_s": limit_s,
         "image": program.image if program else images.format_load_driver(plan),
-        **({"command": list(program.command)} if program else {}),
-        "args": [f"{_INPUTS}/$(JOB_COMPLETION_INDEX)"],
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        # A core of its own: a driver that waits for one measures itself.
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-        "securityContext": {
-            "readOnlyRootFilesystem": True,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "inputs", "mountPath": _INPUTS, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},
-            *(
-                {"name": f"secret-{number}", "mountPath": str(PurePosixPath(path).parent), "readOnly": True}
-                for number, path in enumerate(program.secrets if program else ())
-            ),
-        ],
     }
-
-
-def _avoid(labels: Manifest) -> Manifest:
-    """Prefer nodes without pods of these labels."""
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
-    return {"weight": 100, "podAffinityTerm": term}
-
-
-def _spread(name: str, key: str) -> Manifest:
-    labels = {"batch.kubernetes.io/job-name": name}
-    return {
-        "maxSkew": 1,
-        "topologyKey": key,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": labels},
-    }
+    job: Manifest = fill_values(own_yaml.read(_FILE)["job"], values)
+    if program:
+        pod = job["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        container["command"] = list(program.command)
+        for number, (path, entry) in enumerate(program.secrets.items()):
+            volume, file = f"secret-{number}", PurePosixPath(path)
+            secret = {
+                "secretName": entry.secret,
+                "items": [{"key": entry.key, "path": file.name}],
+                "defaultMode": 0o440,
+            }
+            pod["volumes"].append({"name": volume, "secret": secret})
+            container["volumeMounts"].append({"name": volume, "mountPath": str(file.parent), "readOnly": True})
+    return job
 
 
 def build_belongings(plan: DeploymentPlan, name: str, uid: str, urls: Sequence[str]) -> list[Manifest]:
-    """Build what the Job owns: its way out to S3, and a Secret with each pod's input by index."""
+    """Build what the Job owns."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}
-    metadata = {**_build_metadata(plan, name), "ownerReferences": [owner]}
-    # The release's own policies let its pods ask for names and reach one another.
-    egress = [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"protocol": "TCP", "port": 443}]}]
-    selector = {"matchLabels": {"batch.kubernetes.io/job-name": name}}
-    return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": metadata,
-            "spec": {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": metadata,
-            "stringData": {str(index): url for index, url in enumerate(urls)},
-        },
-    ]
+    values = {
+        "metadata": {**_build_metadata(plan, name), "ownerReferences": [owner]},
+        "name": name,
+        "urls": {str(index): url for index, url in enumerate(urls)},
+    }
+    return [fill_values(manifest, values) for manifest in own_yaml.read(_FILE)["belongings"]]
 
 
 def _build_metadata(plan: DeploymentPlan, name: str) -> Manifest:
