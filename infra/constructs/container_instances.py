@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs import security_group as security_group
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role
 
 
@@ -22,47 +19,10 @@ def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInsta
         "instance",
         description=f"Lets machines join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
-        statements=tuple(_build_statements(stack)),
+        statements=policy.read_statements(stack, "container-instances"),
     )
     return aws.iam_instance_profile.IamInstanceProfile(
         stack, "instance-profile", name=instance_role.name, role=instance_role.name
-    )
-
-
-def _build_statements(stack: FleetStack) -> Iterator[Statement]:
-    """Narrower than AWS's AmazonEC2ContainerServiceforEC2Role, which may make clusters and join any.
-
-    Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
-    """
-    name = stack.cluster_name
-    yield allow(
-        "Join",
-        [
-            "ecs:DeregisterContainerInstance",
-            "ecs:RegisterContainerInstance",
-            "ecs:SubmitAttachmentStateChanges",
-            "ecs:SubmitContainerStateChange",
-            "ecs:SubmitTaskStateChange",
-        ],
-        stack.account.build_arn("ecs", f"cluster/{name}"),
-    )
-    yield allow(
-        "TakeOrders",
-        ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
-        stack.account.build_arn("ecs", f"container-instance/{name}/*"),
-    )
-    # AWS takes no resource for these: they ask where to call, and open Session Manager's channels to this machine.
-    yield allow(
-        "WithoutResource",
-        [
-            "ecs:DiscoverPollEndpoint",
-            "ssm:UpdateInstanceInformation",
-            "ssmmessages:CreateControlChannel",
-            "ssmmessages:CreateDataChannel",
-            "ssmmessages:OpenControlChannel",
-            "ssmmessages:OpenDataChannel",
-        ],
-        "*",
     )
 
 

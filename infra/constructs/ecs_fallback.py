@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from infra.bindings import aws
-from infra.constructs import alarm
+from infra.constructs import alarm, policy
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function, add_trigger
-from infra.constructs.policy import Statement, allow
 
 NAME = "ecs-fallback"
 
@@ -30,7 +29,7 @@ def add_fallback(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
         key=key,
         source="ecs_fallback",
         description="Moves tasks that find no machine to the next choice of their pool",
-        statements=_build_statements(stack),
+        statements=policy.read_statements(stack, "ecs-fallback"),
         timeout_s=_TIMEOUT_S,
     )
     _add_schedule(stack, fallback_function)
@@ -85,35 +84,3 @@ def _add_failure_rule(stack: FleetStack, fallback_function: aws.lambda_function.
         input_template=f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
     )
     add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
-
-
-def _build_statements(stack: FleetStack) -> list[Statement]:
-    """Read this cluster, and change services that are somebody's fallback, and first choices that give way: no other.
-
-    Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.
-    """
-    cluster = stack.cluster_name
-    cluster_arn = stack.account.build_arn("ecs", f"cluster/{cluster}")
-    in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
-    services = stack.account.build_arn("ecs", f"service/{cluster}/*")
-    return [
-        # AWS takes no resource for the first, and none that names a service for the second.
-        allow("List", ["ecs:ListServices", "ecs:ListTasks"], "*", condition=in_cluster),
-        allow(
-            "Read",
-            ["ecs:DescribeClusters", "ecs:DescribeServices", "ecs:DescribeTasks"],
-            [cluster_arn, services, stack.account.build_arn("ecs", f"task/{cluster}/*")],
-        ),
-        # AWS takes no resource.
-        allow("ReadDefinitions", ["ecs:DescribeTaskDefinition"], "*"),
-        allow(
-            "Move",
-            ["ecs:UpdateService"],
-            services,
-            condition={
-                "StringNotEquals": {"aws:ResourceTag/choice": "0"},
-                "Null": {"aws:ResourceTag/fallback": "false"},
-            },
-        ),
-        allow("GiveWay", ["ecs:UpdateService"], services, condition={"Null": {"aws:ResourceTag/gives-way": "false"}}),
-    ]

@@ -9,7 +9,6 @@ from infra.bindings import aws
 from infra.constructs import alarm, policy
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
-from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import STOP_TAG
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
@@ -42,7 +41,7 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
         key=key,
         source="gpu_repair",
         description="Replaces instances whose GPUs fail",
-        statements=_build_statements(stack, queue),
+        statements=policy.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
         timeout_s=_TIMEOUT_S,
     )
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
@@ -122,34 +121,3 @@ def _add_queue(
             ),
         )
     return queue
-
-
-def _build_statements(stack: FleetStack, queue: aws.sqs_queue.SqsQueue) -> list[Statement]:
-    """Read this cluster, drain its instances, and report those of the fleet's groups unhealthy.
-
-    Source: service authorization reference, "Amazon Elastic Container Service", "Amazon EC2 Auto Scaling", 2026-11.
-    """
-    cluster = stack.cluster_name
-    cluster_arn = stack.account.build_arn("ecs", f"cluster/{cluster}")
-    instances = stack.account.build_arn("ecs", f"container-instance/{cluster}/*")
-    groups = stack.account.build_arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{stack.fleet.name}-*")
-    return [
-        allow("Queue", ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.arn),
-        allow("Cluster", ["ecs:DescribeClusters", "ecs:ListContainerInstances"], cluster_arn),
-        allow(
-            "Stop",
-            ["ecs:TagResource"],
-            cluster_arn,
-            condition={"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}},
-        ),
-        allow(
-            "Drain",
-            ["ecs:DescribeContainerInstances", "ecs:PutAttributes", "ecs:UpdateContainerInstancesState"],
-            instances,
-        ),
-        # AWS takes no resource that names a task's cluster for the first, and none at all for the second.
-        allow("ListTasks", ["ecs:ListTasks"], "*", condition={"ArnEquals": {"ecs:cluster": cluster_arn}}),
-        allow("ReadGroups", ["autoscaling:DescribeAutoScalingInstances"], "*"),
-        allow("StopTasks", ["ecs:StopTask"], stack.account.build_arn("ecs", f"task/{cluster}/*")),
-        allow("Replace", ["autoscaling:SetInstanceHealth"], groups),
-    ]
