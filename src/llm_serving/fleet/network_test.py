@@ -8,13 +8,16 @@ from typing import Any
 
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import join_nodes
+from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.interfaces import EFA_HUGE_PAGES, list_device_files
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import own_yaml
 
 NAMESPACE = "network-test"
 NAME = "nccl"
 
+_FILE = Path(__file__).with_name("network_test.yaml")
 _JOIN_PROGRAM = Path(join_nodes.__file__).read_text(encoding="utf-8")
 _CPUS = 8
 _MEMORY_GIB = 32
@@ -32,32 +35,6 @@ def build_manifests(group: Group, *, image: str, nodes: int, limit_s: int) -> li
         nodes: instances to run on.
         limit_s: seconds for instances to start, images to be pulled and the test to run.
     """
-    metadata = {"name": NAME, "namespace": NAMESPACE, "labels": {"app": NAME}}
-    own_pods = {"podSelector": {"matchLabels": {"app": NAME}}}
-    # They alone may talk to each other: an SSH server runs in each, for a key of this run.
-    network_policy = {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]}
-    job = {
-        "completions": nodes,
-        "parallelism": nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": limit_s,
-        "template": {"metadata": {"labels": {"app": NAME}}, "spec": _build_pod(group, image, nodes, limit_s)},
-    }
-    return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": network_policy},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"clusterIP": "None", "selector": {"app": NAME}, "publishNotReadyAddresses": True},
-        },
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
-    ]
-
-
-def _build_pod(group: Group, image: str, nodes: int, limit_s: int) -> Manifest:
     # One pod takes all accelerators and interfaces of an instance, so no two share one.
     devices = {
         DEVICES["gpu"]: group.accelerators,
@@ -65,27 +42,20 @@ def _build_pod(group: Group, image: str, nodes: int, limit_s: int) -> Manifest:
         "hugepages-2Mi": f"{2 * EFA_HUGE_PAGES}Mi",
         "memory": f"{_MEMORY_GIB}Gi",
     }
-    variables = {**build_variables(group, nodes, limit_s), "LEADER": f"{NAME}-0.{NAME}.{NAMESPACE}.svc"}
     rank = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    container = {
-        "name": NAME,
+    variables = {**build_variables(group, nodes, limit_s), "LEADER": f"{NAME}-0.{NAME}.{NAMESPACE}.svc"}
+    values = {
+        "nodes": nodes,
+        "limit_s": limit_s,
         "image": image,
         "command": ["python3", "-c", _JOIN_PROGRAM],
         "env": [
             {"name": "RANK", "valueFrom": rank},
             *({"name": name, "value": value} for name, value in variables.items()),
         ],
-        "resources": {"limits": devices, "requests": {**devices, "cpu": str(_CPUS)}},
-        # EFA pins memory.
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    return {
-        "restartPolicy": "Never",
-        "subdomain": NAME,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "nodeSelector": {
+        "devices": devices,
+        "requests": {**devices, "cpu": str(_CPUS)},
+        "node_labels": {
             "fleet/pool": group.labels["fleet/pool"],
             "node.kubernetes.io/instance-type": group.types[0],
             "topology.kubernetes.io/zone": group.zones[0],
@@ -94,9 +64,8 @@ def _build_pod(group: Group, image: str, nodes: int, limit_s: int) -> Manifest:
             {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
             for taint in group.taints
         ],
-        "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{_SHARED_MEMORY_GIB}Gi"}}],
     }
+    return [fill_values(manifest, values) for manifest in own_yaml.read(_FILE)]
 
 
 def build_variables(group: Group, nodes: int, limit_s: int) -> dict[str, str]:
