@@ -93,7 +93,6 @@ def _format_default(value: Any) -> str:
 
 
 def main() -> None:
-    """Write the files."""
     schema = json.dumps(build_batch_schema(), indent=2, ensure_ascii=False) + "\n"
     (paths.CHARTS / "batch" / "values.schema.json").write_text(schema)
     for chart in CHARTS:

@@ -120,7 +120,6 @@ def _get_recorded_version(recorded: EngineOptions) -> str:
 
 
 def read_pins(root: Path = ROOT) -> list[str]:
-    """Return the version that each pin has."""
     return [_find_pin(each, root)["version"] for each in PINS]
 
 

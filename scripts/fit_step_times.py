@@ -363,7 +363,6 @@ def _fold(point: Point) -> int:
 
 
 def write(times: StepTimes) -> None:
-    """Write the catalog's file."""
     payload = {
         "source": SOURCE,
         "date": datetime.date.today().isoformat(),

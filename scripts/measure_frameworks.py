@@ -182,7 +182,6 @@ def add_up(name: str, read: Callable[[psutil.Process], float]) -> float:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown."""
     titles = (
         *("Framework", "Engine", "First answer", "CPU time until then", "Requests/s"),
         *("TTFT p50", "TTFT p99", "Failed", "Memory", "Beside it"),

@@ -189,7 +189,6 @@ class Validation:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def is_running(self) -> bool:
-        """Return whether it runs."""
         return self._process.poll() is None
 
     def finish(self) -> None:

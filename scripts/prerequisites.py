@@ -86,7 +86,6 @@ def check_libnuma() -> PrerequisiteResult:
 
 
 def check_memory() -> PrerequisiteResult:
-    """Check the available memory."""
     meminfo = Path("/proc/meminfo")
     available_kb = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
     free_gib = int(available_kb[1]) * 1024 / GIB if available_kb else 0.0

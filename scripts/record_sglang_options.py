@@ -106,7 +106,6 @@ def record_server(package: Path) -> dict[str, Any]:
 
 
 def write(file: str, content: dict[str, Any]) -> None:
-    """Write a record as JSON."""
     Path(file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -244,7 +244,6 @@ def _build_pod(name: str, pool: Pool, priority: str, accelerators: int) -> Manif
 
 
 def render(steps: Sequence[Step]) -> Table:
-    """Render a row for each step."""
     table = Table("step", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("pods", "preempted", "s", *(f"{name} CPU-s" for name in _PROGRAMS.values())):
         table.add_column(heading, justify="right")

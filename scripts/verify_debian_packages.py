@@ -75,7 +75,6 @@ def _fetch_index(mirror: str, release: str, name: str) -> dict[str, tuple[int, s
 
 
 def _check_package(row: dict[str, Any], index: dict[str, tuple[int, str]]) -> bool:
-    """Return whether the index lists the package."""
     listed = index.get(row["file"])
     if listed and listed != (row["bytes"], row["sha256"]):
         raise NotDebians(f"{row['file']}: Debian's has {listed[0]} bytes and SHA-256 {listed[1]}. Fix: pin that")

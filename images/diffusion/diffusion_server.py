@@ -284,7 +284,6 @@ class Log:
         self._is_json = form == "json"
 
     def write(self, message: str, **values: Any) -> None:
-        """Write a line."""
         if self._is_json:
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             print(json.dumps({"time": now, "program": "diffusion", "message": message, **values}), flush=True)

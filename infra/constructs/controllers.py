@@ -15,7 +15,6 @@ AUTOSCALER = "cluster-autoscaler"
 
 
 def add_load_balancer_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
-    """Add the load balancer controller's role."""
     _add_controller_role(stack, "load-balancers", LOAD_BALANCER_CONTROLLER, cluster, "load-balancer-controller")
 
 

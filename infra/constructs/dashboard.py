@@ -52,7 +52,6 @@ def build_graph(signal: str, stat: str, curves: Mapping[str, Mapping[str, str]])
 
 
 def add_dashboard(stack: FleetStack, graphs: Sequence[Graph]) -> None:
-    """Add the dashboard of a stack."""
     widgets = [_build_widget(stack.fleet, graph, index) for index, graph in enumerate(graphs)]
     aws.cloudwatch_dashboard.CloudwatchDashboard(
         stack,

@@ -10,7 +10,6 @@ from typing import Any
 
 
 def format_expression(text: str) -> str:
-    """Terraform's template of one expression."""
     return "${" + text + "}"
 
 

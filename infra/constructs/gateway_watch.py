@@ -18,7 +18,6 @@ PERIODS = 15
 
 
 def add_alarms(context: GatewayContext) -> None:
-    """Add the alarms."""
     gateway = context.gateway
     database = [("DBInstanceIdentifier", gateway.name)]
     nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)

@@ -153,7 +153,6 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
 
 
 def add_cache(context: StreamContext, groups: Groups) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add the cache of answers."""
     return valkey.add_cache(
         context.stack,
         name=context.stream.name,

@@ -120,7 +120,6 @@ def _add_driver_rules(
 
 
 def get_metrics_port(service: Service) -> int:
-    """Return the port of a service's metrics."""
     return service.ports.get("metrics", service.port)
 
 

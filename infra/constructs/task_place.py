@@ -35,7 +35,6 @@ class TaskPlace:
 
 
 def find_place(stack: FleetStack) -> TaskPlace:
-    """Look the place up."""
     fleet_network = network.find_network(stack)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
     data = f"data.aws_vpc.{vpc.friendly_unique_id}"

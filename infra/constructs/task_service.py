@@ -88,7 +88,6 @@ def add_services(
 
 
 def list_service_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
-    """List the placement choices of a service."""
     return list_choices(fleet, service.placement.pool, service.node.replica if service.node else None)
 
 

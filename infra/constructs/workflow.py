@@ -77,7 +77,6 @@ class WorkflowContext:
         return self.stack.account.build_arn("states", f"execution:{self.batch.workflow}:*")
 
     def build_queue_arns(self, names: Sequence[str]) -> list[str]:
-        """Build the ARNs of queues from their names."""
         return [self.stack.account.build_arn("sqs", name) for name in names]
 
     @property
@@ -87,7 +86,6 @@ class WorkflowContext:
 
     @property
     def bucket_arn(self) -> str:
-        """The results bucket."""
         return f"arn:{self.stack.account.partition}:s3:::{self.batch.bucket}"
 
 

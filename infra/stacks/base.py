@@ -77,7 +77,6 @@ class DeploymentStack(Generic[DataT]):
         return self.NEEDS[0] in ("network", *fleet.orchestrators)
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
-        """Add the stack to the app."""
         self._add(create_stack(app, self.NAME, document), self._deployment)
 
 
@@ -135,7 +134,6 @@ def _list_stacks(module: Any, document: Document[Fleet], files: Sequence[Path]) 
 
 
 def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> FleetStack:
-    """Add an empty stack `name` to the app."""
     fleet = document.value
     stack = FleetStack(app, name, fleet)
     provider = aws.provider

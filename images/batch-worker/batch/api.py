@@ -140,15 +140,12 @@ class BatchApi:
         return await handler(request)
 
     async def show_health(self, _: web.Request) -> web.Response:
-        """Answer a health check."""
         return web.json_response({"status": "ok"})
 
     async def list_workers(self, _: web.Request) -> web.Response:
-        """List the latest reports of the workers."""
         return web.json_response({"data": await asyncio.to_thread(lambda: list(self._jobs.list_workers()))})
 
     async def list_teams(self, request: web.Request) -> web.Response:
-        """List the usage of each team."""
         teams = await asyncio.to_thread(self._jobs.list_teams)
         return web.json_response({"data": [self._price(team) for team in teams if _owns(request, team["team"])]})
 
@@ -218,7 +215,6 @@ class BatchApi:
         return web.json_response({"id": file_id, "object": "file", "deleted": True})
 
     def _find_file(self, request: web.Request, file_id: str) -> dict[str, Any]:
-        """Find a file of the client's by its id."""
         if not _FILE_ID.fullmatch(file_id):
             raise _build_not_found("file", file_id)
         job_digest, _, kind = file_id.removeprefix("file-").partition("-")
@@ -313,7 +309,6 @@ class BatchApi:
             await endpoint.close()
 
     async def list_batches(self, request: web.Request) -> web.Response:
-        """List batches, the newest first."""
         jobs = await asyncio.to_thread(self._jobs.list_jobs)
         page = _paginate([self._format_batch(job) for job in jobs if _owns(request, job["team"])], request)
         return web.json_response(page)
@@ -347,7 +342,6 @@ class BatchApi:
         return await self._show(changed or job)
 
     def _read_job(self, request: web.Request) -> Job:
-        """Read the client's batch that the request names."""
         job_id = request.match_info["id"]
         job = self._jobs.read(job_id)
         if job is None or not _owns(request, job["team"]):

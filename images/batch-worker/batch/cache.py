@@ -103,7 +103,6 @@ class ResultCache:
 
 
 def build_value(job: Job, result: dict[str, Any]) -> bytes:
-    """Build the value of an answer in the cache."""
     body = result["response"]["body"]
     value = {
         "answer": rows.read_answer(body),

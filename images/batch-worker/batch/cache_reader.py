@@ -88,7 +88,6 @@ class ResultReader:
 
 
 def build_key(deployment: str, team: str, custom_id: str) -> str:
-    """Build the key of an answer."""
     return f"{deployment}:{team}:{custom_id}"
 
 

@@ -69,7 +69,6 @@ class Results:
 
     @property
     def rows(self) -> float:
-        """Number of rows."""
         return self.counts["completed"] + self.counts["failed"]
 
 
@@ -121,7 +120,6 @@ class ChunkState:
         return self._results.rows
 
     def add(self, outcome: Outcome) -> None:
-        """Add the result of a row."""
         results = self._results
         if outcome.failure:
             results.errors += outcome.line
@@ -281,7 +279,6 @@ def take_chunk(store: Store, keys: Layout, job_id: str, index: int, worker: str)
 
 
 def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line]:
-    """Read the lines of a chunk."""
     source = job["input"]
     if chunk["key"] != source["key"]:
         read: reader.ReadRange = lambda start, end: store.read_range(chunk["key"], start, end)  # noqa: E731

@@ -87,7 +87,6 @@ class ConcurrencyLimit:
         return int(self._value)
 
     def observe(self, window: Window) -> None:
-        """Adapt to the last window."""
         if window.refusals or window.burn.recent > 1:
             self._change(BACK_OFF)
             self._climb = _Climb(self._least, self._most)

@@ -36,7 +36,6 @@ class Counters:
     output_tokens: int = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Count a row."""
         self.failed += bool(outcome.failure)
         self.completed += not outcome.failure
         self.input_tokens += outcome.input_tokens
@@ -90,7 +89,6 @@ class Dispatcher:
         return chunks[chosen.key] if chosen else None
 
     def send(self, chunk: OpenChunk) -> None:
-        """Send the next row of a chunk."""
         row = chunk.state.pending.popleft()
         self._chunks.share_time()
         chunk.in_flight += 1

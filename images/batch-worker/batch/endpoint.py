@@ -96,7 +96,6 @@ class Endpoint:
             self._session.headers["Authorization"] = f"Bearer {self._key}"
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.close()
         await self._metrics_session.close()
 

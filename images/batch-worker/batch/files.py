@@ -55,7 +55,6 @@ class Upload:
         self.bytes = 0
 
     def write(self, block: bytes) -> None:
-        """Append bytes."""
         self._digest.update(block)
         self.bytes += len(block)
         self._writer.write(block)
@@ -81,5 +80,4 @@ class Upload:
         return entry
 
     def abort(self) -> None:
-        """Discard the upload."""
         self._writer.abort()

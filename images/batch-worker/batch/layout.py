@@ -218,7 +218,6 @@ class Layout:
         self.prefix = prefix.strip("/")
 
     def build(self, pattern: str, *values: str | int) -> str:
-        """Build the key of one of the patterns above."""
         return f"{self.prefix}/{pattern.format(*values)}"
 
 

@@ -77,7 +77,6 @@ class OpenChunks:
         return len(self._chunks)
 
     def add(self, chunk: OpenChunk) -> None:
-        """Add a chunk."""
         self._chunks.append(chunk)
         self.note_end(chunk)
 

@@ -44,7 +44,6 @@ class JsonFormatter(logging.Formatter):
         self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "program": self._program, "level": record.levelname.lower()}
         line |= {"message": record.getMessage(), **getattr(record, FIELDS, {})}

@@ -36,7 +36,6 @@ def find_queues(sqs: Any, settings: Settings) -> Queues | None:
 
 
 def build_execution_input(job: layout.Job, keys: layout.Layout, settings: Settings, queues: Queues) -> dict[str, Any]:
-    """Build the input of a job's execution."""
     return {
         "job": job["id"],
         "team": job["team"],

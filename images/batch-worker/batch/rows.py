@@ -44,7 +44,6 @@ class Line:
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is blank."""
         return self.content is not None and not self.content.strip()
 
 

@@ -135,7 +135,6 @@ class Store:
         yield from body.iter_chunks(_READ_BYTES)
 
     def read(self, key: str) -> bytes:
-        """Read a whole object."""
         return bytes(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
 
     def read_lines(self, key: str) -> Iterator[bytes]:
@@ -204,7 +203,6 @@ class Writer:
             self.abort()
 
     def write(self, block: bytes) -> None:
-        """Append bytes."""
         self._buffer += block
         if len(self._buffer) >= 2 * MIN_PART_BYTES:
             self._flush()
@@ -305,5 +303,4 @@ class Writer:
 
 
 def get_code(error: ClientError) -> str:
-    """Return the code of an error of AWS."""
     return str(error.response.get("Error", {}).get("Code", ""))

@@ -24,7 +24,6 @@ class Usage:
         self._others: dict[str, int] = {}
 
     def add(self, team: str, tokens: int) -> None:
-        """Count tokens of a team."""
         self._own[team] += tokens
 
     def is_spent(self, team: str) -> bool:

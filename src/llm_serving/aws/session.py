@@ -49,7 +49,6 @@ def create_session(env: Mapping[str, str] | None = None) -> Any:
 
 
 def create_core() -> Any:
-    """Return the botocore session of one of boto3."""
     import botocore.session
 
     core = botocore.session.Session()
@@ -206,7 +205,6 @@ def is_aws(url: str) -> bool:
 
 
 def get_error_code(error: Any) -> str:
-    """Return AWS's code of an error response."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 

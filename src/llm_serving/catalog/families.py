@@ -131,7 +131,6 @@ def _flatten(parts: Any) -> Iterator[Any]:
 
 @functools.cache
 def load() -> Mapping[str, Family]:
-    """Return all families, by `model_type`."""
     rows = own_yaml.read(FILE)
     return MappingProxyType(
         {name: Family.model_validate(row) for name, row in rows.items() if not name.startswith("_")}

@@ -29,7 +29,6 @@ class Service(Row):
 
 @functools.cache
 def load() -> Mapping[str, Service]:
-    """Return all services by name."""
     rows = own_yaml.read(FILE)
     return {name: _build_service(row) for name, row in rows.items()}
 

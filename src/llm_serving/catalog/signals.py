@@ -70,7 +70,6 @@ def list_scaling() -> tuple[str, ...]:
 
 
 def list_of_role(role: SignalRole) -> tuple[str, ...]:
-    """Return the signals of a role."""
     return tuple(name for name, signal in load().items() if signal.role == role)
 
 

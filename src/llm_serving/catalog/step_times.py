@@ -158,7 +158,6 @@ def build_key(device: Accelerators) -> str:
 
 @functools.cache
 def load() -> StepTimes:
-    """Return the catalog's numbers."""
     rows = own_yaml.read(FILE)
     return StepTimes.model_validate({**rows, "links": load_links()})
 

@@ -40,7 +40,6 @@ def list_choices(fleet: Fleet, pool: str, replica: int | None = None) -> list[Pl
 
 
 def format_service_name(deployment: str, service: str, choice: PlacementChoice) -> str:
-    """Return the name of the ECS service of a choice."""
     suffix = f"-{choice.number}" if choice.number else ""
     return f"{deployment}-{service}{suffix}"
 

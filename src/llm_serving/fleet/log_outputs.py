@@ -23,7 +23,6 @@ def format_group_name(fleet: Fleet) -> str:
 
 
 def format_bucket_name(fleet: Fleet, account: str) -> str:
-    """Return the name of the bucket."""
     return build_bucket_name(fleet.name, PREFIX, account, fleet.region)
 
 

@@ -99,7 +99,6 @@ def format_deployment_purpose(deployment: str, part: str) -> str:
 
 
 def format_function_name(fleet: Fleet, purpose: str) -> str:
-    """Return the name of a Lambda function."""
     return f"{fleet.name}-{purpose}"
 
 

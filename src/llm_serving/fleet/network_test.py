@@ -79,7 +79,6 @@ def format_task_family(fleet: Fleet, pool: str) -> str:
 
 
 def format_log_group(fleet: Fleet) -> str:
-    """Return the log group of network tests on ECS."""
     return f"/aws/ecs/{fleet.name}/network-test"
 
 

@@ -158,7 +158,6 @@ class _Simulation:
 
 
 def plan(fleet: Fleet, curves: TrafficCurves, catalog: Catalog) -> list[PoolPlan]:
-    """Plan the week of each pool that has a curve."""
     return [_plan_pool(fleet, name, curve, curves.variation, catalog) for name, curve in curves.pools.items()]
 
 

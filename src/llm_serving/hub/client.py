@@ -63,7 +63,6 @@ class Snapshot(NamedTuple):
 
 
 def resolve_endpoint() -> str:
-    """Return the hub's URL."""
     return os.environ.get("HF_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
 
 

@@ -55,13 +55,11 @@ class Checkpoints:
         return self._entries.get(name)
 
     def record(self, name: str, key: str = "", note: str = "") -> None:
-        """Record that a step is done."""
         now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         self._entries[name] = Checkpoint(key, now, note)
         self._write()
 
     def remove(self, name: str) -> None:
-        """Remove a step's checkpoint."""
         if self._entries.pop(name, None):
             self._write()
 

@@ -72,7 +72,6 @@ def open_session(aws: AwsSession, data: Path) -> AwsSession:
 
 
 def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
-    """Return the command that writes the kubeconfig."""
     return ("aws", "eks", "update-kubeconfig", "--name", names.format_cluster_name(fleet), "--region", fleet.region)
 
 

@@ -55,7 +55,6 @@ class FleetContext:
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet of the stacks."""
         return self.document.value
 
     @property

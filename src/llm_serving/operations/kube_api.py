@@ -324,7 +324,6 @@ def _open(kubeconfig: Path) -> KubeApi:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Return whether a pod is ready."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 

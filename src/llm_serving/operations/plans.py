@@ -45,7 +45,6 @@ class StackPlan:
         return not self.deferred_reason and self.plan.is_empty
 
     def build_payload(self) -> dict[str, Any]:
-        """Return the plan as `--json` shows it."""
         return {
             "stack": self.name,
             "resources": self.resources,

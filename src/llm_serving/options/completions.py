@@ -9,12 +9,10 @@ from llm_serving.targets import registry
 
 
 def complete_patterns(incomplete: str) -> list[str]:
-    """Complete the name of a pattern."""
     return _select_matches(incomplete, (folder.name for folder in paths.list_patterns()))
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Complete the name of a target."""
     return _select_matches(incomplete, registry.list_targets())
 
 

@@ -103,7 +103,6 @@ class Configuration:
         return count_ranks(self.instance.accelerators) // self.split.ranks
 
     def count_nodes(self, replicas: int) -> int:
-        """Return the nodes of so many replicas."""
         if not self.replicas_per_node:
             return replicas * self.split.pipeline
         return math.ceil(replicas / self.replicas_per_node)
@@ -168,7 +167,6 @@ class Candidate(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Nodes of all replicas."""
         return self.configuration.count_nodes(self.prefill_replicas + self.replicas)
 
 
@@ -451,7 +449,6 @@ class _Search:
             yield entry
 
     def prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
-        """Return a configuration with its bound."""
         split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
         key = (step_times.build_key(device), split, configuration.precision)
         times = self._problem.calibrations.get(key, step_times.load())

@@ -39,12 +39,10 @@ class Workload:
 
     @cached_property
     def mean_input(self) -> float:
-        """Mean tokens of a prompt."""
         return math.fsum(length.input_tokens for length in self.lengths) / len(self.lengths)
 
     @cached_property
     def mean_output(self) -> float:
-        """Mean tokens of an answer."""
         return math.fsum(length.output_tokens for length in self.lengths) / len(self.lengths)
 
     @cached_property

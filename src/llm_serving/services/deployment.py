@@ -63,7 +63,6 @@ class Deployment(ResolvedData):
 
     @property
     def workers(self) -> tuple[Service, ...]:
-        """The services that do the work."""
         return tuple(service for service in self.services if not service.is_entry)
 
     @property

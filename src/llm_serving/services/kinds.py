@@ -212,7 +212,6 @@ def get(kind: str) -> Kind[Any, Any]:
 
 
 def get_for(document: Document[Any]) -> Kind[Any, Any]:
-    """Return the kind that a blueprint is of."""
     return get(document.value.kind)
 
 

@@ -78,7 +78,6 @@ class Rendered(Settings, Generic[S]):
 
 
 def format_stack_name(kind: str, deployment: str) -> str:
-    """Return the name of a deployment's stack."""
     return f"{kind}-{deployment}"
 
 

@@ -57,7 +57,6 @@ class Mistake:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the mistake as `--json` shows it."""
         return {
             "file": str(self.file),
             "line": self.line,

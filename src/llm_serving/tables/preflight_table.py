@@ -120,5 +120,4 @@ def _render_totals(report: PreflightReport) -> Text:
 
 
 def print_report(report: PreflightReport) -> None:
-    """Print the report to standard output."""
     console.out.print(render_preflight(report, console.out.width), soft_wrap=False)

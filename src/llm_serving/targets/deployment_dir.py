@@ -76,7 +76,6 @@ class DeploymentDir:
         return self.root / "rendered" / self.name / target
 
     def get_log_path(self, process: str) -> Path:
-        """Return the path of a process's log."""
         return self.logs / f"{process}.log"
 
     def get_cache_path(self, process: str) -> Path:
@@ -131,7 +130,6 @@ class DeploymentDir:
             return None
 
     def save_deployment(self, deployment: Deployment) -> None:
-        """Save what is deployed."""
         (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     def clear_deployment(self) -> None:
@@ -146,7 +144,6 @@ class DeploymentDir:
             return {}
 
     def save_ports(self, ports: dict[str, int]) -> None:
-        """Save the ports."""
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
 

@@ -56,7 +56,6 @@ class Cell:
 
     @property
     def pool(self) -> str:
-        """The pool of the engines."""
         return next((role.pool for role in getattr(self.deployment, "engine_roles", ())), "")
 
     @property
@@ -72,7 +71,6 @@ class Cell:
         return self.deployment is not None and not self.is_local and has_note
 
     def build_payload(self) -> dict[str, str | None]:
-        """Return the cell as `matrix --json` prints it."""
         return {
             "pattern": self.pattern,
             "kind": self.kind,

@@ -20,7 +20,6 @@ _ENDPOINT_VARIABLE = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_IGNORE_CONFIGURED_ENDP
 
 
 def read_stack(folder: Path) -> dict[str, Any]:
-    """Return the synthesized stack."""
     stack: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return stack
 

@@ -45,7 +45,6 @@ def parse_state(name: str, text: str) -> StackState:
 
 
 def read_outputs(folder: Path) -> dict[str, Any]:
-    """Return the outputs of a stack with a local state."""
     payload = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return {name: output["value"] for name, output in payload["outputs"].items()}
 

@@ -114,7 +114,6 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
 def _write_plan(
     target: LoadTarget, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
 ) -> LoadPlan:
-    """Write the driver's plan for Locust and return it."""
     traffic, data = target.traffic, None
     if traffic.data is not None:
         data = (folder / traffic.data).resolve()
@@ -166,7 +165,6 @@ def _read_trace(traffic: Traffic, folder: Path) -> _PlayedTrace:
 
 
 def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:
-    """Return the command of each process of a plan's load."""
     work = Path(driver_plan.folder)
     shown_plan = driver_plan.model_copy(update={"folder": console.shorten_path(work)})
     # A few of Locust's variables change even its library.

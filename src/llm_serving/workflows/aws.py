@@ -74,7 +74,6 @@ class WorkflowRequest:
 
     @property
     def resume_command(self) -> str:
-        """The command line that resumes it."""
         words = ["./install.sh", "--target", self.target, "--fleet", console.shorten_path(self.fleet.path)]
         if self.blueprint:
             words += ["--blueprint", console.shorten_path(self.blueprint)]
@@ -84,7 +83,6 @@ class WorkflowRequest:
 
     @property
     def undo_command(self) -> str:
-        """The command line that undoes it."""
         return console.quote_command(["./install.sh", "--destroy", "--fleet", console.shorten_path(self.fleet.path)])
 
 

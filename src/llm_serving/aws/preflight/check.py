@@ -38,7 +38,6 @@ class CheckResult:
         return not self.unknown_reason
 
     def build_payload(self) -> dict[str, Any]:
-        """Return the result as `--json` shows it."""
         return {
             "about": self.name,
             "status": self.status,

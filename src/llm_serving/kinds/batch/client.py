@@ -112,7 +112,6 @@ class BatchClient:
         return list(self._get("/teams")["data"])
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Cancel a batch."""
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/cancel", {})
 
     def resume(self, batch_id: str) -> dict[str, Any]:

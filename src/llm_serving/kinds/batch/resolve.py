@@ -210,7 +210,6 @@ def _describe_back_off(fed: str, environment: Environment, answering: Answering)
 def _describe_endpoint(
     endpoint: Endpoint, own_serving: ServingDeployment | None, found: FoundDeployment | None, environment: Environment
 ) -> Answering:
-    """Describe the endpoint that answers the rows."""
     if own_serving:
         return Answering(
             own_serving.url,

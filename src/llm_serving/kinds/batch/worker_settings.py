@@ -157,7 +157,6 @@ def build(
 
 
 def format_variables(document: dict[str, JsonValue]) -> dict[str, str]:
-    """Return the variable with the document."""
     return {VARIABLE: json.dumps(document, separators=(",", ":"))}
 
 

@@ -110,7 +110,6 @@ class Place(NamedTuple, Generic[B]):
 
 
 def list_places(settings: Blueprint) -> Iterator[Place[Backend]]:
-    """List all backends of routes."""
     for route_name, route in settings.routes.items():
         yield from _number_places(route_name, route.deployments)
 

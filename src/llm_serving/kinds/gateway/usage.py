@@ -96,7 +96,6 @@ class Period(NamedTuple):
     end: float = math.inf
 
     def format_bounds(self) -> dict[str, str]:
-        """Format its bounds as SQL."""
         return {name: f"to_timestamp('{second}'::float8)" for name, second in self._asdict().items()}
 
 

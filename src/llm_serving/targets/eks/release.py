@@ -275,7 +275,6 @@ def _get_chart(plan: DeploymentPlan) -> Path:
 
 
 def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
-    """Build a helm command for the release."""
     return ["helm", *command.split(), plan.deployment.name, "--namespace", _get_namespace(plan)]
 
 

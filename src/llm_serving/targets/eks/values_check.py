@@ -49,7 +49,6 @@ def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
 
 
 def load_schema(chart: str) -> dict[str, Any]:
-    """Load the schema of a chart's values."""
     schema: dict[str, Any] = json.loads((paths.CHARTS / chart / "values.schema.json").read_text(encoding="utf-8"))
     return schema
 

@@ -42,7 +42,6 @@ def install_missing(blueprint: Any) -> None:
 
 
 def build_services(directory: DeploymentDir, blueprint: Any, ports: dict[str, int]) -> tuple[Service, ...]:
-    """Build the services of a blueprint's servers."""
     servers = list_servers(blueprint)
     return tuple(server.build_service(ports[server.NAME], directory.data / server.NAME) for server in servers)
 

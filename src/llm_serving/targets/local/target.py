@@ -96,7 +96,6 @@ class LocalTarget(Target):
         lines: int,
         follow: bool,
     ) -> None:
-        """Print the log files."""
         logs.show_logs(self.find_directory(folder), process, lines=lines, follow=follow)
 
     @contextlib.contextmanager

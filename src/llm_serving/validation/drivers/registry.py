@@ -15,7 +15,6 @@ _OWN = {"base", "job", "registry"}
 
 @functools.cache
 def load_drivers() -> dict[str, Driver]:
-    """Return the drivers by name."""
     modules = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in _OWN]
     drivers = [importlib.import_module(f"{__package__}.{name}").DRIVER for name in sorted(modules)]
     return {driver.name: driver for driver in drivers}

@@ -107,7 +107,6 @@ class Sample:
         return sum(gap.ms * gap.tokens for gap in self.gaps) / tokens if tokens else None
 
     def to_json(self) -> str:
-        """Return the sample as one line of JSON."""
         # Not asdict: its deep copy takes as long as parsing the answer.
         data = vars(self) | {"gaps": [[round(gap.ms, 3), gap.tokens] for gap in self.gaps]}
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

@@ -64,7 +64,6 @@ def merge_progress(parts: Sequence[Progress], total: int) -> Progress:
 
 
 def format_progress(progress: Progress) -> str:
-    """Format the progress in one line."""
     if progress.phase != "load":
         return f"{progress.phase}: not counted"
     parts = [f"sent {progress.sent} of {progress.total}", f"answered {progress.answered}", f"failed {progress.failed}"]

@@ -128,7 +128,6 @@ class Load:
         return Item(number, merged, counted=True, turn=item.turn + 1)
 
     def finish(self, item: Item, sample: Sample) -> None:
-        """Record the result of an item."""
         if not item.counted:
             self.warm_up_failed += sample.error is not None
             return

@@ -111,7 +111,6 @@ class PromptGenerator:
         return " ".join([FIRST_WORD, *words, *own_sequence.take(budget - used)[0]])
 
     def generate_content(self, length: RequestLength, number: int) -> str | list[dict[str, Any]]:
-        """Return the prompt of a request with its pictures."""
         text = self.generate(length, number)
         return pictures.build_content(text, self._images, length.images, f"{self._seed}/pictures/{number}")
 

@@ -304,7 +304,6 @@ def _render_empty(title: str) -> str:
 
 
 def _render_svg(title: str, caption: str, body: Sequence[str]) -> str:
-    """Render an SVG with title and caption for screen readers."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
         f"{''.join(body)}</svg>"

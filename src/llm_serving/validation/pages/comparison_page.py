@@ -17,7 +17,6 @@ _LEAST_SPAN, _MOST_SPAN = 0.1, 1.0
 
 
 def render(baseline: str, comparisons: Sequence[Comparison], margin: float) -> str:
-    """Return the page as HTML."""
     return html_report.render_page(
         "comparison.html.j2",
         filters={"value": format_value, "percent": format_percent, "picture": _render_interval, "span": _find_span},

@@ -56,7 +56,6 @@ def _format_time(iso_time: str) -> str:
 
 
 def render(run_report: Report, samples: Sequence[Sample]) -> str:
-    """Return the page as HTML."""
     return render_page(
         "report.html.j2",
         filters={"size": format_size, "bucket": format_bucket, "plain": _format_setting},
@@ -270,7 +269,6 @@ def format_size(count: float) -> str:
 
 
 def _format_setting(value: Any) -> str:
-    """Format a setting as text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_format_setting(inner)}" for key, inner in value.items())
     if isinstance(value, bool) or value is None:

@@ -14,7 +14,6 @@ _HOUR_STEPS = 3600 // STEP_S
 
 
 def render(fleet: str, source: str, plans: Sequence[PoolPlan]) -> str:
-    """Return the page as HTML."""
     hours = shift_plan.sum_hours(plans, "gpu")
     return html_report.render_page(
         "shift_plan.html.j2",

@@ -13,7 +13,6 @@ from llm_serving.validation.search.sweep_result import Sweep
 
 
 def render(result: Sweep) -> str:
-    """Return the page as HTML."""
     return html_report.render_page(
         "sweep.html.j2", sweep=result, unit=UNITS[result.axis], pictures=render_pictures(result)
     )

@@ -13,7 +13,6 @@ WIDTH, HEIGHT = 360, 22
 
 
 def render(state: Tuning, best: Trial | None) -> str:
-    """Return the page as HTML."""
     trials = state.trials
     highest = max((point.load for trial in trials for point in trial.points), default=1.0)
     return html_report.render_page(

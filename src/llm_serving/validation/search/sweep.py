@@ -151,7 +151,6 @@ def require_kept(result: Sweep) -> None:
 
 
 def format_load(load: float, axis: Axis) -> str:
-    """Return a load with its unit."""
     return f"{load:g}/s" if axis == "rate" else f"{load:g} user{'s' * (load != 1)}"
 
 

@@ -48,7 +48,6 @@ class Tuning(BaseModel):
 
 
 def describe(trial: Trial) -> str:
-    """Return a configuration in one line."""
     return ", ".join(f"{key}={value}" for key, value in trial.settings.items())
 
 

@@ -38,7 +38,6 @@ class Distribution:
 
     @functools.cached_property
     def ordered(self) -> list[float]:
-        """All values in order."""
         return sorted(value for values in self.clusters for value in values)
 
     def estimate(self, statistic: str) -> Estimate:

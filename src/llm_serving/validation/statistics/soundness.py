@@ -167,7 +167,6 @@ class LatencyGrowth(NamedTuple):
     last: float
 
     def describe(self) -> str:
-        """Return the growth in words."""
         return (
             f"{self.metric} grew through the whole load, from a median of {self.first:.0f} ms in its first sixth to "
             f"{self.last:.0f} ms in its last"
@@ -237,7 +236,6 @@ def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _measure_in_flight(samples: Sequence[Sample], last_start: float) -> _Trend:
-    """Measure requests in flight."""
     width = last_start / 30
     rates = time_series.compute_in_flight(samples, width)[:30]
     rates += [0.0] * (30 - len(rates))

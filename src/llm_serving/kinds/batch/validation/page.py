@@ -16,7 +16,6 @@ _POINTS = 40
 
 
 def render(report: BatchReport) -> str:
-    """Return the page as HTML."""
     return html_report.render_page(
         "batch.html.j2",
         Path(__file__).parent,

@@ -14,7 +14,6 @@ from llm_serving.validation.pages import charts, html_report
 
 
 def render(report: StreamReport, measured: Outcomes) -> str:
-    """Return the page as HTML."""
     return html_report.render_page(
         "stream.html.j2", Path(__file__).parent, report=report, pictures=_render_pictures(report, measured)
     )
