@@ -24,74 +24,16 @@ jsonb_strip_nulls(jsonb_build_object('models', to_jsonb({row}.models), 'requests
     'day_usd', jsonb_path_query_first({row}.budget_limits, '$[*].max_budget'), 'blocked', {row}.blocked))"""
 """What an administrator decides of a team: LiteLLM updates its row at each request."""
 
-SCHEMA = f"""\
-CREATE TABLE IF NOT EXISTS {TABLE} (
-  at timestamptz DEFAULT now(), event text, team text, key text, detail text);
-CREATE INDEX IF NOT EXISTS {TABLE}_at ON {TABLE} (at);
-CREATE OR REPLACE FUNCTION {TABLE}_key() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF TG_OP = 'INSERT' THEN
-    INSERT INTO {TABLE} (event, team, key, detail) VALUES ('key created', NEW.team_id, NEW.token, NEW.key_alias);
-  ELSIF TG_OP = 'DELETE' THEN
-    INSERT INTO {TABLE} (event, team, key, detail) VALUES ('key revoked', OLD.team_id, OLD.token, OLD.key_alias);
-  ELSIF (NEW.blocked, NEW.models, NEW.team_id, NEW.max_budget, NEW.expires, NEW.key_alias) IS DISTINCT FROM
-      (OLD.blocked, OLD.models, OLD.team_id, OLD.max_budget, OLD.expires, OLD.key_alias) THEN
-    INSERT INTO {TABLE} (event, team, key, detail) VALUES ('key changed', NEW.team_id, NEW.token, NEW.key_alias);
-  END IF;
-  RETURN NULL;
-END $$;
-CREATE OR REPLACE FUNCTION {TABLE}_team() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-  now_limits jsonb := CASE WHEN TG_OP = 'DELETE' THEN NULL ELSE {_LIMITS.format(row="NEW")} END;
-  old_limits jsonb := CASE WHEN TG_OP = 'INSERT' THEN NULL ELSE {_LIMITS.format(row="OLD")} END;
-BEGIN
-  IF now_limits IS DISTINCT FROM old_limits THEN
-    INSERT INTO {TABLE} (event, team, detail)
-    VALUES ('team ' || CASE TG_OP WHEN 'INSERT' THEN 'created' WHEN 'DELETE' THEN 'deleted' ELSE 'changed' END,
-      CASE WHEN TG_OP = 'DELETE' THEN OLD.team_id ELSE NEW.team_id END, now_limits::text);
-  END IF;
-  RETURN NULL;
-END $$;
-CREATE OR REPLACE TRIGGER {TABLE} AFTER INSERT OR UPDATE OR DELETE ON "LiteLLM_VerificationToken"
-FOR EACH ROW EXECUTE FUNCTION {TABLE}_key();
-CREATE OR REPLACE TRIGGER {TABLE} AFTER INSERT OR UPDATE OR DELETE ON "LiteLLM_TeamTable"
-FOR EACH ROW EXECUTE FUNCTION {TABLE}_team();"""
-"""For LiteLLM's tables; it can be applied again."""
 
-_REQUESTS = """\
-SELECT to_char("endTime", 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, coalesce(team_id, '') AS team, "user", api_key AS key,
-  coalesce(model_group, '') AS model, coalesce(model_id, '') AS backend, prompt_tokens AS input_tokens,
-  completion_tokens AS output_tokens, spend AS list_usd, status,
-  coalesce(metadata::jsonb -> 'error_information' ->> 'error_code', '') AS code, cache_hit,
-  metadata::jsonb -> 'spend_logs_metadata' -> 'similarity' AS similarity
-FROM "LiteLLM_SpendLogs"
-WHERE "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}"""
+def prepare(login: Login) -> None:
+    """Create the audit's table and triggers; again where they exist.
 
-_CHANGES = f"""\
-SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS at, event, coalesce(team, '') AS team,
-  coalesce(key, '') AS key, coalesce(detail, '') AS detail
-FROM {TABLE} WHERE at >= {{start}} AND at < {{end}}"""
-
-_WARN = f"""\
-INSERT INTO {TABLE} (event, team, detail)
-SELECT 'budget', team, format('%s: %s of %s USD', period, round(spent::numeric, 4)::float8, budget)
-FROM (
-  SELECT team_id AS team, 'day' AS period, date_trunc('day', now() AT TIME ZONE 'UTC') AS start,
-    (jsonb_path_query_first(budget_limits, '$[*].max_budget'))::float8 AS budget
-  FROM "LiteLLM_TeamTable"
-  UNION ALL
-  SELECT team_id, 'month', date_trunc('month', now() AT TIME ZONE 'UTC'), max_budget FROM "LiteLLM_TeamTable"
-) AS budgets
-CROSS JOIN LATERAL (
-  SELECT coalesce(sum(spend), 0) AS spent FROM "LiteLLM_DailyTeamSpend"
-  WHERE team_id = team AND date >= to_char(start, 'YYYY-MM-DD')
-) AS spends
-WHERE budget > 0 AND spent >= {WARNED_SHARE} * budget AND NOT EXISTS (
-  SELECT FROM {TABLE} AS earlier
-  WHERE event = 'budget' AND earlier.team = budgets.team AND starts_with(detail, period)
-    AND at >= start AT TIME ZONE 'UTC'
-)
-RETURNING team || ': ' || detail;"""
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
+    limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
+    schema = database.read_statement("audit_schema", **limits)
+    database.execute(login, ["--single-transaction", "--command", schema])
 
 
 def read(login: Login, period: Period) -> list[dict[str, Any]]:
@@ -100,9 +42,11 @@ def read(login: Login, period: Period) -> list[dict[str, Any]]:
     Raises:
         Unavailable: the database does not answer.
     """
-    values = period.format_bounds()
-    entries = [*database.query(login, _CHANGES.format(**values))]
-    entries += _list_requests(database.query(login, _REQUESTS.format(**values)))
+    changes, requests = (
+        database.query(login, database.read_statement(name, **period.format_bounds()))
+        for name in ("audit_changes", "audit_requests")
+    )
+    entries = [*changes, *_list_requests(requests)]
     return sorted(entries, key=lambda entry: str(entry["at"]))
 
 
@@ -127,7 +71,8 @@ def warn(login: Login) -> list[str]:
     Raises:
         Unavailable: the database does not answer.
     """
-    rows = database.execute(login, ["--command", _WARN]).splitlines()
+    statement = database.read_statement("audit_warnings", share=WARNED_SHARE)
+    rows = database.execute(login, ["--command", statement]).splitlines()
     return [f"{row}: {WARNED_SHARE:.0%} of the budget or more is spent" for row in rows]
 
 

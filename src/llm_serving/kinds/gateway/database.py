@@ -99,6 +99,12 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def read_statement(name: str, **values: object) -> str:
+    """Return sql/NAME.sql with `values` in place of {KEYS}."""
+    file = Path(__file__).with_name("sql") / f"{name}.sql"
+    return file.read_text(encoding="utf-8").rstrip().format(**values)
+
+
 def query(login: Login, statement: str) -> list[Any]:
     """Return the rows of a SELECT as dictionaries.
 

@@ -72,7 +72,7 @@ def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
 def prepare(login: Login, migrations: Sequence[Path]) -> None:
     """Bring the database up to date: LiteLLM's tables, the audit, the teams of the blueprint."""
     migrate(login, migrations)
-    database.execute(login, ["--single-transaction", "--command", audit.SCHEMA])
+    audit.prepare(login)
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
     database.execute(login, ["--single-transaction", "--command", litellm_settings.build_team_sql(teams)])
 

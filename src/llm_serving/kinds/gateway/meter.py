@@ -23,13 +23,6 @@ from llm_serving.kinds.gateway.deployment import Backend
 
 TABLE, DOOR_TABLE = "blueprint_meter", "blueprint_door"
 
-_CREATE = f"""\
-CREATE TABLE IF NOT EXISTS {TABLE} (
-  deployment text, at timestamptz DEFAULT now(), usd_h float8, tokens jsonb);
-CREATE TABLE IF NOT EXISTS {DOOR_TABLE} (
-  deployment text, router text, team text, model text, at timestamptz DEFAULT now(), is_first bool,
-  requests float8, input_tokens float8, output_tokens float8);
-CREATE INDEX IF NOT EXISTS {DOOR_TABLE}_place ON {DOOR_TABLE} (deployment, router, team, model, at);"""
 _COUNTERS = ("team_answers_total", "team_input_tokens_total", "team_output_tokens_total")
 """Of images/router/keys.js."""
 
@@ -55,7 +48,9 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
         if backend.is_metered
     ]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
-    database.execute(login, ["--single-transaction", "--command", "\n".join([_CREATE, *inserts])])
+    database.execute(
+        login, ["--single-transaction", "--command", "\n".join([database.read_statement("meter_schema"), *inserts])]
+    )
 
 
 def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:

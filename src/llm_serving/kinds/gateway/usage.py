@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import EMBEDDING, MILLION, parse_name
 
@@ -47,46 +47,6 @@ def _format_growth(name: str) -> str:
     """Format by how much a counter grew since the row before; it begins at 0 again where its router started anew."""
     before = f"coalesce(lag({name}) OVER earlier, 0)"
     return f"CASE WHEN {name} >= {before} THEN {name} - {before} ELSE {name} END AS {name}"
-
-
-_RECORDS = f"""\
-SELECT team_id AS team, "user", CASE WHEN is_blocked THEN '{REFUSED}' ELSE model_group END AS model,
-  CASE WHEN is_blocked THEN '{REFUSED}' WHEN is_cached THEN '{CACHE}' ELSE model_id END AS backend,
-  count(*) FILTER (WHERE status = 'success' AND NOT is_embedding) AS requests,
-  coalesce(sum(prompt_tokens) FILTER (WHERE NOT is_cached), 0) AS input_tokens,
-  coalesce(sum(completion_tokens) FILTER (WHERE NOT is_cached), 0) AS output_tokens, sum(spend) AS list_usd,
-  count(*) FILTER (WHERE is_cached) AS cached_requests,
-  count(*) FILTER (WHERE is_cached AND metadata::jsonb -> 'spend_logs_metadata' ? 'similarity') AS similar_requests,
-  coalesce(sum(prompt_tokens + completion_tokens) FILTER (WHERE is_cached), 0) AS saved_tokens,
-  count(*) FILTER (WHERE metadata::jsonb -> 'spend_logs_metadata' ? 'personal_data') AS masked,
-  count(*) FILTER (WHERE is_blocked) AS blocked
-FROM (
-  SELECT *, cache_hit IS NOT DISTINCT FROM 'True' AS is_cached, starts_with(coalesce(model_group, ''), '{EMBEDDING}')
-    AS is_embedding,
-    status <> 'success' AND completion_tokens > 0 AS is_broken,
-    status <> 'success' AND coalesce(metadata::jsonb -> 'error_information' ->> 'error_message', '')
-      ~ '''type'': ''(personal_data|prompt_too_long)''|Violated guardrail policy' AS is_blocked
-  FROM "LiteLLM_SpendLogs"
-) AS logs
-WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked OR is_broken)
-  AND "endTime" AT TIME ZONE 'UTC' >= {{start}} AND "endTime" AT TIME ZONE 'UTC' < {{end}}
-GROUP BY 1, 2, 3, 4"""
-
-_METER = f"""\
-SELECT deployment, extract(epoch FROM at) AS at, usd_h, tokens FROM {meter.TABLE} AS rows
-WHERE at < {{end}} AND at >= coalesce(
-  (SELECT max(at) FROM {meter.TABLE} AS before WHERE before.deployment = rows.deployment AND before.at < {{start}}),
-  {{start}})
-ORDER BY at"""
-"""From the last row before the time on, so that what months cost adds up to all."""
-
-_DOOR = f"""\
-SELECT deployment, team, model, {", ".join(f"sum({name}) AS {name}" for name in _COUNTS)} FROM (
-  SELECT deployment, team, model, at, is_first, {", ".join(map(_format_growth, _COUNTS))} FROM {meter.DOOR_TABLE}
-  WINDOW earlier AS (PARTITION BY deployment, router, team, model ORDER BY at)
-) AS steps
-WHERE NOT is_first AND team NOT IN ('', '{{gateway}}') AND at >= {{start}} AND at < {{end}}
-GROUP BY 1, 2, 3"""
 
 
 class Period(NamedTuple):
@@ -180,8 +140,10 @@ def read(login: Login, period: Period, gateway: str) -> Records:
     Raises:
         Unavailable: the database does not answer.
     """
-    values = {**period.format_bounds(), "gateway": gateway}
-    return Records(*(database.query(login, text.format(**values)) for text in (_RECORDS, _METER, _DOOR)))
+    values = {**period.format_bounds(), "gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING}
+    values |= {name: _format_growth(name) for name in _COUNTS}
+    names = ("usage_requests", "usage_meter", "usage_door")
+    return Records(*(database.query(login, database.read_statement(name, **values)) for name in names))
 
 
 def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
