@@ -18,6 +18,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import interfaces, names
 from llm_serving.fleet.groups import MAX_PROVIDERS
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed
 
@@ -29,40 +30,8 @@ MAX_TASK_BYTES = 64 * 1024
 Stack = Mapping[str, Any]
 Violations = Iterator[str]
 
-ACTIONS_WITHOUT_RESOURCE = (
-    "autoscaling:Describe",
-    "ec2:Describe",
-    "ec2:Get",
-    "elasticloadbalancing:Describe",
-    "fsx:Describe",
-    # A password for all registries of the account.
-    "ecr:GetAuthorizationToken",
-    # Returns the endpoint to call.
-    "ecs:DiscoverPollEndpoint",
-    "ecs:DescribeTaskDefinition",
-    "ecs:ListServices",
-    "servicediscovery:DiscoverInstances",
-    # Takes a container instance, and none that names a service.
-    "ecs:ListTasks",
-    # Session Manager's channels to the instance that asks.
-    "ssm:UpdateInstanceInformation",
-    "ssmmessages:",
-    "pricing:GetProducts",
-    "iam:ListInstanceProfiles",
-    "acm:ListCertificates",
-    # Takes a certificate, but who looks for one by its domain knows no ARN yet.
-    "acm:DescribeCertificate",
-    # A state machine's log, which CloudWatch Logs delivers by policies of its own.
-    "logs:CreateLogDelivery",
-    "logs:DeleteLogDelivery",
-    "logs:DescribeLogGroups",
-    "logs:DescribeResourcePolicies",
-    "logs:GetLogDelivery",
-    "logs:ListLogDeliveries",
-    "logs:PutResourcePolicy",
-    "logs:UpdateLogDelivery",
-)
-"""Beginnings of actions that AWS takes no resource for. Source: service authorization reference, 2026-11."""
+ACTIONS_WITHOUT_RESOURCE = tuple(own_yaml.read(Path(__file__).with_name("actions_without_resource.yaml")))
+"""Beginnings of actions that AWS takes no resource for."""
 
 
 def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
