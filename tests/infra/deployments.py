@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from llm_serving.fleet import loading
 from llm_serving.targets import planning
+from llm_serving.terraform import synthesis
 
 Stack = dict[str, Any]
 
@@ -40,6 +43,13 @@ def synthesize(out: Path, fleet: Path, files: Mapping[str, Path]) -> Path:
     for name, file in files.items():
         main.synthesize(document, out, [file], stack_names=[name])
     return out
+
+
+def synthesize_here(patch: pytest.MonkeyPatch) -> None:
+    """Let commands synthesize in this one process too; theirs is tests/terraform/test_synthesis.py's."""
+    from infra import main
+
+    patch.setattr(synthesis, "_run_app", main.run)
 
 
 def read_stack(out: Path, name: str) -> Stack:

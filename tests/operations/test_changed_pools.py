@@ -14,6 +14,7 @@ import pytest
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
 from llm_serving.rehearsal import emulator
+from tests.infra import deployments
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(900)]
 
@@ -44,6 +45,7 @@ def applied(emulator_endpoint: str, tmp_path_factory: pytest.TempPathFactory) ->
         for name, value in emulator.build_client_env(emulator_endpoint, REGION).items():
             patch.setenv(name, value)
         patch.chdir(tmp_path_factory.mktemp("moved"))
+        deployments.synthesize_here(patch)
         logs = AwsSession(REGION).client("logs")
         logs.create_log_group(logGroupName=LATE_GROUP)
         logs.create_log_stream(logGroupName=LATE_GROUP, logStreamName="late")

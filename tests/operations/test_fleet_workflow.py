@@ -9,6 +9,7 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
+from tests.infra import deployments
 
 REGION = "us-west-2"
 FLEET = f"""\
@@ -26,6 +27,7 @@ pools:
 def working_folder(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a fleet file, in an account with nothing of it."""
     monkeypatch.chdir(tmp_path)
+    deployments.synthesize_here(monkeypatch)
     Path("fleet.yaml").write_text(FLEET)
 
 

@@ -13,6 +13,7 @@ import pytest
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.settings.document import Document, load
+from tests.infra import deployments
 from tests.infra.functions.faulty_cluster import REGION, open_cluster
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
@@ -73,7 +74,9 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
     data = tmp_path_factory.mktemp("ecs")
     (data / "fleet.yaml").write_text(FLEET)
     fleet = load(data / "fleet.yaml", Fleet)
-    folders = stacks.prepare(fleet, out=data / "out", data=data, stacks=["network", "ecs"])
+    with pytest.MonkeyPatch.context() as patch:
+        deployments.synthesize_here(patch)
+        folders = stacks.prepare(fleet, out=data / "out", data=data, stacks=["network", "ecs"])
     with emulator.start(data, bare=True) as endpoint:
         stacks.apply(fleet, folders, data=data, endpoint=endpoint)
         yield Applied(fleet, data, endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import psutil
 import pytest
 
 from llm_serving import console
+from llm_serving.cli import main
 from llm_serving.rehearsal import emulator_gaps, mocked
 from llm_serving.terraform import stack_folder
+from tests.infra import deployments
 
 pytestmark = pytest.mark.terraform
 
@@ -32,9 +35,11 @@ def run_cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def rehearsal_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all example fleets were planned; the answer is in said.json."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    result = run_cli(folder, "rehearse", "--fleet", str(ROOT / "infra/fleets"), "--mocked", "--json")
-    assert result.returncode == 0, result.stderr
-    (folder / "said.json").write_text(result.stdout)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        patch.chdir(folder)
+        deployments.synthesize_here(patch)
+        assert main.run(["rehearse", "--fleet", str(ROOT / "infra/fleets"), "--mocked", "--json"]) == 0
+    (folder / "said.json").write_text(output.getvalue())
     return folder
 
 

@@ -28,6 +28,7 @@ from llm_serving.rehearsal import emulator, inventory, override, stacks
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.terraform import stack_folder
+from tests.infra import deployments
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
@@ -44,6 +45,13 @@ image_cache: {docker_hub: "arn:aws:secretsmanager:us-west-2:123456789012:secret:
 pools:
   general: {types: g6e.2xlarge, size: 0..8}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def synthesize_here() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        deployments.synthesize_here(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +207,8 @@ def test_after_a_killed_terraform_a_new_apply_makes_everything(resumed_apply: Ap
     outputs = resumed_apply.wait_for_outputs()["storage"]
     assert outputs["model_bucket"] == "small-models-123456789012-us-west-2"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
-    assert outputs["repositories"] == {
-        name: f"{registry}/{name}"
-        for name in ("vllm", "vllm-cpu", "llama-cpp", "diffusion", "router", "load-driver", "batch-worker", "gateway")
-    }
+    names = resumed_apply.fleet.value.storage.repositories
+    assert outputs["repositories"] == {name: f"{registry}/{name}" for name in names}
     errors = (resumed_apply.data / "apply.err").read_text()
     assert "that Terraform's state lacks" in errors
     resource_ids = [resource.id for resource in inventory.list_resources(resumed_apply.endpoint, REGION, "small")]

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.infra import workspace as workspaces
-from tests.infra.batch.conftest import SHAPES
-from tests.infra.workspace import Break, Workspace
+from tests.infra.mocked_terraform import (
+    test_a_broken_setting_is_reported,
+    test_terraform_plans_and_applies_every_resource_as_expected,
+    workspace,
+)
+from tests.infra.workspace import Break
+
+__all__ = (
+    "test_a_broken_setting_is_reported",
+    "test_terraform_plans_and_applies_every_resource_as_expected",
+    "workspace",
+)
 
 pytestmark = pytest.mark.terraform
 
-STACK = "stacks/batch-catalog"
-
-
-@pytest.fixture(scope="module")
-def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return workspaces.create(
-        tmp_path_factory.mktemp("terraform"),
-        synth_folder,
-        tests=[Path(__file__).with_name("batch.tftest.hcl")],
-        stack=STACK,
-        data=tmp_path_factory.mktemp("data"),
-    )
-
-
-def test_terraform_plans_and_applies_every_resource_as_expected(workspace: Workspace) -> None:
-    result = workspace.test()
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(SHAPES)} passed, 0 failed" in result.stdout
-
-
 BROKEN = (
-    ('"include_execution_data": false', '"include_execution_data": true', "the state machine logs its failures"),
-    ('"rollback": true', '"rollback": false', "a deployment that fails is taken back"),
-    ('"projection.enabled": "true"', '"projection.enabled": "false"', "the table shows the Parquet results"),
-    ('"sqs_managed_sse_enabled": true', '"sqs_managed_sse_enabled": false', "queues are encrypted"),
+    Break(
+        "stacks/batch-catalog",
+        '"include_execution_data": false',
+        '"include_execution_data": true',
+        "the state machine logs its failures",
+    ),
+    Break("stacks/batch-catalog", '"rollback": true', '"rollback": false', "a deployment that fails is taken back"),
+    Break(
+        "stacks/batch-catalog",
+        '"projection.enabled": "true"',
+        '"projection.enabled": "false"',
+        "the table shows the Parquet results",
+    ),
+    Break(
+        "stacks/batch-catalog",
+        '"sqs_managed_sse_enabled": true',
+        '"sqs_managed_sse_enabled": false',
+        "queues are encrypted",
+    ),
 )
-"""What the stack says, what is written for it, and the assertion that then fails."""
-
-
-def test_a_broken_setting_is_reported(workspace: Workspace) -> None:
-    assert workspace.find_unreported(*(Break(STACK, *entry) for entry in BROKEN)) == []
+"""What each stack says, what is written for it, and the assertion that then fails."""

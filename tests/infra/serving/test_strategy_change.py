@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from infra.constructs.task_service import FORCE_VARIABLE
-from llm_serving.terraform import runner
+from llm_serving.terraform import provider_reattach, runner
 
 pytestmark = pytest.mark.terraform
 
@@ -64,15 +64,17 @@ def build_state(config: dict[str, Any]) -> dict[str, Any]:
     return {"version": 4, "terraform_version": "1.10.0", "serial": 1, "lineage": "x", "resources": [resource]}
 
 
-def plan_change(stack: dict[str, Any], folder: Path, *arguments: str) -> tuple[list[str], list[list[str]]]:
-    """What Terraform does to the service, and for which attributes it replaces it."""
-    config = build_config(stack)
+@pytest.fixture(scope="module")
+def run_terraform(stacks: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Terraform in an initialized folder with the service's stack and state."""
+    folder = tmp_path_factory.mktemp("change")
+    config = build_config(stacks["single"])
     (folder / "main.tf.json").write_text(json.dumps(config))
     (folder / "terraform.tfstate").write_text(json.dumps(build_state(config)))
     program = runner.find_terraform(folder, config["terraform"]["required_providers"]["aws"]["version"])
+    environment = {**os.environ, **program.environment}
 
     def run(*words: str) -> str:
-        environment = {**os.environ, **program.environment}
         command = [program.program, *words]
         result = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -81,16 +83,23 @@ def plan_change(stack: dict[str, Any], folder: Path, *arguments: str) -> tuple[l
         return result.stdout
 
     run("init", "-input=false")
-    run("plan", "-refresh=false", "-input=false", "-out=plan", *arguments)
-    [change] = json.loads(run("show", "-json", "plan"))["resource_changes"]
+    with provider_reattach.start_provider(folder, program.environment) as reattached:
+        environment |= reattached
+        yield run
+
+
+def plan_change(run_terraform: Callable[..., str], *arguments: str) -> tuple[list[str], list[list[str]]]:
+    """What Terraform does to the service, and for which attributes it replaces it."""
+    run_terraform("plan", "-refresh=false", "-input=false", "-out=plan", *arguments)
+    [change] = json.loads(run_terraform("show", "-json", "plan"))["resource_changes"]
     return change["change"]["actions"], [path[:1] for path in change["change"].get("replace_paths", [])]
 
 
-def test_tasks_move_and_the_service_stays(stacks: dict[str, Any], tmp_path: Path) -> None:
-    assert plan_change(stacks["single"], tmp_path) == (["update"], [])
+def test_tasks_move_and_the_service_stays(run_terraform: Callable[..., str]) -> None:
+    assert plan_change(run_terraform) == (["update"], [])
 
 
-def test_without_the_variable_the_provider_replaces_the_service(stacks: dict[str, Any], tmp_path: Path) -> None:
-    actions, attributes = plan_change(stacks["single"], tmp_path, f"-var={FORCE_VARIABLE}=false")
+def test_without_the_variable_the_provider_replaces_the_service(run_terraform: Callable[..., str]) -> None:
+    actions, attributes = plan_change(run_terraform, f"-var={FORCE_VARIABLE}=false")
     assert actions == ["delete", "create"]
     assert attributes and all(path == ["capacity_provider_strategy"] for path in attributes)

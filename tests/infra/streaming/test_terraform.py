@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.infra import workspace as workspaces
-from tests.infra.streaming.conftest import SHAPES
-from tests.infra.workspace import Break, Workspace
+from tests.infra.mocked_terraform import (
+    test_a_broken_setting_is_reported,
+    test_terraform_plans_and_applies_every_resource_as_expected,
+    workspace,
+)
+from tests.infra.workspace import Break
+
+__all__ = (
+    "test_a_broken_setting_is_reported",
+    "test_terraform_plans_and_applies_every_resource_as_expected",
+    "workspace",
+)
 
 pytestmark = pytest.mark.terraform
 
-STACK = "stacks/streaming-shop"
-
-
-@pytest.fixture(scope="module")
-def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return workspaces.create(
-        tmp_path_factory.mktemp("terraform"),
-        synth_folder,
-        tests=[Path(__file__).with_name("streaming.tftest.hcl")],
-        stack=STACK,
-        data=tmp_path_factory.mktemp("data"),
-    )
-
-
-def test_terraform_plans_and_applies_every_resource_as_expected(workspace: Workspace) -> None:
-    result = workspace.test()
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(SHAPES)} passed, 0 failed" in result.stdout
-
-
 BROKEN = (
-    ('"client_broker": "TLS"', '"client_broker": "TLS_PLAINTEXT"', "clients of Kafka log in with a role"),
-    ('"multi_az_enabled": true', '"multi_az_enabled": false', "the cache fails over to another zone"),
-    ('"snapshots_enabled": true', '"snapshots_enabled": false', "keeps its state while it is stopped"),
+    Break(
+        "stacks/streaming-shop",
+        '"client_broker": "TLS"',
+        '"client_broker": "TLS_PLAINTEXT"',
+        "clients of Kafka log in with a role",
+    ),
+    Break(
+        "stacks/streaming-shop",
+        '"multi_az_enabled": true',
+        '"multi_az_enabled": false',
+        "the cache fails over to another zone",
+    ),
+    Break(
+        "stacks/streaming-shop",
+        '"snapshots_enabled": true',
+        '"snapshots_enabled": false',
+        "keeps its state while it is stopped",
+    ),
 )
-"""What the stack says, what is written for it, and the assertion that then fails."""
-
-
-def test_a_broken_setting_is_reported(workspace: Workspace) -> None:
-    assert workspace.find_unreported(*(Break(STACK, *entry) for entry in BROKEN)) == []
+"""What each stack says, what is written for it, and the assertion that then fails."""

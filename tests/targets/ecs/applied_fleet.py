@@ -16,6 +16,7 @@ from llm_serving.operations import context
 from llm_serving.rehearsal import emulator
 from llm_serving.services import inputs
 from llm_serving.settings.document import Document
+from tests.infra import deployments
 
 REGION = "us-west-2"
 
@@ -27,6 +28,7 @@ AppliedFleet = tuple[Document[Fleet], AwsSession]
 def apply_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Iterator[AppliedFleet]:
     """Write the fleet's file into `folder`, work there, and run an embedded AWS with the fleet's resources."""
     monkeypatch.chdir(folder)
+    deployments.synthesize_here(monkeypatch)
     Path("fleet.yaml").write_text(text)
     document = inputs.read_fleet(Path("fleet.yaml"))
     with context.use_emulator(document) as aws:
