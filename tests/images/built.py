@@ -7,6 +7,7 @@ libraries come from the real registries. Base and layers stay in the user's cach
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -15,7 +16,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ _INCLUDED = "python3,python3-pip,ca-certificates"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _KEPT_S = 7 * 24 * 3600.0
 """How long a stand-in and what was built on it are kept without a test that uses them: several GB."""
+
+_KEPT_BUILDS = 3
+"""Builds whose layers are kept: clones of the repository share the cache, and a changed layer of an engine takes 5 GB."""
 
 _DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 3000.0, 60.0
 
@@ -151,6 +155,9 @@ class ImageRunner:
     folder: Path
     """For the program and logs."""
 
+    builds: Path
+    """Folder of a file for each build that is kept: the layers that it used, a line each."""
+
     _roots: dict[str, Path] = field(default_factory=dict)
     """Mounted root of a container by image."""
 
@@ -169,7 +176,41 @@ class ImageRunner:
     def _build(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{self.program.parent}:{os.environ['PATH']}", **variables}
         command = [str(paths.IMAGES / "build"), *words, "--load", "--builder", "buildah"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_S, env=environment)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_S, env=environment)
+        self.record_build(words[0], result.stderr)
+        return result
+
+    def record_build(self, name: str, log: str) -> None:
+        """Note which layers a build used, in place of the oldest build of that name."""
+        layers = re.findall(r"(?m)^--> (?:Using cache )?([0-9a-f]{11})", log)
+        file = self.builds / name / hashlib.sha256("".join(layers).encode()).hexdigest()[:12]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(layers))
+        for old in sorted(file.parent.iterdir(), key=lambda other: other.stat().st_mtime)[:-_KEPT_BUILDS]:
+            old.unlink()
+
+    def remove_old_layers(self, names: Collection[str]) -> None:
+        """Remove what no build that is kept used, and containers of killed builds; nobody else may use the storage.
+
+        Args:
+            names: of all builds; nothing goes before each has been recorded.
+        """
+        if any(not (self.builds / name).is_dir() for name in names):
+            return
+        self.buildah("rm", "--all")
+        kept = {layer for file in self.builds.glob("*/*") for layer in file.read_text().split()}
+        before: list[str] = []
+        while (removable := self._list_images_but(kept)) != before:
+            before = removable  # an image that others are built on goes after them
+            self._run("rmi", *removable, limit_s=_BUILD_S)
+
+    def _list_images_but(self, kept: Collection[str]) -> list[str]:
+        images = json.loads(self.buildah("images", "--all", "--json"))
+        return [
+            image["id"]
+            for image in images
+            if image["id"][:11] not in kept and not any("-in-place-of-" in name for name in image["names"] or ())
+        ]
 
     def find_tag(self, name: str) -> str:
         """Return localhost/NAME:TAG of an image, which is built with its first use."""
@@ -184,12 +225,14 @@ class ImageRunner:
         Raises:
             Unavailable: it failed.
         """
-        result = subprocess.run(
-            [str(self.program), *words], capture_output=True, text=True, check=False, timeout=limit_s
-        )
+        result = self._run(*words, limit_s=limit_s)
         if result.returncode:
             raise Unavailable(f"buildah {' '.join(words)}: {result.stderr.strip()}")
         return result.stdout.strip()
+
+    def _run(self, *words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        command = [str(self.program), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
 
     def read_configuration(self, name: str) -> Mapping[str, Any]:
         """Return what the image says of its user, environment and entry point."""
@@ -310,14 +353,24 @@ def prepare(folder: Path) -> ImageRunner:
     names |= {"engine": ENGINE, "engine_variable": _ENGINE_VARIABLE}
     program.write_text(_BUILDAH.format(**storage, **names, bases=" ".join(read_bases())))
     program.chmod(0o755)
-    runner = ImageRunner(program, folder)
+    runner = ImageRunner(program, folder, store / "builds")
     with processes.lock_file(cache / "stand-in.lock"):
         remove_unused(cache, time.time() - _KEPT_S)
+        _share(store, runner)
         if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_stand_in()}"):
             _make_stand_in(runner, cache)
         if not runner.buildah("images", "--quiet", "--filter", f"reference={_format_gateway_stand_in()}"):
             _make_gateway_stand_in(runner, folder)
     return runner
+
+
+def _share(store: Path, runner: ImageRunner) -> None:
+    """Hold a storage among others until this process ends; who finds it alone removes old layers first."""
+    users = os.open(store / "users.lock", os.O_RDONLY | os.O_CREAT, 0o644)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        runner.remove_old_layers(("--all", ENGINE))
+    fcntl.flock(users, fcntl.LOCK_SH)
 
 
 def remove_unused(cache: Path, since: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -513,6 +514,30 @@ def test_what_was_built_on_stand_ins_that_nobody_uses_is_removed(tmp_path: Path)
     os.utime(tmp_path / "unused", (1000, 1000))
     built.remove_unused(tmp_path, since=2000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stand-in.lock", "used"]
+
+
+@pytest.mark.skipif(shutil.which("buildah") is None, reason="no buildah")
+def test_layers_of_the_last_builds_stay_and_older_ones_go(tmp_path: Path) -> None:
+    program, context = tmp_path / "buildah", tmp_path / "context"
+    options = f"--root {tmp_path}/storage --runroot {tmp_path}/run --storage-driver vfs"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("buildah")} {options} "$@"\n')
+    program.chmod(0o755)
+    runner = built.ImageRunner(program, tmp_path, tmp_path / "builds")
+    context.mkdir()
+    (context / "stable").touch()
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY stable /\nCOPY changed /\n")
+    tags = [f"localhost/mine:{number}" for number in range(5)]
+    for tag in tags:
+        (context / "changed").write_text(tag)
+        command = [str(program), "build", "--layers", "--timestamp=0", "--tag", tag, str(context)]
+        built_now = subprocess.run(command, check=True, capture_output=True, text=True)
+        runner.record_build("mine", built_now.stdout + built_now.stderr)
+    runner.remove_old_layers(("mine", "another"))
+    assert all(runner.buildah("images", "--quiet", tag) for tag in tags), "the other's layers are not known yet"
+    runner.remove_old_layers(("mine",))
+    names = [image["names"] for image in json.loads(runner.buildah("images", "--all", "--json"))]
+    assert sorted(name for row in names for name in row or ()) == tags[-3:]
+    assert names.count(None) == 1, "the layer that all have"
 
 
 def test_the_engines_image_installs_a_release_of_efa_and_says_what_it_brings() -> None:

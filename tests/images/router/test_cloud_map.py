@@ -32,12 +32,18 @@ def program() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with emulator.start(tmp_path_factory.mktemp("cloud-map"), bare=True) as url:
+        yield url
+
+
 @pytest.fixture
-def cloud_map(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with emulator.start(tmp_path_factory.mktemp("cloud-map")) as endpoint:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", emulator.get_access_key(endpoint))
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-        yield endpoint
+def cloud_map(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    emulator.reset(endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", emulator.get_access_key(endpoint))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    return endpoint
 
 
 def register(endpoint: str, addresses: list[str]) -> None:
