@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.account import Account
+from infra.constructs import policy
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
-from infra.constructs.policy import Statement, allow
 from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
 
@@ -98,8 +97,8 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
         source="node_group",
         description="Applies settings of node groups",
         statements=[
-            *_build_statements(cluster, stack.account),
-            *(_build_block_statements(cluster, stack.account) if has_blocks else ()),
+            *policy.read_statements(stack, "node-group-settings"),
+            *(policy.read_statements(stack, "capacity-blocks") if has_blocks else ()),
         ],
         timeout_s=_TIMEOUT_S,
         models=("eks",),
@@ -114,26 +113,3 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
             # A group that is made anew has none of them.
             triggers={"group": node_group.arn},
         )
-
-
-def _build_statements(cluster: str, account: Account) -> list[Statement]:
-    return [
-        allow(
-            "NodeGroups",
-            ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
-            account.build_arn("eks", f"nodegroup/{cluster}/*"),
-        )
-    ]
-
-
-def _build_block_statements(cluster: str, account: Account) -> list[Statement]:
-    return [
-        # Describe has no resource-level permissions.
-        allow("Block", ["ec2:DescribeCapacityReservations"], "*"),
-        allow(
-            "Start",
-            ["autoscaling:PutScheduledUpdateGroupAction"],
-            account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/eks-*"),
-            condition={"StringEquals": {"autoscaling:ResourceTag/eks:cluster-name": cluster}},
-        ),
-    ]

@@ -54,7 +54,7 @@ def add_programs(
         role, policies = program_roles.add(
             service,
             trust=task_roles.build_trust_policy(stack.account),
-            statements=task_roles.build_exec_statements(fleet, stack.account, place.cluster_key),
+            statements=task_roles.build_exec_statements(stack, place.cluster_key),
         )
         roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
         definition = task.add_definition(

@@ -155,29 +155,10 @@ def _build_monitoring_statements(
         ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
         [metrics.arn, f"{metrics.arn}:*"],
     )
-    yield from build_exec_statements(stack.fleet, stack.account, cluster_key)
+    yield from build_exec_statements(stack, cluster_key)
 
 
-def build_exec_statements(fleet: Fleet, account: Account, cluster_key: str) -> Iterator[Statement]:
-    """Allow ECS Exec, whose commands the cluster logs.
-
-    Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
-    """
-    # AWS takes no resource: Session Manager's channels to the task itself.
-    yield allow(
-        "Exec",
-        [
-            "ssmmessages:CreateControlChannel",
-            "ssmmessages:CreateDataChannel",
-            "ssmmessages:OpenControlChannel",
-            "ssmmessages:OpenDataChannel",
-        ],
-        "*",
-    )
-    yield allow("ExecLogGroups", ["logs:DescribeLogGroups"], account.build_arn("logs", "log-group:*"))
-    yield allow(
-        "ExecLog",
-        ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        account.build_arn("logs", f"log-group:{build_exec_log_group_name(fleet)}:*"),
-    )
-    yield allow("ExecKey", ["kms:Decrypt"], cluster_key)
+def build_exec_statements(stack: FleetStack, cluster_key: str) -> list[Statement]:
+    """Allow ECS Exec."""
+    log_group = build_exec_log_group_name(stack.fleet)
+    return policy.read_statements(stack, "ecs-exec", log_group=log_group, key=cluster_key)

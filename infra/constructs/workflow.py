@@ -7,7 +7,7 @@ with a task token, so it needs no functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -157,7 +157,7 @@ def _add_state_machine(
             ArnLike={"aws:SourceArn": context.task_arns},
             StringEquals={"aws:SourceAccount": context.stack.account.id},
         ),
-        statements=tuple(_build_statements(context)),
+        statements=_build_statements(context),
     )
     s = aws.sfn_state_machine
     definition = STATE_MACHINE_FILE.read_text(encoding="utf-8")
@@ -175,44 +175,20 @@ def _add_state_machine(
     )
 
 
-def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Build the state machine's permissions: its four integrations, its maps' child executions, its log.
-
-    Sources: Step Functions developer guide, "IAM policies for using Distributed Map states" and "Logging using
-    CloudWatch Logs", 2026-11.
-    """
-    account, batch = context.stack.account, context.batch
-    yield allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues))
-    yield allow("ReadChunks", ["s3:GetObject"], f"{context.bucket_arn}/{batch.prefix}/jobs/*/chunks.json")
-    yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
-    yield allow(
-        "Tell",
-        ["events:PutEvents"],
-        account.build_arn("events", "event-bus/default"),
-        condition={"StringEquals": {"events:source": EVENT_SOURCE}},
-    )
-    yield allow("StartMaps", ["states:StartExecution"], context.state_machine_arn)
-    yield allow(
-        "FollowMaps",
-        ["states:DescribeExecution", "states:RedriveExecution", "states:StopExecution"],
-        # A map's child executions have its label after the state machine's name.
-        [context.execution_arn, account.build_arn("states", f"execution:{batch.workflow}/*")],
-    )
-    # AWS takes no resource.
-    yield allow(
-        "DeliverLog",
-        [
-            "logs:CreateLogDelivery",
-            "logs:DeleteLogDelivery",
-            "logs:DescribeLogGroups",
-            "logs:DescribeResourcePolicies",
-            "logs:GetLogDelivery",
-            "logs:ListLogDeliveries",
-            "logs:PutResourcePolicy",
-            "logs:UpdateLogDelivery",
-        ],
-        "*",
-    )
+def _build_statements(context: WorkflowContext) -> list[Statement]:
+    batch = context.batch
+    return [
+        allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues)),
+        *policy.read_statements(
+            context.stack,
+            "state-machine",
+            workflow=batch.workflow,
+            bucket=batch.bucket,
+            prefix=batch.prefix,
+            storage_key=context.storage_key,
+            event_source=EVENT_SOURCE,
+        ),
+    ]
 
 
 def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
