@@ -9,12 +9,15 @@ Source: karpenter.sh/v1.14/concepts, and the CRDs of aws/karpenter-provider-aws 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, machine_images, names, node_config
+from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
+from llm_serving.settings import own_yaml
 
 Manifest = dict[str, Any]
 
@@ -26,8 +29,7 @@ _MAX_WEIGHT = 100
 _EXPIRE_AFTER = "720h"
 """A node is replaced at the latest then, with whatever was patched since."""
 
-_TERMINATION_GRACE = "1h"
-"""Time that pods have to end before their node is removed, whatever protects them: expiry must take effect."""
+_NODE_POOL = Path(__file__).with_name("node_pool.yaml")
 
 
 def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
@@ -80,34 +82,18 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
 
 def build_node_pool(group: Group, catalog: Catalog) -> Manifest:
     """Return when the group's nodes are started and terminated, and their maximum."""
-    return {
-        "apiVersion": "karpenter.sh/v1",
-        "kind": "NodePool",
-        "metadata": {"name": group.name},
-        "spec": {
-            "weight": max(1, _MAX_WEIGHT - group.choice),
-            "limits": _build_limits(group, catalog),
-            "disruption": {
-                # Only empty nodes go: moving a replica costs minutes of loading weights.
-                "consolidationPolicy": "WhenEmpty",
-                "consolidateAfter": "10m",
-                "budgets": [{"nodes": "20%", "reasons": ["Empty"]}, {"nodes": "1", "reasons": ["Drifted"]}],
-            },
-            "template": {
-                "metadata": {"labels": dict(group.labels)},
-                "spec": {
-                    "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name},
-                    "requirements": list(_build_requirements(group)),
-                    "taints": [
-                        {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints
-                    ],
-                    # What is paid for until its own end is given back only then.
-                    "expireAfter": "Never" if group.purchase_option in RESERVED_OPTIONS else _EXPIRE_AFTER,
-                    "terminationGracePeriod": _TERMINATION_GRACE,
-                },
-            },
-        },
+    values = {
+        "name": group.name,
+        "weight": max(1, _MAX_WEIGHT - group.choice),
+        "limits": _build_limits(group, catalog),
+        "labels": dict(group.labels),
+        "requirements": list(_build_requirements(group)),
+        "taints": [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints],
+        # What is paid for until its own end is given back only then.
+        "expire_after": "Never" if group.purchase_option in RESERVED_OPTIONS else _EXPIRE_AFTER,
     }
+    manifest: Manifest = fill_values(own_yaml.read(_NODE_POOL), values)
+    return manifest
 
 
 def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
