@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import yaml
 
@@ -20,13 +21,17 @@ from llm_serving.fleet.node_config import SNAPSHOT_DEVICE, render_multipart
 IMAGES_DIR = "/var/lib/docker"
 """Where Docker keeps images; a snapshot holds the file system that was mounted here."""
 
+_INSTANCE_STORE = Path(__file__).with_name("instance_store.sh")
+"""Two folders: Docker keeps layers in its own or in containerd's, by the store that a release of it takes. Positional
+parameters and no arrays: Terraform would take ${...} for one of its references."""
+
 
 def render(group: Group, cluster: str) -> str:
     """Return the user data of the group's instances, which join the cluster of this name."""
     parts = [("text/x-shellscript", _render_agent_script(group, cluster))]
     if group.nvme:
         # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
-        parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE_SCRIPT))
+        parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE.read_text(encoding="utf-8")))
     if group.images == "snapshot":
         mounts = {"mounts": [[SNAPSHOT_DEVICE, IMAGES_DIR, "auto", "defaults"]]}
         parts.insert(0, ("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
@@ -56,28 +61,3 @@ def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]
 def _render_agent_script(group: Group, cluster: str) -> str:
     lines = "\n".join(f"{name}={value}" for name, value in list_agent_settings(group, cluster))
     return f"#!/bin/bash\ncat >>/etc/ecs/ecs.config <<'SETTINGS'\n{lines}\nSETTINGS\n"
-
-
-# Two folders: Docker keeps layers in its own or in containerd's, by the store that a release of it takes.
-# Positional parameters and no arrays: Terraform would take ${...} for one of its references.
-_INSTANCE_STORE_SCRIPT = f"""\
-#!/bin/bash
-set -eu
-set -- $(lsblk --nodeps --noheadings --paths --output NAME,MODEL | awk '/Instance Storage/ {{print $1}}')
-if [ $# -eq 0 ] || mountpoint --quiet /mnt/instance-store; then exit 0; fi
-disk=$1
-if [ $# -gt 1 ]; then
-  command -v mdadm >/dev/null || dnf install --assumeyes mdadm
-  disk=/dev/md/instance-store
-  mdadm --assemble $disk "$@" || mdadm --create $disk --run --level=0 --raid-devices=$# "$@"
-fi
-blkid $disk || mkfs.xfs $disk
-mkdir --parents /mnt/instance-store
-mount --options noatime $disk /mnt/instance-store
-for folder in {IMAGES_DIR} /var/lib/containerd; do
-  mkdir --parents /mnt/instance-store$folder $folder
-  mount --bind /mnt/instance-store$folder $folder
-done
-# It may have started, and opened the folder below the mount.
-systemctl try-restart containerd
-"""

@@ -54,29 +54,12 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
 
 
 def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:
-    """Build the statement for what teams used at each router: changed counters alone.
-
-    The first rows of a deployment say what was used before; one without a team stands for nobody's use.
-    """
+    """Build the statement for what teams used at each router."""
     counted = ", ".join(
         f"({', '.join([*map(database.quote, used), *(f'{count!r}::float8' for count in counts)])})"
         for used, counts in {Used("", "", ""): (0.0, 0.0, 0.0), **use}.items()
     )
-    name = database.quote(deployment)
-    return f"""\
-INSERT INTO {DOOR_TABLE} (deployment, router, team, model, is_first, requests, input_tokens, output_tokens)
-SELECT {name}, router, team, model, NOT EXISTS (SELECT FROM {DOOR_TABLE} WHERE deployment = {name}), requests,
-  input_tokens, output_tokens
-FROM (VALUES {counted}) AS counted (router, team, model, requests, input_tokens, output_tokens)
-WHERE NOT EXISTS (
-  SELECT FROM (
-    SELECT requests, input_tokens, output_tokens FROM {DOOR_TABLE} AS rows
-    WHERE deployment = {name} AND (rows.router, rows.team, rows.model) = (counted.router, counted.team, counted.model)
-    ORDER BY at DESC LIMIT 1
-  ) AS last
-  WHERE (last.requests, last.input_tokens, last.output_tokens)
-    = (counted.requests, counted.input_tokens, counted.output_tokens)
-);"""
+    return database.read_statement("meter_door", deployment=database.quote(deployment), values=counted)
 
 
 class Used(NamedTuple):

@@ -13,22 +13,7 @@ from llm_serving import processes
 _CLUSTER = "bGxtLXNlcnZpbmctbG9jYQ"
 """A Kafka cluster's id: 16 bytes in base64."""
 
-_SETTINGS = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-controller.listener.names=CONTROLLER
-log.dirs={folder}/log
-auto.create.topics.enable=false
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-group.initial.rebalance.delay.ms=0
-log.cleaner.dedupe.buffer.size=4194304
-"""
+_SETTINGS = Path(__file__).with_name("kafka.properties")
 
 
 def main(port: int, folder: Path, java: Sequence[str]) -> None:
@@ -36,7 +21,7 @@ def main(port: int, folder: Path, java: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "server.properties"
     (controller,) = processes.claim_free_ports(1)  # only the broker itself calls it
-    file.write_text(_SETTINGS.format(controller=controller, port=port, folder=folder))
+    file.write_text(_SETTINGS.read_text().format(controller=controller, port=port, folder=folder))
     if not (folder / "log" / "meta.properties").exists():
         subprocess.run([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(file)], check=True)
     os.execvp(java[0], [*java, "kafka.Kafka", str(file)])
