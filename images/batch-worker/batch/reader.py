@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batch.rows import MAX_ROW_BYTES, Line, read_lines
+from batch.rows import Line, read_lines
 
 ReadRange = Callable[[int, int], Iterable[bytes]]
 """Reads bytes [start, end) of an object in blocks."""
@@ -46,9 +46,7 @@ def detect_compression(first_bytes: bytes) -> str:
     return next((name for magic, name in _MAGIC.items() if first_bytes.startswith(magic)), "")
 
 
-def read_range_lines(
-    read: ReadRange, start: int, end: int, size: int, max_bytes: int = MAX_ROW_BYTES
-) -> Iterator[Line]:
+def read_range_lines(read: ReadRange, start: int, end: int, size: int) -> Iterator[Line]:
     """Read the lines whose first byte lies in [start, end) of an object of `size` bytes.
 
     The last line may end after the range. Line numbers count from the first line of the range.
@@ -56,7 +54,7 @@ def read_range_lines(
     # One byte earlier: if it ends a line, the next line belongs to this range.
     first = max(0, start - 1)
     blocks = _read_on(read, first, end, size, is_inside=start > 0)
-    for line in read_lines(blocks, first, skip_first=start > 0, max_bytes=max_bytes):
+    for line in read_lines(blocks, first, skip_first=start > 0):
         if line.offset >= end:
             return
         yield line

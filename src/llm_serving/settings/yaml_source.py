@@ -238,9 +238,9 @@ class _Builder:
         self.yaml_file.positions[()] = Position(1, 1, 1, 1)
         self.yaml_file.data = self._build_value(node, (), ())
 
-    def _add_mistake(self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str, value: str = "") -> None:
+    def _add_mistake(self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str) -> None:
         mistake = Mistake(
-            self.yaml_file.path, mark.line + 1, mark.column + 1, format_key_path(key_path), value, reason, fix
+            self.yaml_file.path, mark.line + 1, mark.column + 1, format_key_path(key_path), "", reason, fix
         )
         self.yaml_file.mistakes.append(mistake)
 

@@ -13,6 +13,7 @@ import calendar
 import datetime
 import itertools
 import math
+import operator
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,17 +118,7 @@ class _Line(NamedTuple):
     blocked: int = 0
 
     def add(self, other: _Line) -> _Line:
-        return _Line(
-            self.requests + other.requests,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.usd + other.usd,
-            self.cached_requests + other.cached_requests,
-            self.similar_requests + other.similar_requests,
-            self.saved_tokens + other.saved_tokens,
-            self.masked + other.masked,
-            self.blocked + other.blocked,
-        )
+        return _Line(*map(operator.add, self, other))
 
 
 def read(login: Login, period: Period, gateway: str) -> Records:

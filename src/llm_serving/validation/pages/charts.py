@@ -136,11 +136,16 @@ def render_dots(
     ]
     positions = sorted({round(x(offset)) for offset in failed})
     body += [f'<path class="cross" d="M{offset - 4},{LOW_TOP - 18}l8,8m0,-8l-8,8"/>' for offset in positions]
-    for name, limit in visible_limits.items():
-        body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
-        body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
+    body += _render_limits(y, visible_limits)
     crosses = f"; {len(failed):,} failed requests as crosses" if failed else ""
     return _render_svg(title, f"{len(points):,} answered requests by start{crosses}.", body)
+
+
+def _render_limits(y: Scale, limits: Mapping[str, float]) -> Iterator[str]:
+    """Render horizontal lines, each named below it."""
+    for name, limit in limits.items():
+        yield f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>'
+        yield _render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit")
 
 
 def _thin_points(points: Sequence[tuple[float, float]], last: float) -> list[tuple[float, float]]:
@@ -179,9 +184,7 @@ def render_curves(
     x = Scale(0, max(position for position, _ in points) * 1.05 or 1, LEFT, WIDTH - RIGHT)
     y = Scale(0, max([highest, *visible_limits.values()]) * 1.05 or 1, HEIGHT - BOTTOM, LOW_TOP)
     body = [*_render_x_axis(x, unit_x), *_render_y_axis(y, unit_y)]
-    for name, limit in visible_limits.items():
-        body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
-        body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
+    body += _render_limits(y, visible_limits)
     body += _render_positions(x, marks)
     for number, (name, curve) in enumerate(curves.items()):
         path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
