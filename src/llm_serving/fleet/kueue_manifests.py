@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, names, node_template
+from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import own_yaml
 
 Manifest = dict[str, Any]
 
-_VERSION = "kueue.x-k8s.io/v1beta2"
-_TOPOLOGY = "ec2"
-
-_LEVELS = (*(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)), "kubernetes.io/hostname")
-"""Labels of a node, from the network's widest part to the node itself.
-
-Source: EKS user guide, "Amazon EC2 instance topology", 2026-11.
-"""
+_FILE = Path(__file__).with_name("kueue.yaml")
 
 _WITH_LAYERS = re.compile(r"(hpc|trn|p)[0-9]")
 """Families whose nodes get the network's labels; Kueue leaves a node without them out.
@@ -41,29 +37,32 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     for group in groups.resolve_all(fleet, catalog):
         if group.orchestrator == "eks":
             groups_by_pool.setdefault(group.pool, []).append(group)
-    topology = {**_build_object("Topology", _TOPOLOGY), "spec": {"levels": [{"nodeLabel": level} for level in _LEVELS]}}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": names.SERVING_NAMESPACE}}
+    pools = [_build_values(pool, pool_groups, catalog) for pool, pool_groups in groups_by_pool.items()]
+    templates = own_yaml.read(_FILE)
     return [
-        topology,
-        *(_build_flavor(pool, pool_groups) for pool, pool_groups in groups_by_pool.items()),
-        *(_build_cluster_queue(pool, pool_groups, catalog) for pool, pool_groups in groups_by_pool.items()),
-        namespace,
-        *(_build_local_queue(pool) for pool in groups_by_pool),
+        templates["topology"],
+        *(fill_values(templates["flavor"], pool) for pool in pools),
+        *(fill_values(templates["cluster_queue"], pool) for pool in pools),
+        fill_values(templates["namespace"], {"namespace": names.SERVING_NAMESPACE}),
+        *(fill_values(templates["local_queue"], pool) for pool in pools),
     ]
 
 
-def _build_object(kind: str, name: str, **metadata: str) -> Manifest:
-    return {"apiVersion": _VERSION, "kind": kind, "metadata": {"name": name, **metadata}}
-
-
-def _build_flavor(pool: str, pool_groups: Sequence[Group]) -> Manifest:
-    """Return the pool's nodes, as Kueue finds them."""
-    spec: Manifest = {"nodeLabels": {"fleet/pool": pool}}
+def _build_values(pool: str, pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, Any]:
+    """Return what the templates name of a pool."""
+    nodes: Manifest = {"nodeLabels": {"fleet/pool": pool}}
     if taints := pool_groups[0].taints:
-        spec["tolerations"] = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in taints]
+        nodes["tolerations"] = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in taints]
     if _has_topology(pool_groups):
-        spec["topologyName"] = _TOPOLOGY
-    return {**_build_object("ResourceFlavor", pool), "spec": spec}
+        nodes["topologyName"] = "ec2"
+    quotas = _compute_quotas(pool_groups, catalog)
+    return {
+        "pool": pool,
+        "namespace": names.SERVING_NAMESPACE,
+        "nodes": nodes,
+        "resources": list(quotas),
+        "quotas": [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()],
+    }
 
 
 def _has_topology(pool_groups: Sequence[Group]) -> bool:
@@ -74,26 +73,6 @@ def _has_topology(pool_groups: Sequence[Group]) -> bool:
         and all(_WITH_LAYERS.match(type_name) for type_name in group.types)
         for group in pool_groups
     )
-
-
-def _build_cluster_queue(pool: str, pool_groups: Sequence[Group], catalog: Catalog) -> Manifest:
-    quotas = _compute_quotas(pool_groups, catalog)
-    flavor = {
-        "name": pool,
-        "resources": [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()],
-    }
-    return {
-        **_build_object("ClusterQueue", pool),
-        "spec": {
-            "namespaceSelector": {},
-            "preemption": {"withinClusterQueue": "LowerPriority"},
-            "resourceGroups": [{"coveredResources": list(quotas), "flavors": [flavor]}],
-        },
-    }
-
-
-def _build_local_queue(pool: str) -> Manifest:
-    return {**_build_object("LocalQueue", pool, namespace=names.SERVING_NAMESPACE), "spec": {"clusterQueue": pool}}
 
 
 def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, str]:
