@@ -1,6 +1,7 @@
 """Run a router with nginx before it, which lets only the inference API through.
 
-    router-front --listen HOST:PORT --router HOST:PORT [--max-requests N] [--keys PLACE ...] [--log json] -- vllm-router
+    router-front --listen HOST:PORT --router HOST:PORT [--health-only] [--max-requests N] [--keys PLACE ...]
+        [--log json] -- vllm-router
 
 vllm-router has its administration (adding and removing engines, flushing caches) on the port of the API, and forwards
 every path that it does not know to an engine. Here the router listens on a loopback address, and front.conf says which
@@ -12,6 +13,9 @@ tokens also come back with time. 0.1.17 with a limit of 2 had 5 at its engine, a
 
 Each request has an X-Request-Id, the caller's or one made here, which goes to the router and back to the caller. With
 --log json, nginx logs each request, without what it asks, and every line is a JSON object, the router's own among them.
+
+With --health-only, the router has neither /liveness nor /readiness: nginx answers the first itself, and the router's
+/health the second.
 
 With --keys, nginx answers 401 to a request without a key whose hash is in the document, {"TEAM": ["sha256:HEX", ...]},
 and 429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. The document is a file,
@@ -150,7 +154,14 @@ def parse_limit(text: str) -> tuple[str, int]:
 
 
 def render(
-    listen: str, router: str, max_requests: int, folder: Path, usage: str = "", log: str = LOG_FORMATS[0]
+    listen: str,
+    router: str,
+    max_requests: int,
+    folder: Path,
+    usage: str = "",
+    log: str = LOG_FORMATS[0],
+    *,
+    health_only: bool = False,
 ) -> str:
     """Return nginx's configuration.
 
@@ -161,6 +172,7 @@ def render(
         folder: for nginx's own files.
         usage: HOST:PORT of what teams used; empty where no key is asked for.
         log: one of LOG_FORMATS.
+        health_only: whether the router has /health alone.
     """
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     values = {
@@ -175,6 +187,8 @@ def render(
         "FOLDER": str(folder),
         "LISTEN": listen,
         "ROUTER": router,
+        "READINESS": '"~^GET /readiness$" /health;' if health_only else "",
+        "LIVENESS": "location = /liveness { access_log off; return 200; }" if health_only else "",
         "LIMIT": f"limit_conn requests {max_requests};" if max_requests else "",
         "SCOPE": "loopback" if ipaddress.ip_address(listen.rpartition(":")[0]).is_loopback else "network",
     }
@@ -221,7 +235,15 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal_number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="router-front-") as name:
         file = Path(name) / "front.conf"
-        text = render(options.listen, options.router, options.max_requests, Path(name), options.usage, options.log)
+        text = render(
+            options.listen,
+            options.router,
+            options.max_requests,
+            Path(name),
+            options.usage,
+            options.log,
+            health_only=options.health_only,
+        )
         file.write_text(text, encoding="utf-8")
         keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
         if keys:
@@ -252,6 +274,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--router", metavar="HOST:PORT", required=True, help="where the router listens")
     parser.add_argument("--max-requests", metavar="N", type=int, default=0, help="in flight at most; 429 above it")
     parser.add_argument("--log", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="json: a line for each request too")
+    parser.add_argument("--health-only", action="store_true", help="the router has no /liveness and no /readiness")
     parser.add_argument("--keys", metavar="PLACE", help="FILE or secret:NAME of hashes by team; 401 without a key")
     parser.add_argument("--usage", metavar="HOST:PORT", default="", help="for what teams used; needed with --keys")
     parser.add_argument(

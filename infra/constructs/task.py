@@ -65,12 +65,14 @@ def add_definition(
     logs: LogDestination,
     image_prefixes: Mapping[str, str],
     sidecars: Sequence[ContainerDefinition] = (),
+    disk_bytes: int = 0,
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
     """Add the task definition of a service.
 
     Args:
         image_prefixes: of the fleet's image cache, by the host that each replaces.
         sidecars: containers beside the service's own.
+        disk_bytes: of the disk on Fargate; 0 for the 20 GiB that each task has there.
     """
     containers = [
         {**container, "image": image_cache.rewrite(str(container["image"]), image_prefixes)}
@@ -90,6 +92,9 @@ def add_definition(
         task_role_arn=roles.task.arn,
         container_definitions=json.dumps(containers),
         volume=_build_volumes(service) or None,
+        ephemeral_storage=task_definition.EcsTaskDefinitionEphemeralStorage(size_in_gib=math.ceil(disk_bytes / 2**30))
+        if disk_bytes
+        else None,
         runtime_platform=task_definition.EcsTaskDefinitionRuntimePlatform(
             operating_system_family="LINUX", cpu_architecture="X86_64"
         )
@@ -134,6 +139,13 @@ def build_containers(
 ) -> list[ContainerDefinition]:
     """Return the container definitions, in the order of starting."""
     return [*_build_copy_containers(service, logs), _build_main_container(service, logs, sidecars), *sidecars]
+
+
+def build_companion(service: Service, logs: LogDestination) -> ContainerDefinition:
+    """Return a container beside another one, which both end the task; it is reached in the task alone."""
+    container = _build_main_container(service, logs, ())
+    container.pop("portMappings", None)
+    return container
 
 
 def _build_main_container(

@@ -88,7 +88,7 @@ def add_services(
 
 
 def list_service_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
-    return list_choices(fleet, service.placement.pool, service.node.replica if service.node else None)
+    return list_choices(fleet, service.placement.pool, service.node.group if service.node else None)
 
 
 def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:

@@ -37,10 +37,10 @@ from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.rendered import Rendered
-from llm_serving.services.service import Probe, Service
+from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 
@@ -205,6 +205,9 @@ def _add_service(parts: _Parts, service: Service) -> AddedService:
         logs=parts.logs,
         image_prefixes=parts.image_prefixes,
         sidecars=_build_sidecars(parts, service),
+        disk_bytes=serving.stack.router_container.disk_bytes
+        if serving.stack.router_container and service.is_entry
+        else 0,
     )
     ecs_services = task_service.add_services(
         parts.services,
@@ -249,6 +252,9 @@ def _adapt_router(parts: _Parts, service: Service) -> Service:
 def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefinition]:
     """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
     sidecars = []
+    container = parts.serving.stack.router_container
+    if container and service.is_entry:
+        sidecars.append(task.build_companion(_build_router_program(container, service), parts.logs))
     if not service.is_entry:
         replica = _find_replica(parts.stack.fleet, parts.serving, service)
         sidecars.append(replica_watch.build_container(service, replica, parts.logs))
@@ -256,6 +262,21 @@ def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefin
         logs = parts.logs.build_configuration("metrics")
         sidecars.append(collector.build_container(service, parts.stream, logs))
     return sidecars
+
+
+def _build_router_program(container: RouterContainer, router: Service) -> Service:
+    """Build what routes beside the router's container, of the same task: it has no task of its own."""
+    return Service(
+        name=container.name,
+        role=container.name,
+        image=container.image,
+        command=container.command,
+        env=container.env,
+        port=container.port,
+        probe=Probe(path=container.health, body={}, deadline_s=container.start_s),
+        resources=Resources(cpus=container.cpus, memory_bytes=container.memory_bytes),
+        stop=router.stop,
+    )
 
 
 def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> replica_watch.Replica:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -289,16 +290,156 @@ def _format_disaggregated(engine: str, pool: str, extra: str = "", router: str =
     return text.replace(f"  worker: {{pool: {pool}}}", roles)
 
 
-@pytest.mark.parametrize(("target", "place"), [("eks", ""), ("ecs", " with --target eks")])
-def test_prefill_and_decode_apart_are_refused_with_the_reason(tmp_path: Path, target: str, place: str) -> None:
-    with pytest.raises(InputError) as error:
-        _resolve(tmp_path, _format_disaggregated("tensorrt-llm", target), target)
-    reason = (
-        "prefill and decode of TensorRT-LLM need its own orchestrator, `trtllm-serve disaggregated`, whose engines are fixed "
-        "addresses, or register beside its API without a key unless it has TLS; Dynamo's frontend stands in its place"
+ORCHESTRATOR = json.loads(Path(__file__).with_name("tensorrt-llm-orchestrator.json").read_text(encoding="utf-8"))
+
+
+def _resolve_orchestrated(
+    folder: Path, extra: str = "", router: str = "{}", prefill: str = "replicas: 2"
+) -> ServingDeployment:
+    text = _format_disaggregated("tensorrt-llm", "ecs", extra, router)
+    text = text.replace("prefill: {pool: ecs}", f"prefill: {{pool: ecs, {prefill}}}")
+    return _resolve(folder, text.replace("accelerators: 2}", "accelerators: 2, replicas: 3}"), "ecs")
+
+
+def _list_config_faults(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the orchestrator's own reader would refuse of its file, or take for something else."""
+    for part, known in (
+        ("keys", config),
+        *(("servers", config[key]) for key in ("context_servers", "generation_servers")),
+    ):
+        for key, value in known.items():
+            if type(value).__name__ != ORCHESTRATOR[part].get(key):
+                yield f"{key}: {value}"
+    for servers in (config["context_servers"], config["generation_servers"]):
+        if len(servers["urls"]) != servers["num_instances"]:
+            yield f"num_instances: {servers['num_instances']} of {len(servers['urls'])} urls"
+        yield from (f"urls: {url}" for url in servers["urls"] if url.count(":") != 1 or not url.split(":")[1].isdigit())
+        if servers["router"]["type"] not in ORCHESTRATOR["routers"]:
+            yield f"router: {servers['router']['type']}"
+
+
+def test_each_replica_of_tensorrt_llms_prefill_and_decode_has_a_name_that_its_orchestrator_reads(
+    tmp_path: Path,
+) -> None:
+    deployment = _resolve_orchestrated(tmp_path)
+    names = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
+    assert [service.name for service in deployment.workers] == [*names]
+    assert {(service.replicas.min, service.replicas.max) for service in deployment.workers} == {(1, 1)}
+    assert deployment.stack and deployment.stack.router_container
+    container = deployment.stack.router_container
+    config = json.loads(container.command[4])
+    assert list(_list_config_faults(config)) == []
+    urls = [*config["context_servers"]["urls"], *config["generation_servers"]["urls"]]
+    assert urls == [f"mine-{name}.demo.internal:8000" for name in names]
+    assert container.image == deployment.workers[0].image
+    assert (container.port, config["port"]) == (8081, 8081)
+    [router] = deployment.entries
+    assert "--router=127.0.0.1:8081" in router.command
+    assert router.ports["metrics"] == 8081, "nginx has no page of its own"
+    assert router.resources.memory_bytes > container.memory_bytes
+    assert router.resources.cpus > container.cpus
+
+
+def test_a_file_that_the_orchestrator_would_refuse_is_noticed(tmp_path: Path) -> None:
+    deployment = _resolve_orchestrated(tmp_path)
+    assert deployment.stack and deployment.stack.router_container
+    config = json.loads(deployment.stack.router_container.command[4])
+    config["no_such"] = config["context_servers"]["num_instances"] = 3
+    config["generation_servers"]["urls"][0] = "http://mine-decode-0:8000"
+    config["generation_servers"]["router"]["type"] = "power_of_two"
+    assert list(_list_config_faults(config)) == [
+        "no_such: 3",
+        "num_instances: 3 of 2 urls",
+        "urls: http://mine-decode-0:8000",
+        "router: power_of_two",
+    ]
+
+
+def test_the_orchestrators_command_line_is_the_published_one(tmp_path: Path) -> None:
+    deployment = _resolve_orchestrated(tmp_path, router="{request_timeout: 10min}")
+    assert deployment.stack and deployment.stack.router_container
+    container = deployment.stack.router_container
+    words = container.command[container.command.index("disaggregated") + 1 :]
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert options.keys() <= ORCHESTRATOR["options"].keys()
+    assert options["--config"] == container.command[3]
+    assert options["--request_timeout"] == "600"
+    assert int(options["--server_start_timeout"]) >= max(
+        service.probe.deadline_s for service in deployment.workers if service.probe
     )
-    fix = f"set framework: dynamo{place}, or set pattern: aggregated, or choose pools of GPUs"
-    assert f'pattern: "disaggregated": {reason}. Fix: {fix}.' in str(error.value)
+    assert all(options[name].isdigit() for name in options if ORCHESTRATOR["options"][name] == "int")
+
+
+def test_the_orchestrator_starts_with_its_file_and_the_images_own_libraries(tmp_path: Path) -> None:
+    """As a container runs it, with a program in its place that prints what it finds."""
+    deployment = _resolve_orchestrated(tmp_path)
+    assert deployment.stack and deployment.stack.router_container
+    words = list(deployment.stack.router_container.command)
+    file, program = tmp_path / "settings.json", tmp_path / "trtllm-serve"
+    program.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH"\ncat "$3"\n')
+    program.chmod(0o755)
+    words = [{words[3]: str(file), "trtllm-serve": str(program)}.get(word, word) for word in words]
+    env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/usr/local/nvidia/lib"}
+    words[0] = sys.executable
+    run = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, env=env)
+    folders, config = run.stdout.split("\n", 1)
+    assert folders.startswith("/usr/local/cuda/compat/lib.real:") and folders.endswith(":/usr/local/nvidia/lib")
+    assert json.loads(config)["context_servers"]["num_instances"] == 2
+
+
+def test_prefill_and_decode_of_tensorrt_llm_hand_the_cache_over(tmp_path: Path) -> None:
+    recorded = engine_options.load("tensorrt-llm")
+    assert recorded
+    for process in _resolve_orchestrated(tmp_path).workers:
+        words = process.command[process.command.index("serve") + 2 :]
+        assert list(_find_faults(words, recorded)) == [], words
+        settings = json.loads(process.command[4])
+        assert list(_find_unknown(settings, SETTINGS)) == []
+        assert settings["cache_transceiver_config"] == {"backend": "NIXL"}
+        assert settings["disable_overlap_scheduler"] is (process.role == "prefill")
+        assert process.env["TRTLLM_NIXL_INTERFACE"] == process.env["UCX_NET_DEVICES"] == "eth0"
+
+
+def test_a_team_needs_its_key_before_the_orchestrator_too(tmp_path: Path) -> None:
+    deployment = _resolve_orchestrated(tmp_path, "auth: {keys: {secret: teams}}\n", "{max_requests: 64}")
+    command = deployment.entries[0].command
+    assert {"--keys=secret:teams", "--max-requests=64", "--health-only"} <= {*command}
+
+
+@pytest.mark.parametrize(
+    ("target", "extra", "router", "prefill", "message"),
+    [
+        (
+            "eks", "", "{}", "replicas: 1",
+            'pattern: "disaggregated": the router of tensorrt-llm before prefill and decode reads a name of each replica when '
+            "it starts, which replicas have on ECS alone. Fix: set framework: dynamo, or render it for ecs: --target ecs.",
+        ),
+        (
+            "ecs", "", "{}", "replicas: 1..2",
+            'roles.prefill.replicas: "1..2": the router of tensorrt-llm before prefill and decode reads a name of each replica '
+            "when it starts: it would not learn of others. Fix: set replicas: 2.",
+        ),
+        (
+            "ecs", "", "{policy: load-aware}", "replicas: 1",
+            'roles.router.policy: "load-aware": the router of tensorrt-llm in the pattern disaggregated has no such policy. '
+            "Fix: use one of round-robin.",
+        ),
+        (
+            "ecs", "tuning: {kv_transfer: rdma}\n", "{}", "replicas: 1",
+            'tuning.kv_transfer: "rdma": the engine tensorrt-llm has no transfer by EFA in the catalog. Fix: set kv_transfer: '
+            "host.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_tensorrt_llms_prefill_and_decode_lack_is_refused(
+    tmp_path: Path, target: str, extra: str, router: str, prefill: str, message: str
+) -> None:
+    text = _format_disaggregated("tensorrt-llm", target, extra, router)
+    with pytest.raises(InputError) as error:
+        _resolve(
+            tmp_path, text.replace(f"prefill: {{pool: {target}}}", f"prefill: {{pool: {target}, {prefill}}}"), target
+        )
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

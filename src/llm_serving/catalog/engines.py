@@ -108,6 +108,8 @@ FIELD_NAMES = frozenset(
         "workers",  # URLs, labels or NAME:PORT of engines that do both prefill and decode
         "prefill",  # the same of prefill engines
         "decode",  # and of decode engines
+        "prefill_count",  # prefill engines
+        "decode_count",
     }
 )
 """All values that rows can use. Where a value is a list, the argument that uses it is repeated for each item."""
@@ -533,6 +535,24 @@ class Discovery(_Row):
     `aggregated`."""
 
 
+class RouterProgram(_Row):
+    """What routes in place of the router's own container, in the engine's image, in a container beside that."""
+
+    name: str
+    command: tuple[Template, ...]
+    settings: FileSettings
+    """Of its file of settings."""
+
+    environment: Mapping[str, Template] = {}
+    health: str
+    """Path that answers once it has all engines."""
+
+    cpus: int
+    memory_bytes: int
+    disk_bytes: int
+    """For the engine's image, unpacked."""
+
+
 class Router(_Row):
     """What spreads requests over the replicas."""
 
@@ -548,6 +568,10 @@ class Router(_Row):
     """Empty where the framework that brings it starts it."""
 
     environment: Mapping[str, Template] = {}
+    beside: RouterProgram | None = None
+    """What routes, where that is in the engine's image. It gets a fixed name of each replica, which ECS alone gives."""
+
+    metrics_path: str = "/metrics"
     rank_routing: CommandPart | None = None
     """Choosing a data-parallel rank of a replica; None where the engine chooses."""
 

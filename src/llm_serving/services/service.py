@@ -172,6 +172,13 @@ class ReplicaNode(ResolvedData):
 
     replica: int
     rank: int
+    is_alone: bool = False
+    """Whether it is the whole replica, which is a service by itself to have a name of its own."""
+
+    @property
+    def group(self) -> int | None:
+        """The replica whose nodes are next to one another; None where it has one."""
+        return None if self.is_alone else self.replica
 
 
 class Prefetch(ResolvedData):

@@ -218,6 +218,21 @@ def test_no_other_path_reaches_the_router(router: Router, front: int, method: st
     assert send(router.port, method, path, host=ROUTER_HOST) == 200, "the router itself would answer"
 
 
+def test_a_router_with_health_alone_is_alive_before_it_is_ready(router: Router) -> None:
+    gone = Router()
+    with run_front(gone, options=("--health-only",)) as (port, _):
+        assert send(port, "GET", "/liveness") == 200
+        assert send(port, "GET", "/readiness") == send(port, "GET", "/health") == 502, "nothing listens there yet"
+    with run_front(gone) as (port, _):
+        assert send(port, "GET", "/liveness") == 502, "a router's own answer"
+    with run_front(router, options=("--health-only",)) as (port, _):
+        router.requests.clear()
+        assert send(port, "GET", "/liveness") == 200
+        assert router.requests == []
+        assert send(port, "GET", "/readiness") == send(port, "POST", "/v1/completions") == 200
+        assert router.requests == [("GET", "/health"), ("POST", "/v1/completions")]
+
+
 @pytest.mark.parametrize(
     ("spelling", "path"),
     [

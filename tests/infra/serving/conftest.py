@@ -69,6 +69,12 @@ SHAPES = {
         "  prefill: {pool: fast, accelerators: 16, data: 16, expert: on}\n"
         "  decode: {pool: fast, accelerators: 32, data: 32, expert: on}\n"
     ),
+    "orchestrated": (
+        "pattern: disaggregated\nengine: tensorrt-llm\nmodel: Qwen/Qwen3-32B\n"
+        "roles:\n"
+        "  prefill: {pool: general, replicas: 2, accelerators: 4}\n"
+        "  decode: {pool: general, replicas: 3, accelerators: 4}\n"
+    ),
     "multi-model": (
         "pattern: multi-model\n"
         "traces: http://collector.internal:4318/v1/traces\n"

@@ -228,6 +228,40 @@ run "wide" {
   }
 }
 
+run "orchestrated" {
+  module {
+    source = "./stacks/serving-orchestrated"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_ecs_service.prefill-0-0, aws_ecs_service.prefill-1-0, aws_ecs_service.decode-0-0, aws_ecs_service.decode-2-0] :
+      one.desired_count == 1 && one.deployment_minimum_healthy_percent == 0 && one.deployment_maximum_percent == 100
+    ])
+    error_message = "each replica is a service of one task, which makes room for its successor"
+  }
+
+  assert {
+    condition = (
+      aws_service_discovery_service.prefill-1-name.name == "orchestrated-prefill-1" &&
+      aws_ecs_service.prefill-1-0.service_registries[0].registry_arn == aws_service_discovery_service.prefill-1-name.arn
+    )
+    error_message = "and has a name of its own"
+  }
+
+  assert {
+    condition     = aws_ecs_task_definition.router-task.ephemeral_storage[0].size_in_gib == 100
+    error_message = "the engine's image has room beside the router's on Fargate"
+  }
+
+  assert {
+    condition = (
+      aws_vpc_security_group_ingress_rule.engine-from-engine.referenced_security_group_id == aws_security_group.engine-group.id &&
+      aws_vpc_security_group_ingress_rule.engine-8000-from-router.referenced_security_group_id == aws_security_group.router-group.id
+    )
+    error_message = "caches pass between engines, and the router alone calls them"
+  }
+}
+
 run "multi_model" {
   module {
     source = "./stacks/serving-multi-model"

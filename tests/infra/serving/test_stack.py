@@ -180,7 +180,10 @@ def parse_health_checks(stack: Stack, task: str) -> dict[str, Any]:
 def test_the_health_of_an_engine_does_not_depend_on_its_queue(stacks: Stacks, shape: str) -> None:
     tasks = [name.removesuffix("-task") for name in filter_by_type(stacks[shape], "aws_ecs_task_definition")]
     probes = {
-        task: check["command"][4:6] for task in tasks for check in parse_health_checks(stacks[shape], task).values()
+        task: check["command"][4:6]
+        for task in tasks
+        for container, check in parse_health_checks(stacks[shape], task).items()
+        if container != "orchestrator"
     }
     followers = {
         "distributed": {f"worker-{replica}-1" for replica in range(2)},
@@ -374,8 +377,9 @@ def test_load_drivers_reach_the_router_and_metrics_and_nobody_reaches_them(stack
     outward = [rule for rule in rules["egress"] if "driver-group" in rule["security_group_id"]]
     inward = [rule for rule in rules["ingress"] if "driver-group" in rule.get("referenced_security_group_id", "")]
     reached = {(rule["from_port"], find_peer(rule)) for rule in outward}
-    assert reached == {(8080, "router"), (9090, "router"), (8000, "engine"), (443, "0.0.0.0/0")}
-    assert {rule["from_port"] for rule in inward} == {9090, 8000}
+    metrics_port = 8081 if shape == "orchestrated" else 9090
+    assert reached == {(8080, "router"), (metrics_port, "router"), (8000, "engine"), (443, "0.0.0.0/0")}
+    assert {rule["from_port"] for rule in inward} == {metrics_port, 8000}
     group = filter_by_type(stacks[shape], "aws_security_group")["driver-group"]
     assert group["name"] == f"fabric-{shape}-driver"
 
@@ -394,17 +398,70 @@ def test_every_name_that_a_task_resolves_is_registered(stacks: Stacks, shape: st
         resource["container_definitions"]
         for resource in filter_by_type(stacks[shape], "aws_ecs_task_definition").values()
     ]
-    requested_names = {
-        word.rpartition(".fabric.internal")[0].split("=")[-1].split("/")[-1]
-        for text in texts
-        for word in _find_names(text)
-    }
-    assert requested_names - {""} <= registered
+    assert {name for text in texts for name in _find_names(text)} <= registered
 
 
 def _find_names(text: str) -> Iterator[str]:
     for container in json.loads(text):
-        yield from (word for word in container.get("command", []) if ".fabric.internal" in word)
+        for word in container.get("command", []):
+            yield from re.findall(r"([\w-]+)\.fabric\.internal", word)
+
+
+def test_each_replica_that_the_orchestrator_names_is_a_service_of_one_task(stacks: Stacks) -> None:
+    stack = stacks["orchestrated"]
+    engines = [*(f"prefill-{replica}" for replica in range(2)), *(f"decode-{replica}" for replica in range(3))]
+    services = filter_by_type(stack, "aws_ecs_service")
+    # One for each choice of the pool, as of any role: a replica of one node may run on any.
+    assert services.keys() == {*(f"{name}-{choice}" for name in engines for choice in (0, 1)), "router-0"}
+    for name in engines:
+        assert [services[f"{name}-{choice}"]["desired_count"] for choice in (0, 1)] == [1, 0]
+        registries = {services[f"{name}-{choice}"]["service_registries"]["registry_arn"] for choice in (0, 1)}
+        assert len(registries) == 1, "wherever the task runs, it has the one name"
+        assert len(services[f"{name}-0"]["capacity_provider_strategy"]) > 1, "unlike nodes that stay together"
+    [config] = re.findall(r'\{"hostname".*\}', parse_containers(stack, "router")["orchestrator"]["command"][3])
+    names = filter_by_type(stack, "aws_service_discovery_service").values()
+    urls = [url for key in ("context_servers", "generation_servers") for url in json.loads(config)[key]["urls"]]
+    assert urls == [f"orchestrated-{name}.fabric.internal:8000" for name in engines]
+    assert {url.partition(".")[0] for url in urls} <= {row["name"] for row in names}
+
+
+def test_the_orchestrator_runs_beside_nginx_on_fargate(stacks: Stacks) -> None:
+    task = filter_by_type(stacks["orchestrated"], "aws_ecs_task_definition")["router-task"]
+    containers = parse_containers(stacks["orchestrated"], "router")
+    router, orchestrator = containers["router"], containers["orchestrator"]
+    assert task["requires_compatibilities"] == ["FARGATE"]
+    assert task["ephemeral_storage"] == {"size_in_gib": 100}, "each task has 20, and the image takes more"
+    assert orchestrator["essential"] and "portMappings" not in orchestrator
+    assert orchestrator["image"] == parse_containers(stacks["orchestrated"], "decode-0")["decode"]["image"]
+    assert "resourceRequirements" not in orchestrator, "no GPU"
+    # Fargate has what its containers have together, of these sizes with 2 vCPUs.
+    assert (task["cpu"], task["memory"]) == ("2048", "12288")
+    for key in ("cpu", "memory"):
+        assert router[key] > 0 and sum(container[key] for container in containers.values()) == int(task[key])
+    # It listens once all engines answer, whose machines may have to start first.
+    check = orchestrator["healthCheck"]
+    assert check["command"][4] == "http://127.0.0.1:8081/health"
+    assert check["startPeriod"] + check["interval"] * check["retries"] >= 1800
+    assert router["stopTimeout"] == orchestrator["stopTimeout"]
+    [scrape] = read_collector_config(stacks["orchestrated"], "router")["receivers"]["prometheus"]["config"][
+        "scrape_configs"
+    ]
+    assert (scrape["static_configs"][0]["targets"], scrape["metrics_path"]) == (
+        ["127.0.0.1:8081"],
+        "/prometheus/metrics/",
+    )
+    others = [shape for shape in SHAPES if "orchestrator" in parse_containers(stacks[shape], "router")]
+    assert others == ["orchestrated"]
+
+
+def test_engines_of_the_orchestrator_reach_one_another_and_only_the_router_calls_them(stacks: Stacks) -> None:
+    rules = filter_by_type(stacks["orchestrated"], "aws_vpc_security_group_ingress_rule").values()
+    inward = [rule for rule in rules if "engine-group" in rule["security_group_id"]]
+    assert {(rule.get("from_port"), find_peer(rule)) for rule in inward} == {
+        (8000, "router"),
+        (8000, "driver"),
+        (None, "engine"),
+    }
 
 
 def test_one_provider_runs_all_machines_of_a_replica(stacks: Stacks) -> None:

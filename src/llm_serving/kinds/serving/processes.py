@@ -14,12 +14,14 @@ from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.fleet import image_cache
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.kinds.serving import auth, options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import Placement
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
+from llm_serving.kinds.serving.stack import RouterContainer
 from llm_serving.services import deployments, tasks
 from llm_serving.services.deployment import Door
 from llm_serving.services.environment import Conventions, Discovery, Environment, format_peer_name
@@ -119,6 +121,10 @@ class Context:
         """Return the router's row."""
         return get_router(self.blueprint)
 
+    def is_node_service(self, nodes: int) -> bool:
+        """Return whether each of the nodes of each replica is a service by itself, with a name of its own."""
+        return self.conventions.runs_tasks and (nodes > 1 or self.router.beside is not None)
+
     def pin_image(self, image: str) -> str:
         """Return an image as it is pulled: from the fleet's registry or its cache, with its digest if known."""
         pinned = images.pin(image.replace("{registry}", self.environment.registry), self.environment.image_digests)
@@ -211,7 +217,7 @@ def list_instance_keys(context: Context, role: EngineRole, role_placement: Place
     nodes = role_placement.nodes
     if context.conventions.is_local:
         return [(replica, 0) for replica in range(compute_fixed_replicas(role).min)]
-    if nodes > 1 and not context.conventions.is_kubernetes:
+    if context.is_node_service(nodes):
         return [(replica, rank) for replica in range(role.replicas.max) for rank in range(nodes)]
     return [(0, rank) for rank in range(min(2, nodes))]
 
@@ -392,8 +398,8 @@ def list_command_parts(context: Context, node: Node) -> list[CommandPart]:
 def _build_process_name(context: Context, role: str, nodes: int, replica: int, rank: int) -> str:
     if context.conventions.is_local:
         return f"{role}-{replica}"
-    if nodes > 1 and not context.conventions.is_kubernetes:
-        return f"{role}-{replica}-{rank}"
+    if context.is_node_service(nodes):
+        return f"{role}-{replica}-{rank}" if nodes > 1 else f"{role}-{replica}"
     return f"{role}-follower" if rank else role
 
 
@@ -429,9 +435,14 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
         "spare_experts": role_placement.spare_experts,
         "start_limit_s": math.ceil(_compute_start_limit_s(node.platform, served_model)),
         "socket_folder": context.environment.socket_folder,
-        "settings_file": f"{context.environment.socket_folder}/settings.json",
+        "settings_file": _locate_settings(context),
         **options.build_values(node),
     }
+
+
+def _locate_settings(context: Context) -> str:
+    """Return the file of settings that a command writes before its program starts."""
+    return f"{context.environment.socket_folder}/settings.json"
 
 
 def _count_threads(context: Context, role_placement: Placement, rank_count: int) -> int:
@@ -597,10 +608,39 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
         probe=_build_probe(
             context,
             served_model,
-            max(engine.probe.deadline_s for engine in engine_services if engine.probe),
+            _compute_router_start_s(engine_services),
         ),
         resources=Resources(memory_bytes=router.base_bytes),
     )
+
+
+def build_router_container(context: Context, engine_services: Sequence[Service]) -> RouterContainer | None:
+    """Build what routes in place of the router's own container; None where that does."""
+    beside = context.router.beside
+    if beside is None:
+        return None
+    # It starts beside the engines, whose machines may have to start before.
+    start_s = INSTANCE_START_S + _compute_router_start_s(engine_services)
+    values = {**_build_router_values(context, engine_services), "start_limit_s": math.ceil(start_s)}
+    settings = engines.fill_settings((beside.settings,), values)
+    command = engines.fill_arguments(beside.command, values)
+    return RouterContainer(
+        name=beside.name,
+        image=engine_services[0].image,
+        command=(*_write_settings(values["settings_file"], settings), *command),
+        env={**context.environment.env, **engines.fill_env((beside.environment,), values)},
+        port=ROUTER_ADMIN_PORT,
+        health=beside.health,
+        start_s=start_s,
+        cpus=beside.cpus,
+        memory_bytes=beside.memory_bytes,
+        disk_bytes=beside.disk_bytes,
+    )
+
+
+def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
+    """Return longest start of a router that waits for its engines, in seconds."""
+    return max(engine.probe.deadline_s for engine in engine_services if engine.probe)
 
 
 def select_entry_port(context: Context) -> int:
@@ -640,12 +680,14 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
         **auth.build_values(context.blueprint.auth, context.door, context.environment),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
+        "settings_file": _locate_settings(context),
         "namespace": _name_namespace(context),
         "engine_port": ENGINE_PORT,
         "discovery_port": DISCOVERY_PORT,
         "nixl_side_channel_port": PORTS["side"],
         "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
         **split_roles,
+        **{f"{role}_count": len(addresses) for role, addresses in split_roles.items()},
     }
 
 

@@ -40,7 +40,7 @@ from llm_serving.kinds.serving.roles import (
     get_max_requests,
     resolve_scale,
 )
-from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
 from llm_serving.services import deployments, load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
@@ -133,7 +133,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     shortages = tuple(measured_capacity.list_shortages(deployment))
     stack = None
     if context.conventions.runs_tasks:
-        stack = _build_stack(deployment, settings)
+        container = processes.build_router_container(context, engine_services)
+        stack = _build_stack(deployment, settings, container)
     elif context.conventions.is_kubernetes and context.door:
         stack = ServingStack(orchestrator="eks", reads=())
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
@@ -145,7 +146,9 @@ def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int
     return pair.image_user if pair else None
 
 
-def _build_stack(deployment: ServingDeployment, settings: Blueprint) -> ServingStack:
+def _build_stack(
+    deployment: ServingDeployment, settings: Blueprint, router_container: RouterContainer | None
+) -> ServingStack:
     """Build the data of the stack that makes the services, where no chart does."""
     tiers = settings.tuning.kv_tiers
     balancer = deployment.load_balancer
@@ -155,6 +158,7 @@ def _build_stack(deployment: ServingDeployment, settings: Blueprint) -> ServingS
         caches=(tiers.s3.bucket,) if tiers and tiers.s3 else (),
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
+        router_container=router_container,
         load_balancer=None
         if balancer is None
         else StackLoadBalancer(
@@ -207,7 +211,10 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
     """
     if blueprint.is_pooled and blueprint.roles.router.policy in (None, "cache-aware"):
         return "load-aware"
-    is_cache_aware = resolve_shared_prefix(blueprint, environment) > processes.get_router(blueprint).cache_aware_share
+    router = processes.get_router(blueprint)
+    if "load-aware" not in router.policies:
+        return blueprint.roles.router.policy or "round-robin"
+    is_cache_aware = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
     return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
 
 
@@ -414,12 +421,14 @@ def _build_router(context: Context) -> Role:
     conventions = context.conventions
     replicas = 1 if conventions.is_local else context.blueprint.roles.router.replicas
     usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
+    beside = context.router.beside
+    metrics_port = processes.ROUTER_ADMIN_PORT if beside else processes.METRICS_PORT
     return Role(
         name="router",
         kind="router",
         image=context.pin_image(context.router.image) if not conventions.is_local else "",
-        resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
-        ports={} if conventions.is_local else {"metrics": processes.METRICS_PORT, **usage},
+        resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES + (beside.memory_bytes if beside else 0)),
+        ports={} if conventions.is_local else {"metrics": metrics_port, **usage},
         replicas=Bounds(replicas, replicas),
         metrics=dict(
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})
@@ -489,6 +498,12 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
                 f"{role_placement.instance.name} that the pool {role.pool} gives each replica of {key_path[-1]} "
                 "stay unused."
             )
+        if context.is_node_service(1) and role.replicas.max > 1 and not settings.disruption.surge:
+            yield (
+                f"An upgrade stops all {role.replicas.max} replicas of {key_path[-1]} at once, each of which is a "
+                f"service with a name of its own. disruption: {{surge: on}} starts the new ones first, if the pool "
+                f"{role.pool} holds both."
+            )
         if not context.conventions.is_local and role.replicas.max == 1 and not settings.disruption.surge:
             yield (
                 f"An upgrade stops the one replica of {key_path[-1]} before it starts the new one, and nothing answers "
@@ -500,7 +515,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     if settings.is_pooled and settings.roles.router.policy in (None, "cache-aware"):
         path = tasks.POOLED[settings.task].path
         yield f"The router's policy is {context.policy}: of requests to {path} it reads no text to follow."
-    elif settings.roles.router.policy is None:
+    elif settings.roles.router.policy is None and "load-aware" in context.router.policies:
         yield f"The router's policy is {context.policy}, {_describe_policy(context)}."
     if context.transfer == "host":
         has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)

@@ -37,8 +37,6 @@ FARGATE_STOP_S = 120
 PRE_STOP_S = 10
 """Seconds in which Kubernetes takes a pod from its Services before the pod is asked to stop."""
 
-ROUTER_METRICS_PATH = "/metrics"
-
 READY_PATH, ALIVE_PATH = "/readiness", "/liveness"
 """Paths of the router's front: whether an engine is ready, and whether the router itself is."""
 
@@ -77,7 +75,7 @@ def build_router_service(
         # With no engine there is no answer, and the request that wakes one must find the router.
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
         update["probe"] = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
-    return _complete(context, built, router, ROUTER_METRICS_PATH, **update)
+    return _complete(context, built, router, context.router.metrics_path, **update)
 
 
 def _build_engine_service(
@@ -101,8 +99,8 @@ def _build_engine_service(
         update["placement"] = _build_placement(resolved)
         update["is_root"] = _needs_root(resolved, mounts)
         update["node_check"] = _build_node_check(role_placement, resolved)
-    if resolved.nodes > 1 and not conventions.is_kubernetes:
-        update["node"] = ReplicaNode(replica=replica, rank=rank)
+    if context.is_node_service(resolved.nodes):
+        update["node"] = ReplicaNode(replica=replica, rank=rank, is_alone=resolved.nodes == 1)
     return _complete(context, built, resolved, context.engine.metrics_path, **update)
 
 
@@ -125,8 +123,8 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
 
 def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Replicas:
     """Build the number of replicas; of a service that is one process or one node of a replica, it is one."""
-    is_single = context.conventions.is_local or (role.nodes > 1 and not context.conventions.is_kubernetes)
-    if is_single:
+    is_single = role.kind == "engine" and context.is_node_service(role.nodes)
+    if context.conventions.is_local or is_single:
         return Replicas(min=1, max=1, unavailable=disruption.unavailable)
     return Replicas(
         min=role.replicas.min,

@@ -12,6 +12,28 @@ from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import AllowSingleItem, Settings
 
 
+class RouterContainer(Settings):
+    """A container beside that of the router, which routes in its place; both end together."""
+
+    name: str
+    image: str
+    command: Annotated[tuple[str, ...], AllowSingleItem()]
+    env: dict[str, str] = Field(default_factory=dict)
+    port: Annotated[int, Field(ge=1, le=65535)]
+    health: str
+    """Path that answers once it has all engines."""
+
+    start_s: Annotated[float, Field(gt=0, strict=False)]
+    """Longest until then, seconds."""
+
+    cpus: Annotated[int, Field(ge=1)]
+    """Of those of the router's task, as its memory is."""
+
+    memory_bytes: Annotated[int, Field(ge=1)]
+    disk_bytes: Annotated[int, Field(ge=1)]
+    """Of the disk of the router's task, for images."""
+
+
 class ServingStack(Settings):
     """What the stack makes beside the services."""
 
@@ -29,6 +51,9 @@ class ServingStack(Settings):
 
     request_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 1800
     """Longest request, seconds: nothing on a client's side of the router may end one earlier."""
+
+    router_container: RouterContainer | None = None
+    """None where the router's own container routes."""
 
     load_balancer: StackLoadBalancer | None = None
     """What has TLS before the routers; None where clients call them."""

@@ -72,7 +72,7 @@ class _EcsDeployment:
 
     def list_service_names(self, service: Service) -> list[str]:
         """List the ECS services of a service: one for each choice of its pool."""
-        choices = list_choices(self.fleet, service.placement.pool, service.node.replica if service.node else None)
+        choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
         return [format_service_name(self.deployment.name, service.name, choice) for choice in choices]
 
     @property

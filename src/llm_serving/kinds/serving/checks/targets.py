@@ -53,6 +53,7 @@ def check(
         yield from _check_surge(settings, fleet, conventions, placed_roles)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_router(settings)
+    yield from _check_named_replicas(settings, conventions, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
@@ -234,6 +235,28 @@ def _check_router(settings: Blueprint) -> Iterator[Conflict]:
     if settings.roles.workers and "names" not in router.discovery:
         reason, names = f"{described} has no weights for unlike replicas", ", ".join(settings.roles.workers)
         yield Conflict(("roles", "workers"), reason, "use framework: plain, or remove workers", names)
+
+
+def _check_named_replicas(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield where a router that takes a fixed name of each replica does not get them."""
+    if processes.get_router(settings).beside is None:
+        return
+    described = f"the router of {settings.engine} before prefill and decode reads a name of each replica when it starts"
+    if not conventions.runs_tasks:
+        frameworks = [
+            f"set framework: {name}"
+            for name, row in engines.load_frameworks().items()
+            if (pair := row.engines.get(settings.engine)) and pair.transfers and conventions.is_kubernetes
+        ]
+        fix = ", or ".join((*frameworks, "render it for ecs: --target ecs"))
+        yield Conflict(("pattern",), f"{described}, which replicas have on ECS alone", fix, settings.pattern)
+        return
+    for key_path, role, _ in placed_roles:
+        if role.replicas.min != role.replicas.max:
+            reason, replicas = f"{described}: it would not learn of others", format_bounds(role.replicas)
+            yield Conflict((*key_path, "replicas"), reason, f"set replicas: {role.replicas.max}", replicas)
 
 
 def _check_surge(
