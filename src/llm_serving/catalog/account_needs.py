@@ -42,6 +42,16 @@ class Endpoint(Row):
     """The driver of volumes that calls it; None where no driver does."""
 
 
+class ServiceRole(Row):
+    """A role by which an AWS service acts in the account."""
+
+    name: str
+    service: str
+    needed_by: Literal["pools", "spot", "eks", "ecs"] = "pools"
+    consequence: str
+    """What goes wrong without it."""
+
+
 class NeededQuota(Row):
     """The use that one deployment of a kind makes of a quota."""
 
@@ -61,6 +71,8 @@ class FleetNeeds(_Needs):
 
     permissions: Mapping[str, tuple[str, ...]]
     """IAM actions that applying it takes, by part of it."""
+
+    service_roles: tuple[ServiceRole, ...]
 
 
 class AccountNeeds(_Needs):

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from llm_serving.catalog import families
 from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, check_layers
+from llm_serving.settings import own_yaml
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import quote_value
 from llm_serving.settings.plain import PlainData
@@ -42,37 +43,8 @@ MAX_HEADER_BYTES = 64_000_000
 """Largest header; a vocabulary of 262,144 tokens with its merges takes 12 MB."""
 
 TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
+    number: (name, block, block_bytes)
+    for number, (name, block, block_bytes) in own_yaml.read(Path(__file__).with_name("gguf_types.yaml")).items()
 }
 """Name, numbers of a block and bytes of a block, by the number that a file has for a tensor's type."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ from llm_serving.aws import session as session
 from llm_serving.aws.preflight import permissions
 from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
 from llm_serving.aws.session import AwsSession
+from llm_serving.catalog import account_needs
+from llm_serving.catalog.account_needs import ServiceRole
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -96,60 +98,16 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
         ),
         *(
             Check("identity", role.name, functools.partial(_check_service_role, aws, role), ("iam:GetRole",))
-            for role in SERVICE_ROLES
-            if role.is_needed(fleet)
+            for role in _list_service_roles(fleet)
         ),
     ]
 
 
-class ServiceRole(NamedTuple):
-    """A role by which an AWS service acts in the account. An account that never used the service lacks it."""
-
-    name: str
-    service: str
-    consequence: str
-    """What goes wrong without it."""
-
-    is_needed: Callable[[Fleet], bool]
-
-
-_MADE_BY_APPLY = (
-    "the apply creates it where this identity may, and on a new account the first apply can fail until it is known "
-    "everywhere"
-)
-_NOT_MADE = "the fleet's own roles cannot create it"
-
-SERVICE_ROLES = (
-    ServiceRole(
-        "AWSServiceRoleForEC2Spot",
-        "spot.amazonaws.com",
-        f"this account never started a spot instance, and {_NOT_MADE}",
-        lambda fleet: any("spot" in pool.buy for pool in fleet.pools.values()),
-    ),
-    ServiceRole(
-        "AWSServiceRoleForElasticLoadBalancing",
-        "elasticloadbalancing.amazonaws.com",
-        f"this account never had a load balancer, and {_NOT_MADE}",
-        lambda fleet: "eks" in fleet.orchestrators,
-    ),
-    ServiceRole(
-        "AWSServiceRoleForAutoScaling", "autoscaling.amazonaws.com", _MADE_BY_APPLY, lambda fleet: bool(fleet.pools)
-    ),
-    ServiceRole(
-        "AWSServiceRoleForAmazonEKS", "eks.amazonaws.com", _MADE_BY_APPLY, lambda fleet: "eks" in fleet.orchestrators
-    ),
-    ServiceRole(
-        "AWSServiceRoleForAmazonEKSNodegroup",
-        "eks-nodegroup.amazonaws.com",
-        _MADE_BY_APPLY,
-        lambda fleet: "eks" in fleet.orchestrators,
-    ),
-    ServiceRole(
-        "AWSServiceRoleForECS", "ecs.amazonaws.com", _MADE_BY_APPLY, lambda fleet: "ecs" in fleet.orchestrators
-    ),
-)
-"""Source: IAM user guide, "AWS services that work with IAM", and the pages on service-linked roles of EC2 Spot, Elastic
-Load Balancing, EC2 Auto Scaling, EKS and ECS, 2026-11."""
+def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
+    """Return the roles that the fleet's services act by."""
+    buys_spot = any("spot" in pool.buy for pool in fleet.pools.values())
+    users = {"pools", *fleet.orchestrators, *(["spot"] if buys_spot else [])}
+    return [role for role in account_needs.load_fleet().service_roles if role.needed_by in users]
 
 
 def _check_service_role(aws: AwsSession, role: ServiceRole) -> list[CheckResult]:
