@@ -53,7 +53,8 @@ if not os.environ.get("CI"):
     settings.load_profile("busy")
 
 
-ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE, IMAGES = "engine", "served", "stacks", "control plane", "images"
+ENGINE, RUNNING_PLAN, FRAMEWORKS = DEPLOYMENTS = ("engine", "served", "frameworks")
+STACKS, CONTROL_PLANE, IMAGES = "stacks", "control plane", "images"
 
 _SHARED = pytest.StashKey[dict[str, contextlib.ExitStack]]()
 _LAST_TESTS = pytest.StashKey[dict[str, pytest.Item]]()
@@ -63,8 +64,8 @@ _LAST_TESTS = pytest.StashKey[dict[str, pytest.Item]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests by what they share, so that one worker sets it up once; the longest groups start first.
 
-    The engine has two groups, by whether a module uses the deployment that runs all session: two cores carry no more
-    than that and one deployment of a module's own. The synthesized fleets are a group, the synthesized deployments of
+    Deployments of the engine have three groups: two cores carry no more than the one that runs all session, one of a
+    module's own, and one of a framework. The synthesized fleets are a group, the synthesized deployments of
     each folder, the control plane, and the built images; any other file is a group of its own.
     """
     modules = defaultdict(list)
@@ -84,8 +85,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
     if "engine_probe" in _list_fixtures(item):
         return ENGINE
-    if item.get_closest_marker("engine"):
-        return RUNNING_PLAN if any("running_plan" in _list_fixtures(sibling) for sibling in module) else ENGINE
+    if item.get_closest_marker("engine") and any("running_plan" in _list_fixtures(sibling) for sibling in module):
+        return RUNNING_PLAN
+    if "start_blueprint" in _list_fixtures(item):
+        return ENGINE
     if "shapes" in _list_fixtures(item):
         return str(item.path.parent.relative_to(ROOT / "tests"))
     if "synth_folder" in _list_fixtures(item):
@@ -107,8 +110,9 @@ def _list_fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
-def _rank(module: list[pytest.Item], has_programs: bool) -> tuple[bool, bool, float]:
-    """Rank a module: the engine's first, then the control plane's, then by the longest timeout of its tests, in seconds.
+def _rank(module: list[pytest.Item], has_programs: bool) -> tuple[bool, bool, bool, float]:
+    """Rank a module: deployments of the engine first, then what else needs it, then the control plane's, then by the
+    longest timeout of its tests, in seconds.
 
     The control plane's are one long group. Where its programs are built first, which takes minutes beside the others,
     it comes late, and its tests' timeouts allow for that.
@@ -117,6 +121,7 @@ def _rank(module: list[pytest.Item], has_programs: bool) -> tuple[bool, bool, fl
     limits = [mark.args[0] for item in plain_items if (mark := item.get_closest_marker("timeout"))]
     is_control_plane = len(plain_items) < len(module)
     return (
+        any(_get_group(item) in DEPLOYMENTS for item in module),
         any(item.get_closest_marker("engine") for item in module),
         has_programs and is_control_plane,
         max(limits, default=0),

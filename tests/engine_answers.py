@@ -10,6 +10,9 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
   `max_pixels`: its size, and the tokens.
+- `serve` runs `vllm serve` with `words` and `environment` in a fork, which need not import the engine, with its output in
+  a file, `log`: the exit status.
+- `mooncake` loads the settings of its connector from a file: what it takes, and how the names of a rank's prompts begin.
 - `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
   process: 0 unless it is a fork of the first.
 """
@@ -17,12 +20,14 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gc
 import io
 import json
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +37,9 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
+from vllm.distributed.mooncake_store import MooncakeStoreConfig
+from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -162,6 +170,30 @@ def count_frozen_objects(with_plugins: bool) -> int:
     return gc.get_freeze_count() if system_utils.get_mp_context().get_start_method() == "fork" else 0
 
 
+def run_server(question: dict[str, Any]) -> int:
+    """The exit status of a server that does not come up."""
+    child = os.fork()
+    if not child:
+        log = os.open(question["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for output in (1, 2):
+            os.dup2(log, output)
+        os.environ.update(question["environment"])
+        sys.argv = ["vllm", *question["words"]]
+        try:
+            vllm_main.main()
+        except BaseException:  # noqa: BLE001 - as Python does at its end
+            traceback.print_exc()
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def load_mooncake_settings(file: str) -> tuple[dict[str, Any], str]:
+    """The settings, and the beginning of the names of the first rank of model `m` with the prefix `key`."""
+    os.environ["MOONCAKE_CONFIG_PATH"] = file
+    prefix = PoolKey.build_prefix(KeyMetadata("m", 0, 0, 0, 0, cache_prefix="key"))
+    return dataclasses.asdict(MooncakeStoreConfig.load_from_config()), prefix
+
+
 def record_options(_: None) -> dict[str, Any]:
     """The record, without the day on which it is made."""
     script = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "record_vllm_options.py"))
@@ -175,6 +207,8 @@ HANDLERS = {
     "planner": count_cache_tokens,
     "parameters": count_parameters,
     "picture": describe_picture,
+    "serve": run_server,
+    "mooncake": load_mooncake_settings,
     "processes": count_frozen_objects,
 }
 

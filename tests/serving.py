@@ -31,6 +31,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, supervisor
 from llm_serving.validation.base import ValidationOptions
+from tests import conftest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -168,10 +169,11 @@ class Load:
 
 
 def mark_framework(name: str) -> list[pytest.MarkDecorator]:
-    """Return the marks of tests that run a framework."""
+    """Return the marks of tests that run a framework: a group of their own, since they wait more than they compute."""
     fix = f"{name} is not set up: .venv/bin/python -m llm_serving.targets.local.engine_setups vllm {name}"
     not_ready = not engine_setups.find("vllm", name).is_ready()
-    return [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.skipif(not_ready, reason=fix)]
+    marks = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group(conftest.FRAMEWORKS)]
+    return [*marks, pytest.mark.skipif(not_ready, reason=fix)]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -28,7 +29,9 @@ SHARED, UNIQUE = 512, 40
 """Tokens of a prompt that it has in common with others, and of its own: four blocks of the cache, and less than one."""
 
 EVENT_DELAY_S = 5.0
-"""Events go out when a step ends, and nothing tells that the router has heard them: what a busy machine takes."""
+"""Nothing tells that the router has had the events repeated that it missed: what a busy machine takes."""
+
+SEEDS = itertools.count(1000)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +71,22 @@ def _send_each(prompts: list[list[int]], urls: list[str], between_s: float = 0.0
         time.sleep(between_s)
 
 
-def _count_known_prompts(plan: DeploymentPlan) -> float:
+def _count_known_prompts(metrics_url: str) -> float:
     """Prompts of which the router knew a replica that holds their beginning, by its own count."""
-    metrics_url = (
-        f"http://{plan.deployment.environment.hidden_host}:{plan.directory.load_ports()['router-metrics']}/metrics"
-    )
     return serving.sum_counter(metrics_url, "vllm_router_kv_placement_lookups_total", result="hit")
+
+
+def _wait_until_heard(process: Service, router_url: str, metrics_url: str) -> None:
+    """Wait until the router knows a prompt that this replica alone was asked: it hears the events of one in their order."""
+
+    def is_heard() -> bool:
+        asked, routed = _make_prompts(next(SEEDS), groups=1, per_group=2)
+        serving.complete(serving.get_url(process), prompt=asked, max_tokens=2)
+        known = _count_known_prompts(metrics_url)
+        serving.complete(router_url, prompt=routed, max_tokens=2)
+        return _count_known_prompts(metrics_url) > known
+
+    processes.wait_until(is_heard, f"the router has heard {process.name}", 60)
 
 
 def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
@@ -91,18 +104,20 @@ def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
 
 def test_a_direct_request_to_a_replica_attracts_prompts_with_its_prefix(kv_aware_plan: DeploymentPlan) -> None:
     """The router never saw the first prompts: it can know of them from the engines alone."""
+    url, ports = kv_aware_plan.deployment.url, kv_aware_plan.directory.load_ports()
+    metrics_url = f"http://{kv_aware_plan.deployment.environment.hidden_host}:{ports['router-metrics']}/metrics"
     for process in kv_aware_plan.deployment.workers:
         prompts = _make_prompts(10 + process.port, groups=1, per_group=4)
         serving.complete(serving.get_url(process), prompt=prompts[0], max_tokens=2)
-        time.sleep(EVENT_DELAY_S)
+        _wait_until_heard(process, url, metrics_url)
         before, known_before = (
             serving.read_counter(process, "vllm:request_success_total"),
-            _count_known_prompts(kv_aware_plan),
+            _count_known_prompts(metrics_url),
         )
         for prompt in prompts[1:]:
-            serving.complete(kv_aware_plan.deployment.url, prompt=prompt, max_tokens=2)
+            serving.complete(url, prompt=prompt, max_tokens=2)
         assert serving.read_counter(process, "vllm:request_success_total") - before == 3
-        assert _count_known_prompts(kv_aware_plan) - known_before == 3, (
+        assert _count_known_prompts(metrics_url) - known_before == 3, (
             "it is no chance: knowing nothing, the router takes always the same one"
         )
 
@@ -157,7 +172,7 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
     dns_discovery.write_dns(tmp_path)
     with dns_discovery.run_router(tmp_path, "--router=ROUTER", *workers, router=("--policy", "kv_aware")) as (
         router,
-        _,
+        metrics_url,
     ):
 
         def set_present(*present: str) -> None:
@@ -173,23 +188,25 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
 
         def ask_directly(prompt: list[int], process: Service) -> None:
             serving.complete(serving.get_url(process), prompt=prompt, max_tokens=2)
-            time.sleep(EVENT_DELAY_S)
 
         set_present("here", "away")
         first_prompts, missed_prompts, last_prompts = (
             _make_prompts(seed, groups=1, per_group=4) for seed in (21, 22, 23)
         )
         ask_directly(first_prompts[0], process=second_replica)
+        _wait_until_heard(second_replica, router, metrics_url)
         assert count_requests(first_prompts[1:], process=second_replica) == 3
 
         set_present("here")
         ask_directly(missed_prompts[0], process=second_replica)
+        time.sleep(EVENT_DELAY_S)  # so that the router would have heard it
         assert count_requests(first_prompts[1:2], process=first_replica) == 1, (
             "the cache that holds it is not to be had"
         )
 
         set_present("here", "away")
         ask_directly(last_prompts[0], process=second_replica)
+        time.sleep(EVENT_DELAY_S)
         assert count_requests(last_prompts[1:], process=second_replica) == 3
         assert count_requests(missed_prompts[1:], process=second_replica) == 3, (
             "the router asks for the events that it missed"

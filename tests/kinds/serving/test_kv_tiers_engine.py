@@ -24,6 +24,7 @@ from werkzeug.serving import make_server
 from llm_serving import processes
 from llm_serving.hub import make_tiny
 from llm_serving.targets.local import engine_env
+from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving
 from tests.kv_tiers_program import CHUNK_TOKENS, PROMPT_TOKENS
 
@@ -168,7 +169,7 @@ def test_lmcache_serves_from_a_bucket_what_another_process_stored(
     assert second["metrics"][HITS] == cached_tokens
 
 
-def test_vllm_takes_the_settings_of_mooncakes_pool(tmp_path: Path) -> None:
+def test_vllm_takes_the_settings_of_mooncakes_pool(tmp_path: Path, engine_probe: EngineProbe) -> None:
     # The connector itself needs a GPU; its class of settings does not.
     deployment = resolving.resolve_files(
         tmp_path,
@@ -180,21 +181,8 @@ def test_vllm_takes_the_settings_of_mooncakes_pool(tmp_path: Path) -> None:
     [engine] = deployment.workers
     file = tmp_path / "settings.json"
     file.write_text(engine.command[4])
-    program = (
-        "import dataclasses, json; from vllm.distributed.mooncake_store import MooncakeStoreConfig as Config; "
-        "from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey; "
-        "print(json.dumps([dataclasses.asdict(Config.load_from_config()), "
-        "PoolKey.build_prefix(KeyMetadata('m', 0, 0, 0, 0, cache_prefix='key'))]))"
-    )
-    text = subprocess.run(
-        [str(engine_env.find_executables() / "python"), "-c", program],
-        env={**os.environ, "MOONCAKE_CONFIG_PATH": str(file), "VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    ).stdout
-    settings, prefix = json.loads(text.splitlines()[-1])
+    [answer] = engine_probe("mooncake", [str(file)])
+    settings, prefix = answer["result"]
     written = json.loads(engine.command[4])
     assert settings == {**written, "mode": "embedded", "enable_offload": False, "tenant_id": "default"}
     # Names hold no number of ranks and no number format: `cache_prefix` does.

@@ -26,6 +26,7 @@ from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.validation.load import pictures
 from tests import serving
+from tests.engines_own import EngineProbe
 from tests.serving import Load
 
 pytestmark = pytest.mark.engine
@@ -168,7 +169,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
 
 
 def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
-    broken_plan: DeploymentPlan, make_bucket: Callable[[DeploymentPlan], str]
+    broken_plan: DeploymentPlan, make_bucket: Callable[[DeploymentPlan], str], engine_probe: EngineProbe
 ) -> None:
     environment = broken_plan.deployment.environment
     bucket, endpoint = environment.bucket, environment.s3_endpoint or ""
@@ -176,8 +177,8 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
     truncated_uri, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
     sources = [
         (broken_plan.deployment.served_models[0].weights.uri, unreachable_url),
-        ("s3://demo-nowhere/models/tiny/", endpoint),
         (truncated_uri, endpoint),
+        ("s3://demo-nowhere/models/tiny/", endpoint),
         (denied, endpoint),
     ]
     plan = _redirect_weights(broken_plan, sources)
@@ -188,19 +189,28 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
         weights.upload_models(plan.directory, plan.deployment)
         _break_weights(plan, "cut", "demo-denied")
         engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in plan.deployment.workers)
-        failures = {worker.name: _get_failure(supervisord, worker) for worker in plan.deployment.workers}
+        unreachable, truncated, nowhere, refused = plan.deployment.workers
+        failures = [_get_failure(supervisord, worker) for worker in (unreachable, truncated)]
+        # The same at the same place of the engine's code: it is not imported for each.
+        failures += [_run_alone(plan, worker, engine_probe) for worker in (nowhere, refused)]
         assert supervisord.read_state("aws").pid
-    assert failures["worker-0"].startswith(
-        "worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError"
-    )
-    assert unreachable_url in failures["worker-0"].splitlines()[0]
-    assert "NoSuchBucket" in failures["worker-1"].splitlines()[0]
+    assert failures[0].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
+    assert unreachable_url in failures[0].splitlines()[0]
     # The streamer reports either a truncated response or a failed access.
-    assert failures["worker-2"].splitlines()[0].endswith(f"(reading {truncated_uri}model-00002-of-00004.safetensors)")
-    assert "Forbidden" in failures["worker-3"].splitlines()[0]
-    for name, text in failures.items():
-        assert f"last lines of {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
+    assert failures[1].splitlines()[0].endswith(f"(reading {truncated_uri}model-00002-of-00004.safetensors)")
+    assert "NoSuchBucket" in failures[2].splitlines()[0]
+    assert "Forbidden" in failures[3].splitlines()[0]
+    for worker, text in zip(plan.deployment.workers, failures, strict=True):
+        assert f"last lines of {deploy.console.shorten_path(plan.directory.get_log_path(worker.name))}" in text
         assert len(text.splitlines()) > 5
+
+
+def _run_alone(plan: DeploymentPlan, worker: Service, engine_probe: EngineProbe) -> str:
+    """Run a worker that fails without the supervisor, and return the error."""
+    words = worker.command[worker.command.index("serve") :]
+    log = plan.directory.get_log_path(worker.name)
+    [answer] = engine_probe("serve", [{"words": words, "environment": dict(worker.env), "log": str(log)}])
+    return str(RoleFailed(plan.directory, worker.name, f"ended with exit status {answer['result']}"))
 
 
 def _break_weights(plan: DeploymentPlan, prefix: str, denied: str) -> None:

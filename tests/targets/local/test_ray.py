@@ -20,7 +20,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_setups, readiness
+from llm_serving.targets.local import deploy, engine_setups
 from tests import serving
 from tests.kinds.serving.frameworks import test_ray as rendered
 
@@ -52,6 +52,11 @@ def _find_processes(plan: DeploymentPlan, words: str) -> list[psutil.Process]:
 
 def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
     serving.assert_loopback(plan)
+
+
+def test_no_process_imports_the_engine_for_nothing(plan: DeploymentPlan) -> None:
+    assert len(_find_processes(plan, "VLLM::EngineCore")) == 3
+    assert not [*_find_processes(plan, "VLLM::Worker"), *_find_processes(plan, "ray::TelemetryAgent")]
 
 
 def _request_status(port: int, token: str = "") -> int:
@@ -137,17 +142,15 @@ def _answers(plan: DeploymentPlan, model: str) -> bool:
         return False
 
 
-def test_it_comes_back_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
+def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
+    """Up to its replicas, which the next test starts once more and asks."""
     before = _list_replicas(plan)
     [head] = _find_processes(plan, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
         while True:  # until it was noticed
             serving.complete(plan.deployment.url)
-    deadline = time.monotonic() + 600
-    while not readiness.is_answering(plan.deployment.services[-1]) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert serving.complete(plan.deployment.url) and serving.complete(plan.deployment.url, model="other")
+    processes.wait_until(lambda: len(_list_replicas(plan) - before) == 3, "a new replica for each", 600)
     assert not _list_replicas(plan) & before
 
 
@@ -155,6 +158,7 @@ def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
     changed = serving.change_policy(plan, "round-robin")
     hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
     assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
+    assert serving.complete(changed.deployment.url, model="other")
 
 
 def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:

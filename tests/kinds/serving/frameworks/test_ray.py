@@ -182,6 +182,7 @@ def test_on_this_machine_each_replica_has_a_node_and_the_head_starts_the_applica
     assert llm_config["deployment_config"]["num_replicas"] == 2
     assert llm_config["placement_group_config"]["bundle_per_worker"] == {"CPU": 1, "worker": 1}
     assert llm_config["engine_kwargs"]["kv_cache_memory_bytes"] > 0
+    assert llm_config["callback_config"] == {"callback_class": "ray_replica.LeanStart"}
 
 
 def test_its_processes_on_this_machine_share_an_address_and_a_secret(tmp_path: Path) -> None:
