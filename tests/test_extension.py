@@ -181,7 +181,7 @@ class Copy:
                 **os.environ,
                 **variables,
                 "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}",
-                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONDONTWRITEBYTECODE": "",
                 "AWS_EC2_METADATA_DISABLED": "true",
                 "COLUMNS": "200",
             },
@@ -203,7 +203,11 @@ class Copy:
         for path in self.root.rglob("*"):
             relative = path.relative_to(self.root)
             original = ROOT / relative
-            if path.is_file() and not (original.is_file() and filecmp.cmp(path, original, shallow=False)):
+            if (
+                path.is_file()
+                and path.suffix != ".pyc"
+                and not (original.is_file() and filecmp.cmp(path, original, shallow=False))
+            ):
                 yield relative
 
 
@@ -221,8 +225,8 @@ def tree(tmp_path: Path) -> Copy:
     root.mkdir()
     for name in COPIED:
         source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        if source.is_dir():  # with its byte code, which each of the many processes would compile anew
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("*.egg-info"))
         else:
             shutil.copy(source, root / name)
     return Copy(root)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pydantic
 import pytest
-import yaml
 
 from llm_serving.catalog import instances
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
 
 CATALOG = instances.load()
-OVERLAY = yaml.safe_load(instances.OVERLAY.read_text("utf-8"))
+OVERLAY = own_yaml.read(instances.OVERLAY)
 GENERATED = json.loads(instances.GENERATED.read_text("utf-8"))
 
 # Type, accelerators, EFA interfaces, Gbps of the machine, EFA for one accelerator where it divides, GPUDirect RDMA.

@@ -9,17 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from llm_serving.catalog import architecture, models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import make_tiny
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
 
-STATED = {
-    name: row["weight_bytes"] for name, row in yaml.safe_load(models.FILE.read_text()).items() if "weight_bytes" in row
-}
+STATED = {name: row["weight_bytes"] for name, row in own_yaml.read(models.FILE).items() if "weight_bytes" in row}
 
 # Checkpoints that store the output layer a second time although it is the embedding itself.
 TWICE = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 
 from llm_serving import processes
 from llm_serving.console import CommandFailed
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
 from tests.charts import objects
@@ -109,9 +111,10 @@ def render_chart(helm: Helm, shared: Path) -> Render:
             options = () if chart.name in ("batch", "streaming") else ROUTER_OPTION
             run = helm("template", "mine", str(chart), "--namespace", "serving", *options, "--values", str(part))
             assert run.returncode == 0, run.stderr
-            part.write_text(run.stdout)
+            part.write_bytes(pickle.dumps(own_yaml.parse_all(run.stdout)))
             part.rename(file)
-        return [document for document in yaml.load_all(file.read_text(), yaml.CSafeLoader) if document]
+        rendered: list[dict[str, Any]] = pickle.loads(file.read_bytes())
+        return rendered
 
     return render
 

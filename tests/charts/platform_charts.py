@@ -20,6 +20,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import own_yaml
 from tests import go_programs
 
 FOLDER = Path(__file__).with_name("platform")
@@ -53,7 +54,7 @@ def select_charts() -> list[SelectedAddOn]:
 
 def load_facts() -> dict[str, Facts]:
     """Facts by the chart's row."""
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(FOLDER.glob("*.yaml"))}
+    return {file.stem: own_yaml.read(file) for file in sorted(FOLDER.glob("*.yaml"))}
 
 
 def find_unknown_names(values: Mapping[str, Any], names: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -136,10 +137,10 @@ def _describe_pod(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_values(chart: Path) -> dict[str, Any]:
     """A chart's values, with those of the charts in it."""
-    values: dict[str, Any] = yaml.safe_load((chart / "values.yaml").read_text())
+    values: dict[str, Any] = own_yaml.read(chart / "values.yaml")
     for file in chart.glob("charts/*/values.yaml"):
         name = file.parent.name
-        values[name] = {**(yaml.safe_load(file.read_text()) or {}), **values.get(name, {})}
+        values[name] = {**(own_yaml.read(file) or {}), **values.get(name, {})}
     return values
 
 
@@ -152,7 +153,7 @@ def main(charts: Path) -> int:
             print(f"{name}: not in {charts}")
             continue
         objects = render(selected, chart)
-        previous = yaml.safe_load(file.read_text()) if file.exists() else {}
+        previous = own_yaml.read(file) if file.exists() else {}
         facts = {
             "chart": selected.add_on.chart,
             "version": selected.add_on.version,

@@ -16,13 +16,14 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
 from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving import processes
+from llm_serving.settings import own_yaml
 from llm_serving.targets.local import engine_env
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, ROUTER_OPTION, Helm, Render
 from tests.engines_own import EngineProbe
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
-DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["defaults"]
+DEFAULTS = own_yaml.read(CHART / "values.yaml")["defaults"]
 Preset = Callable[[str], dict[str, Any]]
 
 
@@ -57,7 +58,7 @@ def list_engines(values: Mapping[str, Any]) -> list[Engine]:
 def list_cases() -> Iterator[Any]:
     """Every engine role of every preset."""
     for name in NAMES:
-        values = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+        values = own_yaml.read(PRESETS / f"{name}.yaml")
         for engine in list_engines(values):
             yield pytest.param(values, engine, id=f"{name}-{engine.name}")
 
@@ -281,7 +282,7 @@ def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
 
 
 def test_the_chart_s_metric_names_are_the_catalog_s() -> None:
-    metrics = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]
+    metrics = own_yaml.read(CHART / "values.yaml")["metrics"]
     vllm, router = engines.load_engines()["vllm"], engines.load_routers()["vllm-router"]
     assert metrics["engine"] == {name: vllm.metrics.get(name) for name in metrics["engine"]}
     for name, pattern in metrics["router"].items():

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 FILES = [
-    *((Fleet, yaml.safe_load(path.read_text())) for path in (ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml"))),
-    *((Blueprint, yaml.safe_load(path.read_text())) for path in ROOT.glob("blueprints/*/blueprint.yaml")),
+    *((Fleet, own_yaml.read(path)) for path in (ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml"))),
+    *((Blueprint, own_yaml.read(path)) for path in ROOT.glob("blueprints/*/blueprint.yaml")),
 ]
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict
+
+from llm_serving.settings import own_yaml
 
 FOLDER = Path(__file__).with_name("policies")
 EVERY = "*"
@@ -107,10 +108,7 @@ class Comparison:
 
 def load_policies() -> dict[str, ControllerPolicy]:
     """All of them, by the file's name."""
-    return {
-        file.stem: ControllerPolicy.model_validate(yaml.safe_load(file.read_text()))
-        for file in sorted(FOLDER.glob("*.yaml"))
-    }
+    return {file.stem: ControllerPolicy.model_validate(own_yaml.read(file)) for file in sorted(FOLDER.glob("*.yaml"))}
 
 
 def read_permissions(stack: Stack, role: str, cluster: str) -> RolePermissions | None:

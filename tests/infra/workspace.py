@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -38,23 +39,24 @@ class Workspace:
         with provider_reattach.start_provider(self.folder, self.program.environment) as extra_environment:
             return self.run("test", *arguments, extra_environment=extra_environment)
 
-    def find_unreported(self, *breaks: Break, files: Iterable[str] = ()) -> list[str]:
-        """Break settings of stacks, run the tests, and return those messages that no assertion ends with.
-
-        Args:
-            files: names of the tests' files; all where there is none.
-        """
+    def find_unreported(self, *breaks: Break) -> list[str]:
+        """Break settings of stacks, run their tests, and return those messages that no assertion ends with."""
         stacks = {entry.stack: self.folder / entry.stack / "cdk.tf.json" for entry in breaks}
-        texts = {stack: file.read_text() for stack, file in stacks.items()}
+        tests = list(self.folder.glob("*.tftest.hcl"))
+        texts = {file: file.read_text() for file in (*stacks.values(), *tests)}
         try:
             for entry in breaks:
                 text = stacks[entry.stack].read_text()
                 assert entry.old in text
                 stacks[entry.stack].write_text(text.replace(entry.old, entry.new))
-            result = self.test(*(f"-filter={name}.tftest.hcl" for name in files))
+            for file in tests:
+                head, *runs = re.split(r"(?m)^(?=run )", texts[file])
+                runs = [run for run in runs if any(f'"./{stack}"' in run for stack in stacks)]
+                file.write_text("".join([head, *runs])) if runs else file.unlink()
+            result = self.test()
         finally:
-            for stack, text in texts.items():
-                stacks[stack].write_text(text)
+            for file, text in texts.items():
+                file.write_text(text)
         assert result.returncode != 0
         return [entry.message for entry in breaks if entry.message not in result.stdout + result.stderr]
 

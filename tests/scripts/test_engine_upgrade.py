@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from llm_serving import console
 from llm_serving.catalog import engine_options
 from llm_serving.catalog.engine_options import EngineOptions
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from scripts import engine_upgrade
 
 ROOT = Path(__file__).parents[2]
 PINNED = engine_upgrade.read_pins()[0]
-ROW = yaml.safe_load((ROOT / engine_upgrade.ROW).read_text())
+ROW = own_yaml.read(ROOT / engine_upgrade.ROW)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_each_pin_is_written_and_the_engines_packages_alone_are_locked(
     engine_upgrade.pin("99.0.1", copied_root)
     assert set(engine_upgrade.read_pins(copied_root)) == {"99.0.1"}
     assert commands == [[str(copied_root / "scripts" / "lock"), "engine"]]
-    row = yaml.safe_load((copied_root / engine_upgrade.ROW).read_text())
+    row = own_yaml.read(copied_root / engine_upgrade.ROW)
     assert row["fleet_image"] == "{registry}/vllm:99.0.1-efa.1", "the first image of ours with it"
     engine_upgrade.pin(PINNED, copied_root)
     differing = {name for name, content in _read_files(copied_root).items() if content != before[name]}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import Unavailable
-from llm_serving.terraform import provider_reattach
+from llm_serving.terraform import provider_reattach, runner
 
 REGISTRY = "registry.terraform.io/hashicorp/aws"
 LOCK = 'provider "{name}" {{\n  version     = "{version}"\n  constraints = "5.100.0"\n}}\n'
@@ -89,3 +91,18 @@ def test_a_provider_that_does_not_start_is_reported_with_its_log(
     ):
         pass
     assert (folder / "provider.log").read_text() == "no memory\n"
+
+
+@pytest.mark.terraform
+def test_a_command_that_asks_nothing_leaves_the_provider_unread(tmp_path: Path) -> None:
+    folder = create_working_folder(tmp_path, PROVIDER_SCRIPT)
+    lock = folder / ".terraform.lock.hcl"
+    lock.write_text(lock.read_text().replace("\n}", f'\n  hashes = ["h1:{"A" * 43}="]\n}}'))  # another's
+    required = {"aws": {"source": "hashicorp/aws", "version": "5.100.0"}}
+    (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_providers": required}}))
+    program = replace(runner.find_terraform(tmp_path / "data", "5.100.0"), reuse_provider=True)
+    for command in (("init", "-input=false", "-reconfigure"), ("state", "pull")):
+        runner.run(program, {"mine": folder}, command)
+    assert not (tmp_path / "provider.log").exists()
+    with pytest.raises(CommandFailed):
+        runner.run(replace(program, reuse_provider=False), {"mine": folder}, ("state", "pull"))

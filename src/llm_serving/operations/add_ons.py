@@ -23,6 +23,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api
 from llm_serving.operations.chart_archives import ChartArchive
 from llm_serving.operations.kube_api import KubeApi, Manifest
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import Unavailable
 
 LIMIT_S = 900
@@ -257,7 +258,7 @@ def _read_objects(manifest: str) -> list[Manifest]:
                 text = page.read().decode()
         except OSError as error:
             raise Unavailable(f"{manifest} cannot be downloaded: {error}. Fix: run this where it can.") from None
-    return [item for item in yaml.safe_load_all(text) if item]
+    return own_yaml.parse_all(text)
 
 
 _NOT_REMOVED = ("Namespace",)

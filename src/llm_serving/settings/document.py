@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -22,6 +21,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, c
 from pydantic_core.core_schema import CoreSchema
 
 from llm_serving.settings import diagnostics, yaml_source
+from llm_serving.settings.described import Described
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.yaml_source import KeyPath, Position
 
@@ -41,14 +41,13 @@ class Conflict(NamedTuple):
     """The current value to show, for checks that run after the file is read."""
 
 
-class Settings(BaseModel):
+class Settings(Described):
     """Base of every settings model: frozen, and a key it does not know is refused."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
     )

@@ -1,4 +1,4 @@
-"""Reads YAML files of this repository. Nobody edits them, so mistakes need no line, and libyaml is fast."""
+"""Reads YAML that nobody edits, of this repository and of programs: mistakes need no line, and libyaml is fast."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read(file: Path) -> Any:
     """Return what `file` holds."""
     return yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+
+
+def parse_all(text: str) -> list[Any]:
+    """Return each document of a text that is not empty."""
+    return [document for document in yaml.load_all(text, Loader=_Loader) if document]

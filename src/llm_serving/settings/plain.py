@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.settings.described import Described
+
 
 class PlainData(BaseModel):
     """Frozen data that no person writes."""
@@ -11,7 +13,5 @@ class PlainData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PublishedData(PlainData):
-    """Plain data whose schema is published: the texts below its fields are their descriptions."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
+class PublishedData(PlainData, Described):
+    """Plain data whose schema is published."""

@@ -212,7 +212,7 @@ def _write_config(data: Path, mirror: Path, registry: str) -> Path:
 
 
 _STREAMED_COMMANDS = ("plan", "apply", "destroy", "test")
-"""Commands that write JSON lines with `-json`, and ask the provider more than once."""
+"""Commands that write JSON lines with `-json`, and ask the provider more than once. The others ask it nothing."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +258,8 @@ def run(
     Raises:
         CommandFailed: it failed for one of them.
     """
-    is_provider_shared = terraform.reuse_provider and arguments[0] in _STREAMED_COMMANDS
-    with _open_environments(terraform, folders, is_provider_shared=is_provider_shared) as environments:
+    asks_provider = arguments[0] in _STREAMED_COMMANDS
+    with _open_environments(terraform, folders, asks_provider=asks_provider) as environments:
         return _run(
             terraform,
             folders,
@@ -283,7 +283,7 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
     """
     for folder in folders.values():
         (folder / file).unlink(missing_ok=True)
-    with _open_environments(terraform, folders, is_provider_shared=terraform.reuse_provider) as environments:
+    with _open_environments(terraform, folders, asks_provider=True) as environments:
         _run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments)
         for folder in folders.values():
             (folder / file).chmod(0o600)
@@ -295,7 +295,7 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
 
 @contextlib.contextmanager
 def _open_environments(
-    terraform: Terraform, folders: Mapping[str, Path], *, is_provider_shared: bool
+    terraform: Terraform, folders: Mapping[str, Path], *, asks_provider: bool
 ) -> Iterator[dict[str, dict[str, str]]]:
     """Yield the environment of each folder's commands: a temporary directory, and one provider where it is shared.
 
@@ -305,7 +305,9 @@ def _open_environments(
         environments: dict[str, dict[str, str]] = {}
         for name, folder in folders.items():
             environment = {"TMPDIR": stack.enter_context(_make_temp_dir(folder))}
-            if is_provider_shared:
+            if terraform.reuse_provider and not asks_provider:
+                environment |= provider_reattach.skip_provider(folder)
+            elif terraform.reuse_provider:
                 settings = {**terraform.hidden_environment, **terraform.environment, **environment}
                 environment |= stack.enter_context(provider_reattach.start_provider(folder, settings))
             environments[name] = environment

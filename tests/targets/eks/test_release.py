@@ -187,7 +187,9 @@ def test_deploy_shows_the_objects_waits_until_ready_and_sends_a_test_request(
     assert "Warning" not in next(working_folder.rglob("eks.log")).read_text(), (
         "the API server has nothing against an object"
     )
-    assert json.loads(run_cli("status", "--json").out)["members"][0]["state"] == "ready"
+    status = run_cli("status", "--json")
+    assert status.code == 0, status
+    assert json.loads(status.out)["members"][0]["state"] == "ready"
 
 
 def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(

@@ -29,6 +29,7 @@ from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import add_ons as addons
 from llm_serving.operations import kube_api
 from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manifest
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.base import READY
@@ -516,7 +517,7 @@ def _format_objects(manifest: str) -> list[str]:
 
 def _parse_objects(manifest: str) -> list[dict[str, Any]]:
     """Parse a release's objects, sorted by kind and name, without hooks."""
-    objects = [resource for resource in yaml.safe_load_all(manifest) if resource]
+    objects = own_yaml.parse_all(manifest)
     installed = [resource for resource in objects if "helm.sh/hook" not in resource["metadata"].get("annotations", {})]
     return sorted(installed, key=lambda resource: (resource["kind"], resource["metadata"]["name"]))
 

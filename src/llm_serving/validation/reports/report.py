@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import GenerateJsonSchema
 
+from llm_serving.settings.described import Described
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.driver_result import ProcessWatch
 from llm_serving.validation.statistics.engine_metrics import Agreement, KvTransfers, Replica
@@ -20,8 +21,8 @@ from llm_serving.validation.statistics.sample_statistics import Latency, Metric
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class _Part(Described, BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Requests(_Part):

@@ -22,7 +22,7 @@ State = Literal["not tried", "refused", "failed", "dropped", "kept", "kept nothi
 class Trial(BaseModel):
     """One configuration, and what came of it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     number: int
     settings: dict[str, str]

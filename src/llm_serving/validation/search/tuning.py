@@ -17,7 +17,7 @@ BEST_FILE = "best.yaml"
 class Tuning(BaseModel):
     """The state, and in the end the result: tune.json."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     target: str
