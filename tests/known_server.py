@@ -112,6 +112,8 @@ class Behaviour:
     """By how much the time to first token grows with each streamed request."""
     length_share: float = 1.0
     """Share of the requested tokens that an answer has."""
+    admitted: int = 0
+    """Requests of chats at once, streamed or not, beyond which others get 429. 0 admits all."""
     only_streams: bool = False
     """Stream the answer of a request that asks for no stream, too."""
     cache: bool = False
@@ -126,6 +128,7 @@ class ServerRecord:
     itl_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)
     finished: Counter[str] = field(default_factory=Counter)
+    open_requests: int = 0
     cached: set[int] = field(default_factory=set)
     """Hashes of prompts' beginnings, of whole blocks each."""
     pictures: list[tuple[str, int, int]] = field(default_factory=list)
@@ -232,6 +235,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, behaviour: Behaviour, record: ServerRecord, counter: Iterator[int], slots: Slots) -> None:
         self._behaviour, self._record, self._counter, self._slots = behaviour, record, counter, slots
         self._holds_slot = False
+        self._is_open = False
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -246,7 +250,13 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._streaming:
             self._record.finished["abort"] += 1
+        self._close_request()
         self._release_slot()
+
+    def _close_request(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._record.open_requests -= 1
 
     def _release_slot(self) -> None:
         if self._holds_slot:
@@ -292,12 +302,17 @@ class ClientConnection(asyncio.Protocol):
         self._send_response(status, json.dumps(body).encode(), "application/json")
 
     def _send_response(self, status: int, body: bytes, kind: str) -> None:
+        self._close_request()
         head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
 
     def _answer(self, path: str, body: dict[str, Any]) -> None:
         start = self._loop.time()
         behaviour = self._behaviour
+        if behaviour.admitted and self._record.open_requests >= behaviour.admitted:
+            return self._send_json(429, {"error": {"message": "too many requests"}})
+        self._is_open = True
+        self._record.open_requests += 1
         chat = path.endswith("/chat/completions")
         if behaviour.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
             return self._send_json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
@@ -310,9 +325,11 @@ class ClientConnection(asyncio.Protocol):
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
             choice = {"index": 0, "finish_reason": "length", **content}
             self._record.count_tokens(prompt_tokens, count)
-            return self._send_json(
-                200, {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
-            )
+            page = {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
+            if behaviour.admitted:  # long enough for others to be one too many
+                self._timer = self._loop.call_later(behaviour.ttft_s, self._send_json, 200, page)
+                return None
+            return self._send_json(200, page)
         self._record.pictures += map(_describe_picture, pngs)
         number = next(self._counter)
         strikes, remainder = divmod(number, behaviour.fault_interval)
@@ -389,6 +406,7 @@ class ClientConnection(asyncio.Protocol):
         self._record.count_tokens(stream.prompt_tokens, stream.sent)
         self._record.finished["length"] += 1
         self._streaming = False
+        self._close_request()
         self._transport.write(_format_chunk(stream.build_closing()) + b"0\r\n\r\n")
         self._release_slot()
 
@@ -492,6 +510,7 @@ def build_command(port: int, behaviour: Behaviour) -> list[str]:
     arguments += ["--stall-ms", str(behaviour.stall_s * 1000)]
     arguments += ["--stall-interval-ms", str(behaviour.stall_interval_s * 1000)]
     arguments += ["--ttft-growth-ms", str(behaviour.ttft_growth_s * 1000), "--length", str(behaviour.length_share)]
+    arguments += ["--admitted", str(behaviour.admitted)]
     arguments += ["--only-streams"] if behaviour.only_streams else []
     arguments += ["--cache"] if behaviour.cache else []
     arguments += ["--every", str(behaviour.fault_interval), "--faults", *behaviour.faults] if behaviour.faults else []
@@ -511,6 +530,7 @@ def main() -> None:
     parser.add_argument("--stall-interval-ms", type=float, default=10_000.0, help="at the end of each such interval")
     parser.add_argument("--ttft-growth-ms", type=float, default=0.0, help="added with each streamed request")
     parser.add_argument("--length", type=float, default=1.0, help="share of the requested tokens in an answer")
+    parser.add_argument("--admitted", type=int, default=0, help="requests at once that get no 429; 0 for all")
     parser.add_argument("--only-streams", action="store_true", help="stream where no stream is asked for, too")
     parser.add_argument("--cache", action="store_true", help="remember the beginnings of prompts")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
@@ -523,6 +543,7 @@ def main() -> None:
         fault_interval=args.every,
         plain=args.plain,
         slots=args.slots,
+        admitted=args.admitted,
         stall_s=args.stall_ms / 1000,
         stall_interval_s=args.stall_interval_ms / 1000,
         cache=args.cache,

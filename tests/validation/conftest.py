@@ -169,7 +169,8 @@ def validate_server(make_target: TargetFactory, tmp_path_factory: pytest.TempPat
         behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **options: Any
     ) -> FinishedRun:
         with known_server.run_server(behaviour) as url:
-            return measure(make_target(url, traffic, slo), tmp_path_factory.mktemp("validation"), **options)
+            target = make_target(url, traffic, slo, admitted=behaviour.admitted or None)
+            return measure(target, tmp_path_factory.mktemp("validation"), **options)
 
     return _play
 

@@ -127,6 +127,23 @@ def test_a_queue_that_grows_for_a_short_load_shows_nothing(validate_undisturbed:
     assert any(reason.startswith("the queue still grew when the load ended: ") for reason in finished.report.not_shown)
 
 
+def test_a_load_is_prepared_with_no_more_requests_at_once_than_max_requests_admits(
+    validate_server: ServerValidator,
+) -> None:
+    """What measures the tokens of words and warms up would send eight at once."""
+    traffic = {"input_tokens": "20..40", "output_tokens": 4, "requests": 12, "warm_up": 6}
+    admitting = Behaviour(0.05, 0.01, admitted=2)
+    fitting = validate_server(admitting, {**traffic, "users": 2})
+    assert (fitting.report.requests.failed, fitting.report.verdict) == (0, "pass")
+    assert [remark for remark in fitting.report.remarks if "429" in remark or "warm-up" in remark] == []
+    beyond = validate_server(admitting, {**traffic, "users": 6})
+    refused = beyond.report.requests.by_error["http_429"]
+    assert (
+        f"{refused} requests got 429: max_requests admits 2 at once. Fix: set users or max_concurrency of traffic to 2 "
+        "or less, or a higher max_requests." in beyond.report.remarks
+    )
+
+
 class TestAServiceThatIsValidatedTwice:
     TRAFFIC: ClassVar = {
         "arrivals": "40/s",

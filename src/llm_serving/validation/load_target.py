@@ -49,6 +49,9 @@ class LoadTarget(ResolvedData):
     task: Task = tasks.GENERATE
     traffic: Traffic
     slo: Slo
+    admitted: int | None = None
+    """Most requests at once that get no 429; None for any number."""
+
     engine: str = ""
     """The catalog's engine whose metrics the replicas have; empty without such metrics."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +33,8 @@ from llm_serving.validation.reports.terminal_summary import render as render
 from llm_serving.validation.statistics import scoring
 
 LOCUSTFILE = Path(load_plan.__file__).with_name("locustfile.py")
-MAX_PROBES = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.CONCURRENCY)
-"""Longest chain of requests to a model before the warm-up: two for its dialect, then the tokens of words."""
+FIRST_PROBES = 3
+"""Requests to a model, one after the other, before those that count the tokens of words: two are for its dialect."""
 
 _LEAST_REMOTE = 2
 """Processes of a load from elsewhere, so that it does not come from one node alone."""
@@ -126,6 +127,7 @@ def _write_plan(
         url=target.url,
         models=target.models,
         traffic=traffic,
+        admitted=target.admitted,
         nonce=secrets.token_hex(8),
         task=target.task,
         data=str(data) if data else None,
@@ -246,9 +248,10 @@ def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
 
 def _compute_timeout(target: LoadTarget, rows: Sequence[TraceRow]) -> float:
     """Return the time limit of the driver, in seconds, whatever the server does."""
-    traffic = target.traffic
-    in_turn = traffic.warm_up // load_plan.count_users(traffic, rows)
-    probes = MAX_PROBES * len(target.models) + in_turn + 1
+    traffic, most = target.traffic, target.admitted or sys.maxsize
+    in_turn = traffic.warm_up // min(most, load_plan.count_users(traffic, rows))
+    chain = FIRST_PROBES + math.ceil(len(prompts.VOCABULARY) / min(most, prompts.CONCURRENCY))
+    probes = chain * len(target.models) + in_turn + 1
     return _START_TIMEOUT_S + probes * traffic.deadline + traffic.time_limit + traffic.deadline
 
 

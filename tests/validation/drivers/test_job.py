@@ -52,6 +52,17 @@ def test_the_warm_up_sends_as_many_requests_at_once_as_the_load(url: str, users:
     assert job.Server(plan).warm_up(prompts) == (8, failed)
 
 
+def test_what_comes_before_the_load_is_no_more_at_once_than_the_server_admits() -> None:
+    load = Traffic(users=6, requests=1)
+    with known_server.run_server(Behaviour(admitted=2)) as url:
+        plan = LoadPlan(url=url, models=("tiny",), traffic=load, folder="/x", admitted=2)
+        prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
+        assert job.Server(plan).warm_up(prompts) == (8, 0)
+        job._create_prompts(plan, job.Server(plan))
+        beyond = plan.model_copy(update={"admitted": None})
+        assert job.Server(beyond).warm_up(prompts)[1] > 0, "the negative control"
+
+
 def test_a_service_that_only_streams_is_refused_by_its_answer() -> None:
     with known_server.run_server(Behaviour(only_streams=True)) as url:
         plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=1), folder="/x")

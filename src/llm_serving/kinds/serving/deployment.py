@@ -188,6 +188,9 @@ class ServingDeployment(Deployment):
     slo: Slo
     """Limits that answers of the task can have."""
 
+    admitted: int | None = None
+    """Most requests at once that get no 429, with the fewest replicas; None for any number."""
+
     unused_keys: tuple[str, ...] = ()
     """Settings of tokens that the blueprint has and the task leaves out."""
 

@@ -116,6 +116,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         disruption=settings.disruption,
         traffic=settings.traffic,
         slo=settings.held_slo,
+        admitted=settings.roles.admitted,
         unused_keys=settings.unused_keys,
         environment=environment,
         notes=(

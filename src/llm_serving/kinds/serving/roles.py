@@ -327,6 +327,19 @@ class Roles(Settings):
         role = self.engine_roles[name]
         return role.weight if isinstance(role, WorkerRole) else 1
 
+    @property
+    def admitted(self) -> int | None:
+        """Most requests at once that get no 429, with the fewest replicas; None for any number."""
+        at_replicas = [
+            limit * compute_fixed_replicas(role).min
+            for role in self.engine_roles.values()
+            if (limit := get_max_requests(role))
+        ]
+        limits = [sum(at_replicas)] if len(at_replicas) == len(self.engine_roles) else []
+        if self.router.max_requests:
+            limits.append(self.router.max_requests * self.router.replicas)
+        return min(limits, default=None)
+
 
 DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: the engines' production guides, 2026-11."""

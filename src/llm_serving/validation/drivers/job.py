@@ -172,7 +172,7 @@ def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], I
         texts = [row.recorded_answer for row in rows if row.recorded_answer]
         rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
         return cycle_prompts(plan, rows, rates), cycle_prompts(plan, rows, rates)
-    with ThreadPoolExecutor(prompts.CONCURRENCY) as pool:
+    with ThreadPoolExecutor(plan.bound(prompts.CONCURRENCY)) as pool:
         map_concurrently = functools.partial(pool.map, timeout=plan.traffic.deadline)
         costs = prompts.measure_costs(server.count_tokens, map_concurrently, plan.traffic.images, plan.nonce)
     return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})
@@ -226,7 +226,9 @@ class Server:
         return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
-        """Send prompts that are not counted, as many at once as the load; return the numbers sent and failed."""
+        """Send prompts that are not counted, as many at once as the load and the server allow; return the numbers sent
+        and failed.
+        """
 
         def has_failed(prompt: Prompt) -> bool:
             try:
@@ -235,7 +237,7 @@ class Server:
                 return True
             return False
 
-        users = load_plan.count_users(self._plan.traffic, self._plan.trace)
+        users = self._plan.bound(load_plan.count_users(self._plan.traffic, self._plan.trace))
         with console.step("Warm up") as step, ThreadPoolExecutor(max(1, min(users, len(warm_up)))) as pool:
             step.note = f"{len(warm_up)} requests"
             return len(warm_up), sum(pool.map(has_failed, warm_up))

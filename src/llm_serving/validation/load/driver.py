@@ -129,7 +129,7 @@ def _measure_server(user: Any, load: Load) -> Setup:
         return Setup(engine_dialect=load.engine_dialect, tokens_per_character=rates)
     if plan.task == tasks.DRAW:  # its prompts are no texts of so many tokens
         return Setup(engine_dialect=load.engine_dialect)
-    map_concurrently = Pool(prompts.CONCURRENCY).imap
+    map_concurrently = Pool(plan.bound(prompts.CONCURRENCY)).imap
     costs = {
         model: prompts.measure_costs(
             functools.partial(_count_tokens, user, model), map_concurrently, plan.traffic.images, plan.nonce

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,11 +142,16 @@ class Load:
             bisect.insort(self._ttfts, sample.ttft_ms)
 
     def warm_up(self, source: Iterable[Prompt]) -> int:
-        """Send prompts that are not counted and wait for their answers; return how many were sent."""
+        """Send prompts that are not counted and wait for their answers; return how many were sent.
+
+        No more are sent at once than the server admits.
+        """
         self._progress.phase = "warm-up"
         count = 0
         for count, prompt in enumerate(source, 1):
             self._ready.put(Item(count, prompt, counted=False))
+            gevent.sleep(0)  # the user that took it counts as busy
+            self._drain(self.plan.bound(sys.maxsize))
         self._drain()
         return count
 
@@ -201,9 +207,9 @@ class Load:
             self._ready.put(Item(number, prompt, counted=True, due=due_time))
             self._progress.sent += 1
 
-    def _drain(self) -> None:
-        # Bounded: each request under way ends by its deadline.
-        while self._busy:
+    def _drain(self, limit: int = 1) -> None:
+        """Wait until fewer than `limit` requests are under way: bounded, for each ends by its deadline."""
+        while self._busy >= limit:
             gevent.sleep(0.01)
 
     def _report(self) -> None:

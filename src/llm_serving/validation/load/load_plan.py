@@ -43,6 +43,9 @@ class LoadPlan(BaseModel):
     traffic: Traffic
     """The load, from the blueprint."""
 
+    admitted: int | None = None
+    """Most requests at once that get no 429; None for any number."""
+
     nonce: str = ""
     """Of this run alone; part of the seed of the words of generated prompts."""
 
@@ -72,6 +75,10 @@ class LoadPlan(BaseModel):
 
     folder: str
     """Absolute path of the driver's output directory."""
+
+    def bound(self, at_once: int) -> int:
+        """Return how many requests are sent at once to prepare the load, of as many or fewer."""
+        return at_once if self.admitted is None else min(at_once, self.admitted)
 
     @property
     def pooled(self) -> tasks.PooledTask | None:

@@ -19,6 +19,9 @@ BUSY_CPU_SHARE = 0.8
 LATE_MS = 20.0
 """99th percentile of the driver's delay above which the report has a remark."""
 
+REFUSED = "http_429"
+"""Error of a sample whose request was one too many."""
+
 MIN_SHARE = 0.005
 """Smallest share that is not shown as 0%."""
 
@@ -60,6 +63,11 @@ def _build_load_remarks(
         sessions = "; a session ends with a failed request" if traffic.turns.max > 1 else ""
         sent = f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s"
         remarks.append(f"{sent}{sessions}.")
+    if target.admitted and (refused := sum(sample.error == REFUSED for sample in samples)):
+        remarks.append(
+            f"{refused} requests got 429: max_requests admits {target.admitted} at once. Fix: set users or "
+            f"max_concurrency of traffic to {target.admitted} or less, or a higher max_requests."
+        )
     busiest = max((process.cpu_share for process in result.processes), default=0.0)
     if busiest > BUSY_CPU_SHARE:
         remarks.append(f"The load driver used {busiest:.0%} of a core: latencies may include its own delays.")

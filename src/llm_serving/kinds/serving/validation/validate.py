@@ -45,6 +45,7 @@ def build_target(deployment: ServingDeployment, logs: Path) -> LoadTarget:
         task=deployment.task,
         traffic=deployment.traffic,
         slo=deployment.slo,
+        admitted=deployment.admitted,
         engine=deployment.engine,
         framework=deployment.framework,
         roles=tuple(_build_role(role, deployment) for role in deployment.engine_roles),
