@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,14 +48,19 @@ class Ecs:
     lines: dict[str, list[str]] = field(default_factory=dict)
     exit_code: int = 0
     task_requests: list[dict[str, Any]] = field(default_factory=list)
+    tagged: list[dict[str, Any]] = field(default_factory=list)
+    """ECS services of other deployments and of earlier ones, as described with their tags."""
+
     images: tuple[str, ...] = ("fabric/router:0.1.17-9",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
             raise ClientError({"Error": {"Code": "ImageNotFoundException"}}, "DescribeImages")
 
-    def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
+    def describe_services(self, *, cluster: str, services: list[str], include: Sequence[str] = ()) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
+        if include:
+            return {"services": [service for service in self.tagged if service["serviceName"] in services]}
         descriptions = [
             {"desiredCount": self.desired.get(name, 1), "deployments": [self._describe_deployment(name)]}
             for name in services
@@ -225,6 +230,25 @@ def test_a_declined_deploy_changes_nothing(
     with pytest.raises(CheckFailed):
         stack.deploy(deployment_plan, refuse)
     assert terraform_calls == []
+
+
+def test_a_name_that_another_deployments_service_has_is_refused_before_anything_changes(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    def tag(name: str, owner: str, status: str = "ACTIVE") -> dict[str, Any]:
+        return {"serviceName": name, "status": status, "tags": [{"key": "stack", "value": owner}]}
+
+    own, gone = tag("aggregated-router", "serving-aggregated"), tag("aggregated-worker-1", "serving-a", "INACTIVE")
+    aws.tagged = [own, gone, tag("aggregated-worker", "serving-a")]
+    with pytest.raises(CheckFailed) as refused:
+        stack.deploy(deployment_plan, lambda _: None)
+    assert str(refused.value) == (
+        "aggregated: its ECS services have names that are taken: aggregated-worker (of serving-a). Nothing was changed. "
+        f"Fix: choose another `name` in {deployment_plan.blueprint.path}"
+    )
+    assert terraform_calls == []
+    aws.tagged, aws.tasks = [own, gone], build_running_tasks(later="HEALTHY")
+    assert stack.deploy(deployment_plan, lambda _: None) is True, "the negative control"
 
 
 def test_a_missing_image_is_reported_before_anything_changes(

@@ -659,6 +659,30 @@ def test_an_operator_of_another_version_is_named_before_anything_changes(
     assert "Service/graph" not in connected_cluster.list_names(Kind("v1", "Service"), namespace=NAMESPACE)
 
 
+@pytest.mark.parametrize(
+    ("annotations", "owner"), [({"meta.helm.sh/release-name": "a"}, "the release a"), ({}, "no release")]
+)
+def test_a_name_that_another_releases_object_has_is_refused_before_anything_changes(
+    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, annotations: dict[str, str], owner: str
+) -> None:
+    """Objects of a role are RELEASE-ROLE: those of `a-b` with a role `c` are those of `a` with a role `b-c`."""
+    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "a-b")
+    metadata = {"name": "a-b-router", "namespace": NAMESPACE, "annotations": annotations}
+    pod = {"metadata": {"labels": {"app": "other"}}, "spec": {"containers": [{"name": "other", "image": "other"}]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "other"}}, "template": pod}
+    connected_cluster.api.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
+    connected_cluster.api.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    try:
+        code, _, err = run_cli("deploy", "--yes", folder="a-b")
+        assert (code, err.splitlines()[-1]) == (
+            1,
+            f"a-b: its objects have names that are taken: Deployment a-b-router (of {owner}). Nothing was changed. Fix: "
+            "choose another `name` in a-b/blueprint.yaml",
+        )
+    finally:
+        connected_cluster.api.delete(Kind("apps/v1", "Deployment"), "a-b-router", NAMESPACE)
+
+
 @pytest.fixture
 def stream(working_folder: Path) -> Path:
     """A stream that operators run."""

@@ -60,6 +60,9 @@ _VARIABLES = "blueprint.auto.tfvars.json"
 _TEST_TIMEOUT_S = 300
 _MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
+_MAX_DESCRIBED = 10
+"""ECS services that one request describes: API reference, DescribeServices."""
+
 _LAST_LINES = 20
 
 
@@ -74,6 +77,11 @@ class _EcsDeployment:
         """List the ECS services of a service: one for each choice of its pool."""
         choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
         return [format_service_name(self.deployment.name, service.name, choice) for choice in choices]
+
+    @property
+    def all_service_names(self) -> Iterator[str]:
+        """The ECS services of all services."""
+        return (name for service in self.deployment.services for name in self.list_service_names(service))
 
     @property
     def log_group(self) -> str:
@@ -120,6 +128,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             return False
         if not stack_context.endpoint:
             images.require_images(plan, (service.image for service in _read_deployed(plan).deployment.services))
+            _require_names(plan, _read_deployed(plan), stack.name)
         confirm(changes)
         apply.apply(stack_context, [stack])
         if stack_context.endpoint:
@@ -138,6 +147,31 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         with console.step("Send a test request"):
             _send_test_request(aws, deployed, outputs["ask"])
     return True
+
+
+def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: str) -> None:
+    """Check that no other deployment has an ECS service of these names: `a-b` with a role `c`, and `a` with `b-c`.
+
+    Raises:
+        CheckFailed: some are taken; names all of them.
+        Unavailable: AWS cannot be asked.
+    """
+    cluster, service_names = names.format_cluster_name(deployed.fleet), list(deployed.all_service_names)
+    taken: list[str] = []
+    with clients.translate_errors():
+        for start in range(0, len(service_names), _MAX_DESCRIBED):
+            described = plan.aws.client("ecs").describe_services(
+                cluster=cluster, services=service_names[start : start + _MAX_DESCRIBED], include=["TAGS"]
+            )
+            for ecs_service in described["services"]:
+                owner = {tag["key"]: tag["value"] for tag in ecs_service.get("tags", [])}.get("stack")
+                if ecs_service.get("status") == "ACTIVE" and owner != stack_name:
+                    taken.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
+    if taken:
+        raise CheckFailed(
+            f"{plan.deployment.name}: its ECS services have names that are taken: {', '.join(taken)}. Nothing was "
+            f"changed. Fix: choose another `name` in {plan.blueprint.path}"
+        )
 
 
 def wait_until_managed_run(plan: DeploymentPlan) -> None:

@@ -113,7 +113,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         wait_until_ready(plan)
         return False
     require_images(plan)
-    require_kinds(plan)
+    require_objects(plan)
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
@@ -145,20 +145,35 @@ def require_images(plan: DeploymentPlan) -> None:
     images.require_images(plan, (service.image for service in plan.deployment.services))
 
 
-def require_kinds(plan: DeploymentPlan) -> None:
-    """Check that the cluster knows every kind of the release's objects, in the version that the chart writes.
+def require_objects(plan: DeploymentPlan) -> None:
+    """Check that the cluster knows every kind of the release's objects, in the version that the chart writes, and that
+    their names are free: a release `a-b` with a role `c` has those of a release `a` with a role `b-c`.
 
     Raises:
-        CheckFailed: it lacks some, which operators bring; names all of them.
+        CheckFailed: it lacks kinds, which operators bring, or has objects of others; names all of them.
         Unavailable: the cluster does not answer.
     """
-    api = open_api(plan)
-    kinds = {Kind(item["apiVersion"], item["kind"]): None for item in _parse_objects(_render_objects(plan))}
+    api, objects = open_api(plan), _parse_objects(_render_objects(plan))
+    kinds = {Kind(item["apiVersion"], item["kind"]): None for item in objects}
     if missing := [f"{kind.kind} ({kind.api_version})" for kind in kinds if not api.has_kind(kind)]:
         raise CheckFailed(
             f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
             f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
         )
+    if taken := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
+        raise CheckFailed(
+            f"{plan.deployment.name}: its objects have names that are taken: {', '.join(taken)}. Nothing was changed. "
+            f"Fix: choose another `name` in {plan.blueprint.path}"
+        )
+
+
+def _describe_other_owner(plan: DeploymentPlan, api: KubeApi, resource: Manifest) -> Iterator[str]:
+    """Yield an object of the name that another release, or nobody's, has in the cluster."""
+    kind, metadata = Kind(resource["apiVersion"], resource["kind"]), resource["metadata"]
+    present = api.find(kind, metadata["name"], metadata.get("namespace"))
+    owner = present["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") if present else None
+    if present and owner != plan.deployment.name:
+        yield f"{kind.kind} {metadata['name']} (of {f'the release {owner}' if owner else 'no release'})"
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:

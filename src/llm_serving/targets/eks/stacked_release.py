@@ -76,7 +76,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             [stack] = fleet_plans.create(stack_context)
             if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
                 release.require_images(plan)
-                release.require_kinds(plan)
+                release.require_objects(plan)
                 confirm(changes)
             if not stack.is_empty:
                 apply.apply(stack_context, [stack])
