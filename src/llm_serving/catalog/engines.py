@@ -730,6 +730,15 @@ class Framework(_NamedChoice):
     names_models_by_folder: bool = False
     """Whether clients' name of a model is a folder's, so that it is the last part of a hub id."""
 
+    classes: Mapping[str, int] = {}
+    """Classes of requests beside those without one, with their order; empty where it has none."""
+
+    class_header: str = ""
+    """Header of a request with its class, as DEPLOYMENT-CLASS."""
+
+    caller_header: str = ""
+    """Header of a request with its caller, by which the endpoint takes turns; empty where it does not."""
+
     note: str = ""
     """What its endpoint does otherwise than the engine's own, a sentence; empty for nothing that clients notice."""
 

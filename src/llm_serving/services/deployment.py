@@ -117,5 +117,11 @@ class FoundDeployment(ResolvedData):
     has_priority: bool = False
     """Whether it schedules by `priority` of a request."""
 
+    classes: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Headers of a request by its class, `high` or `low`; empty where it has no classes."""
+
+    caller_header: str = ""
+    """Header of a request with its caller, by which it takes turns; empty where it does not."""
+
     door: Door | None = None
     """None where everybody may call it."""

@@ -168,7 +168,9 @@ def test_replicas_share_counts_and_no_answers(tmp_path: Path, big: FoundDeployme
 def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_for_where_a_team_asks(
     tmp_path: Path, big: FoundDeployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"has_priority": True}))
+    classes = {"high": {"x-class": "big-a-high"}}
+    traits = {"has_priority": True, "classes": classes, "caller_header": "x-caller"}
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update=traits))
     text = EVERY_KEY.replace("retries: 2", "retries: 2\n    cache: {keep: 5min}")
     text = text.replace("{models: small}", "{models: small, personal_data: block, priority: low}")
     text = text.replace("{deployment: big-a, weight: 3}", "{deployment: big-a, weight: 3, prompt_characters: 2k}")
@@ -183,7 +185,7 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
     assert config["model_list"][0]["model_info"] == {
         "id": "chat/big-a",
         "allowed_fails": 0,
-        "has_priority": True,
+        **traits,
         "prompt_characters": 2000,
     }
     assert config["model_list"][1]["model_info"] == {"id": "chat/llm.example.com", "allowed_fails": 0}

@@ -172,6 +172,36 @@ def test_a_request_has_its_team_s_priority_where_the_engine_schedules_by_it(hook
     assert change(False, "ads")["extra_body"] == {"top_k": 1}
 
 
+def test_a_request_has_its_team_s_class_and_name_where_the_endpoint_tells_them_apart_and_no_header_of_the_caller(
+    hook: Any,
+) -> None:
+    guard = hook.RequestGuard({"ads": {"priority": "high"}, "search": {}}, {})
+    forged = {"X-Class": "chat-high", "x-caller": "search", "x-request-id": "1"}
+
+    def send(team: str | None, **traits: Any) -> dict[str, str]:
+        kwargs = {
+            "model": "openai/m",
+            "model_info": traits,
+            "metadata": {"user_api_key_team_id": team},
+            "proxy_server_request": {"headers": forged},
+            "extra_headers": forged,
+        }
+        headers: dict[str, str] = asyncio.run(guard.async_pre_call_deployment_hook(kwargs, None))["extra_headers"]
+        assert headers.pop("X-Request-Id") == "1"
+        return headers
+
+    traits = {
+        "classes": {"high": {"x-class": "chat-high"}, "low": {"x-class": "chat-low"}},
+        "caller_header": "x-caller",
+    }
+    assert send("ads", **traits) == {"x-class": "chat-high", "x-caller": "ads"}
+    assert send("search", **traits) == {"x-caller": "search"}, "between the two classes"
+    assert send("other", **traits) == send(None, **traits) == send("ads") == {}
+    body = {"model": "chat", "extra_headers": forged, "headers": forged}
+    asyncio.run(guard.async_pre_call_hook(SimpleNamespace(team_id="ads", user_id="u"), None, body, "completion"))
+    assert body == {"model": "chat"}
+
+
 def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(hook: Any) -> None:
     cache = hook.Cache()
     keys = {cache.get_cache_key(model="m", extra_headers={hook.ID_HEADER: request_id}) for request_id in "ab"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ def build_config(
     models: Mapping[str, str],
     keyed: Set[str],
     redis: Mapping[str, Any],
-    prioritized: Set[str] = frozenset(),
+    traits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     bedrock_region: str = "",
 ) -> dict[str, Any]:
     """Build config.yaml of LiteLLM 1.106.
@@ -55,13 +56,13 @@ def build_config(
         models: `model` of the requests to each backend, by id.
         keyed: ids of the backends that get the key in the environment.
         redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
-        prioritized: ids of the backends that schedule by `priority`.
+        traits: what request_guard.py reads of backends that tell classes of requests and callers apart, by id.
         bedrock_region: region of Bedrock's guardrail and models; empty where it is not asked.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
         "model_list": [
-            *_list_models(settings, urls, models, keyed, prioritized, bedrock_region),
+            *_list_models(settings, urls, models, keyed, traits, bedrock_region),
             *_list_embedding_models(settings, urls, models, keyed, bedrock_region),
         ],
         "router_settings": {
@@ -175,7 +176,7 @@ def _list_models(
     urls: Mapping[str, str],
     models: Mapping[str, str],
     keyed: Set[str],
-    prioritized: Set[str],
+    traits: Mapping[str, Mapping[str, Any]],
     region: str,
 ) -> Iterator[dict[str, Any]]:
     for backend_id, name, number, backend in list_places(settings):
@@ -193,7 +194,7 @@ def _list_models(
             "model_info": {
                 "id": backend_id,
                 "allowed_fails": _ALLOWED_FAILS,
-                **({"has_priority": True} if backend_id in prioritized else {}),
+                **traits.get(backend_id, {}),
                 **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
             },
         }

@@ -26,7 +26,7 @@ TEAMS_VARIABLE, CACHED_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_CACHED"
 UNVERIFIED_USER = "__db_unavailable_fallback__"
 """LiteLLM's user for a key that it could not look up. Source: 1.106.0, proxy/auth/auth_exception_handler.py."""
 
-PROMPT_LIMIT, HAS_PRIORITY = "prompt_characters", "has_priority"
+PROMPT_LIMIT, HAS_PRIORITY, CLASSES, CALLER = "prompt_characters", "has_priority", "classes", "caller_header"
 """What LiteLLM's settings say of a deployment, in `model_info`."""
 
 _OWN_FIELDS = ("cache", "priority", "extra_body", "extra_headers", "headers", "litellm_params")
@@ -60,7 +60,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         super().__init__()
         self._cached = cached
         self._limits = {name: team.get("prompt_characters") for name, team in teams.items()}
-        self._priorities = {name: PRIORITIES[team.get("priority", "normal")] for name, team in teams.items()}
+        self._classes = {name: team.get("priority", "normal") for name, team in teams.items()}
 
     async def async_pre_call_hook(
         self,
@@ -113,14 +113,21 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         kwargs: dict[str, Any],
         call_type: object,  # noqa: ARG002
     ) -> dict[str, Any] | None:
-        """Give a request its id, and its team's priority at a deployment that schedules by it."""
-        if not str(kwargs.get("model")).startswith("bedrock/"):  # which takes no header of ours
-            kwargs = {**kwargs, "extra_headers": {ID_HEADER: find_request_id(kwargs)}}
-        if not (kwargs.get("model_info") or {}).get(HAS_PRIORITY):
-            return kwargs
+        """Give a request its id, and at a deployment that schedules by them its team's priority, class and name.
+
+        No header of the caller's own goes on.
+        """
+        traits = kwargs.get("model_info") or {}
         metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
-        priority = self._priorities.get(str(metadata.get("user_api_key_team_id")), PRIORITIES["normal"])
-        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "priority": priority}}
+        team = str(metadata.get("user_api_key_team_id"))
+        class_ = self._classes.get(team, "normal")
+        if not str(kwargs.get("model")).startswith("bedrock/"):  # which takes no header of ours
+            caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
+            headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
+            kwargs = {**kwargs, "extra_headers": headers}
+        if not traits.get(HAS_PRIORITY):
+            return kwargs
+        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "priority": PRIORITIES[class_]}}
 
     async def async_log_success_event(
         self,

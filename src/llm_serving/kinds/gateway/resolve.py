@@ -30,6 +30,9 @@ _START_S = 600.0
 _LITELLM_BYTES, _METER_BYTES = 900_000_000, 60_000_000
 """Memory of the processes, measured at the same time; LiteLLM's under load."""
 
+_TRAITS = {"has_priority", "classes", "caller_header"}
+"""What of a deployment request_guard.py reads."""
+
 
 def list_port_names() -> list[str]:
     """List the ports that a target must choose if processes share one machine."""
@@ -72,12 +75,14 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     keyed = {
         place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
     }
-    prioritized = {
-        place.id for place in places if place.backend.deployment and found[place.backend.deployment].has_priority
+    traits = {
+        place.id: found[place.backend.deployment].model_dump(include=_TRAITS, exclude_defaults=True)
+        for place in places
+        if place.backend.deployment
     }
     redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
     region = "" if is_local else fleet.value.region
-    config = litellm_settings.build_config(settings, urls, models, keyed, redis, prioritized, region)
+    config = litellm_settings.build_config(settings, urls, models, keyed, redis, traits, region)
     semantic = litellm_settings.build_semantic(settings, models, region)
     env = gateway_program.build_settings(settings, config, semantic)
     if is_local:

@@ -189,6 +189,8 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
     if deployment.answering_roles != deployment.engine_roles:
         metrics.pop("ttft", None)
     is_fixed = all(role.replicas.min == role.replicas.max for role in deployment.engine_roles)
+    framework = engines.load_frameworks()[deployment.framework]
+    classes = framework.classes if deployment.tuning.priority else ()
     usd_h, price = (price_deployment(deployment) if is_fixed else None) or (None, "")
     return FoundDeployment(
         name=deployment.name,
@@ -203,5 +205,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         metrics_urls=tuple(deployment.metrics_urls.values()),
         metrics={str(signal): name for signal, name in metrics.items()},
         has_priority=deployment.tuning.priority,
+        classes={name: {framework.class_header: f"{deployment.name}-{name}"} for name in classes},
+        caller_header=framework.caller_header,
         door=deployment.door,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.summary import describe_for_others
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
 
@@ -82,13 +83,19 @@ def test_requests_wait_in_the_picker_by_class_and_in_turn_for_each_caller(
 ) -> None:
     text = format_blueprint("tuning: {priority: on}\n", worker=f"{worker}\n  router: {{replicas: 2}}")
     fleet = FLEET.replace("add_ons: {gateway: on}", "add_ons: {gateway: on, operators: on, observability: on}")
-    picker = get_picker(resolving.resolve_files(tmp_path, text, fleet, "eks"))
+    deployment = resolving.resolve_files(tmp_path, text, fleet, "eks")
+    picker = get_picker(deployment)
     config, (name, parameters) = picker["config"], detector
     assert config["featureGates"] == ["flowControl"]
     assert config["flowControl"] == {"saturationDetector": {"pluginRef": name}, "defaultPriorityBand": BAND, **waiting}
     assert [*config["plugins"]][-2:] == [{"type": name, "parameters": parameters}, FAIRNESS]
     assert config["schedulingProfiles"][0]["plugins"][0] == {"pluginRef": name}, "no full engine is chosen"
     assert picker["objectives"] == {"high": 1, "low": -1}
+    told = describe_for_others(deployment)
+    assert told.classes == {
+        class_: {"x-llm-d-inference-objective": f"{deployment.name}-{class_}"} for class_ in ("high", "low")
+    }
+    assert told.caller_header == "x-llm-d-inference-fairness-id"
 
 
 def test_without_classes_and_limit_the_picker_holds_nothing_back(tmp_path: Path) -> None:
@@ -96,6 +103,7 @@ def test_without_classes_and_limit_the_picker_holds_nothing_back(tmp_path: Path)
     assert not {"featureGates", "flowControl"} & picker["config"].keys() and not picker["objectives"]
     limited = get_picker(resolve(tmp_path, format_blueprint(worker="{pool: gpus, max_requests: 8}")))
     assert limited["config"]["featureGates"] == ["flowControl"] and not limited["objectives"]
+    assert describe_for_others(resolve(tmp_path, format_blueprint())).classes == {}
 
 
 def test_engines_run_as_without_a_framework_and_the_router_is_nginx_before_a_proxy(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
+from llm_serving.catalog import engines
 from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
@@ -26,11 +27,7 @@ QUEUE_THRESHOLD = 5
 """Requests that wait at an engine, on average, when the picker begins to hold requests back; its own default."""
 
 FAIRNESS = "round-robin-fairness-policy"
-"""Among the callers of one class, told apart by the header x-llm-d-inference-fairness-id."""
-
-OBJECTIVES = {"high": 1, "low": -1}
-"""Classes of requests, by the end of their object's name, which callers put in the header x-llm-d-inference-objective;
-the highest goes first, and requests without the header are 0. Source: pkg/epp/metadata/consts.go of v0.9.0."""
+"""Among the callers of one class."""
 
 
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -55,6 +52,7 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
     """Return the services as they are, and the picker's configuration."""
+    framework = engines.load_frameworks()[context.blueprint.framework]
     scorers = [scorer.split("=") for scorer in context.router.policies[context.policy].split()]
     plugins: list[JsonValue] = [
         *({"type": name} for name, _ in scorers),  # type: ignore[list-item]
@@ -84,7 +82,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
             "schedulingProfiles": [profile],
             **({"featureGates": ["flowControl"], "flowControl": flow_control} if admission else {}),
         },
-        "objectives": {**OBJECTIVES} if context.blueprint.tuning.priority else {},
+        "objectives": {**framework.classes} if context.blueprint.tuning.priority else {},
     }
     return Adapted(services, {"endpointPicker": picker})
 
