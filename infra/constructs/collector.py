@@ -19,8 +19,8 @@ CPU_UNITS, MEMORY_MIB = 128, 256
 METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_role("router")}
 """What is sent of a service's tasks, by kind; a service has the Prometheus names."""
 
-TRANSFERS, TRANSFER_PORT = "failed-transfers", "side"
-"""What is sent of tasks that hand on KV caches, which meet at this port."""
+TRANSFERS = "failed-transfers"
+"""What is sent of tasks that hand on KV caches, which others call by their addresses."""
 
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
 """What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
@@ -55,7 +55,7 @@ def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     is_router, part = service.is_entry, "router" if service.is_entry else "engine"
     scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
     concepts = METRICS[part] + (SCALE_TO_ZERO_METRICS[part] if scales_to_zero else ())
-    concepts += (TRANSFERS,) if TRANSFER_PORT in service.ports else ()
+    concepts += (TRANSFERS,) if service.address_variables else ()
     names = {**service.metrics, "up": signals.load()["up"].name}
     return {concept: names[concept] for concept in concepts if concept in names}
 

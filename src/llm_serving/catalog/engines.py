@@ -176,6 +176,9 @@ class Transfer(CommandPart):
     copies_cache: bool = False
     """Whether each rank keeps a copy of its whole cache in the node's memory."""
 
+    listeners: tuple[Literal["prefill", "decode"], ...] = ()
+    """Roles that listen at the port where prefill and decode agree on a transfer."""
+
 
 class WeightStreaming(CommandPart):
     """Loading weights straight from S3 into memory."""
@@ -668,8 +671,18 @@ class FrameworkEngine(_Row):
     parsers: Mapping[Literal["tools", "reasoning"], frozenset[str]] = {}
     """Parsers of answers that the framework has in place of the engine's own; empty where the engine reads them."""
 
+    parser_names: Mapping[Literal["tools", "reasoning"], Mapping[str, str]] = {}
+    """The framework's names of parsers that the engine calls otherwise, by the engine's."""
+
     local: FrameworkSetup | None = None
     """None where it does not run on the local target."""
+
+    def find_parser(self, key: Literal["tools", "reasoning"], name: str) -> str:
+        """Return what reads answers in place of the engine's parser `name`; empty where nothing does."""
+        if key not in self.parsers:
+            return name
+        own = self.parser_names.get(key, {}).get(name, name)
+        return own if own in self.parsers[key] else ""
 
 
 class Workload(_Row):

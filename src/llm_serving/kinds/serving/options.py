@@ -54,8 +54,13 @@ class Node:
 
     @property
     def parsers(self) -> SelectedParsers:
-        """What the engine reads the answers with."""
-        return answer_parsers.select(self.settings, self.role, self.placement.model)
+        """What the answers are read with, in the names of what reads them: the engine, or its framework."""
+        selected = answer_parsers.select(self.settings, self.role, self.placement.model)
+        pair = engines.load_frameworks()[self.settings.framework].engines.get(self.settings.engine)
+        if not pair:
+            return selected
+        own = {key: pair.find_parser(key, getattr(selected, key)) for key in pair.parsers}
+        return selected._replace(**own)
 
     @property
     def max_requests(self) -> int | None:

@@ -289,7 +289,7 @@ def _build_role(
         scale=resolve_scale(name, role) if not conventions.is_local else None,
         prefetch=_build_prefetch(context, role_placement, served_model),
         compile_cache=_build_compile_cache(context, role, role_placement, served_model, uses_efa),
-        ports=_build_ports(context, role_placement),
+        ports=_build_ports(context, name, role_placement),
         kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
     )
@@ -342,9 +342,10 @@ def _build_prefetch(context: Context, role_placement: Placement, served_model: S
     )
 
 
-def _build_ports(context: Context, role_placement: Placement) -> dict[str, int]:
+def _build_ports(context: Context, role: str, role_placement: Placement) -> dict[str, int]:
+    """Return further ports that a container of a role listens at."""
     port_uses = {
-        "side": bool(context.transfer),
+        "side": bool(context.transfer) and role in context.engine.transfers[context.transfer].listeners,
         "events": context.policy == "kv-aware",
         "replay": context.policy == "kv-aware",
         "master": role_placement.nodes > 1,

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -306,7 +306,7 @@ def test_its_worker_of_tensorrt_llm_gets_options_and_the_rest_in_the_engines_fil
         *("python3", "-m", "dynamo.trtllm", "--model", "/scratch/fetched/weights"),
         *("--served-model-name", "Qwen/Qwen3-32B", "--max-seq-len", "8000", "--publish-metrics"),
         *("--tensor-parallel-size", "2", "--max-num-tokens", "4000", "--max-batch-size", "32"),
-        *("--dyn-tool-call-parser", "qwen3", "--dyn-reasoning-parser", "qwen3"),
+        *("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3"),
         *("--extra-engine-args", "/tmp/settings.json"),
     )
     assert read_settings(worker.command) == {
@@ -333,6 +333,7 @@ def test_prefill_and_decode_of_tensorrt_llm_hand_over_by_nixl(tmp_path: Path) ->
         settings = read_settings(worker.command)
         assert settings["cache_transceiver_config"] == {"backend": "NIXL"}
         assert settings["disable_overlap_scheduler"] is (worker is prefill)
+        assert "side" not in worker.ports, "where vLLM and SGLang listen"
 
 
 def test_its_worker_of_sglang_gets_sglangs_own_options(tmp_path: Path) -> None:
@@ -349,7 +350,53 @@ def test_its_worker_of_sglang_gets_sglangs_own_options(tmp_path: Path) -> None:
     for part in (prefill, decode):
         assert part.command.count("--disaggregation-mode") == 1
         assert part.command[part.command.index("--disaggregation-mode") + 1] == part.role
-        assert part.address_variables == ("SGLANG_HOST_IP",) and part.ports["side"] == 5600
+        assert part.address_variables == ("SGLANG_HOST_IP",)
+    assert (prefill.ports.get("side"), decode.ports.get("side")) == (5600, None), "where SGLang listens"
+
+
+RECORDED_PARSERS: dict[str, Any] = json.loads(Path(__file__).with_name("dynamo-parsers.json").read_text())
+"""Names that its wheel lists."""
+
+ABSENT_PARSERS = {
+    ("vllm", "tools"): {"granite", "granite4", "llama4_json", "olmo3", "seed_oss"},
+    ("vllm", "reasoning"): {"olmo3", "seed_oss"},
+}
+"""Of the catalog's models, by engine: forms that Dynamo does not read."""
+
+
+@pytest.mark.parametrize("key", ["tools", "reasoning"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_the_catalogs_parsers_have_names_that_dynamo_lists(engine: str, key: Literal["tools", "reasoning"]) -> None:
+    pair = engines.load_frameworks()["dynamo"].engines[engine]
+    assert pair.parsers[key] == set(RECORDED_PARSERS[key])
+    recorded = engine_options.load(engine)
+    assert recorded
+    assert pair.parser_names[key].keys() & set(recorded.parsers[key]), "some name is this engine's"
+    names = {name for row in engines.load_engines()[engine].answer_parsers for name in getattr(row, key)}
+    assert {name for name in names if not pair.find_parser(key, name)} == ABSENT_PARSERS.get((engine, key), set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "tools", "own"),
+    [
+        ("vllm", "deepseek_v31", "deepseek_v3_1"),
+        ("sglang", "deepseekv31", "deepseek_v3_1"),
+        ("tensorrt-llm", "deepseek_v31", "deepseek_v3_1"),
+        ("vllm", "hermes", "hermes"),
+        ("tensorrt-llm", "qwen3", "hermes"),
+        ("tensorrt-llm", "qwen3_coder", "qwen3_coder"),
+    ],
+)
+def test_a_parser_is_dynamos_of_the_same_form(engine: str, tools: str, own: str) -> None:
+    assert engines.load_frameworks()["dynamo"].engines[engine].find_parser("tools", tools) == own
+
+
+@pytest.mark.parametrize(("engine", "tools"), [("vllm", "openai"), ("sglang", "gpt-oss")])
+def test_a_model_whose_parsers_dynamo_calls_otherwise_runs(tmp_path: Path, engine: str, tools: str) -> None:
+    text = choose(engine).replace("Qwen/Qwen3-32B", f"openai/gpt-oss-20b\ntools: {tools}")
+    command = resolve(tmp_path, text, "eks", EKS_FLEET).services[0].command
+    assert command[command.index("--dyn-tool-call-parser") + 1] == "harmony"
+    assert command[command.index("--dyn-reasoning-parser") + 1] == "gpt_oss"
 
 
 REFUSED_OF_ENGINES = {

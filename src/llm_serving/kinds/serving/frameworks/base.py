@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import FrameworkEngine
-from llm_serving.kinds.serving.answer_parsers import AUTO
+from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, format_bounds
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
@@ -116,13 +116,13 @@ def _check_parsers(
     asked_only: bool,
 ) -> Iterator[Conflict]:
     """Yield parsers that a framework which reads answers by itself does not have."""
-    selected = context.describe_node(key_path[-1], role, role_placement).parsers
+    selected = answer_parsers.select(context.blueprint, role, role_placement.model)
     written = context.blueprint.select_model_settings(role)
-    for key, known in pair.parsers.items():
+    for key in pair.parsers:
         parser = getattr(selected, key)
-        if asked_only and getattr(written, key) == AUTO:
+        if asked_only and getattr(written, key) == answer_parsers.AUTO:
             continue
-        if parser and parser not in known:
+        if parser and not pair.find_parser(key, parser):
             path = context.blueprint.find_model_key_path(key_path, role, key)
             reason = f"{context.blueprint.framework} reads answers itself, and has no parser {parser}"
             yield Conflict(path, reason, f"set {key}: off, or use another framework", parser)

@@ -7,10 +7,8 @@ folder with the model's name, a configuration, and the engine's arguments as JSO
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options
 from llm_serving.kinds.serving.frameworks.base import SERVER_OPTIONS, Adapted, check_engine, split_command
@@ -35,9 +33,6 @@ Source: vllm_backend r26.01 (c70d654), README.md and src/model.py."""
 
 OWN_OPTIONS = SERVER_OPTIONS | {"enable_auto_tool_choice", "tool_call_parser", "reasoning_parser", "chat_template"}
 """Options in whose place the frontend has its own. It ends when the requests under way have."""
-
-TOOL_PARSERS = {"llama3_json": "llama3", "mistral": "mistral"}
-"""Triton's names of vLLM's parsers. Source: python/openai/openai_frontend/engine/utils/tool_call_parsers."""
 
 PROGRAM = Path(__file__).with_name("triton_frontend.py")
 
@@ -80,14 +75,7 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         *("--default-max-tokens", str(options["max_model_len"])),
         # Probes and Prometheus ask every few seconds.
         *("--uvicorn-log-level", "warning"),
-        *_list_parser_arguments(context, options),
+        *(("--tool-call-parser", str(parser)) if (parser := options.get("tool_call_parser")) else ()),
         *(("--chat-template", template) if template in files else ()),
     )
     return worker.model_copy(update={"command": (*prefix, *command)})
-
-
-def _list_parser_arguments(context: Context, options: Mapping[str, JsonValue]) -> tuple[str, ...]:
-    """Return what makes the frontend read calls of tools, where it has the parser that the engine would use."""
-    known = context.pair.parsers["tools"] if context.pair else ()
-    parser = options.get("tool_call_parser")
-    return ("--tool-call-parser", TOOL_PARSERS[parser]) if isinstance(parser, str) and parser in known else ()
