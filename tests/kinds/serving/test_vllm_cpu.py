@@ -47,6 +47,7 @@ def test_a_replica_has_a_node_for_itself_with_its_own_image_and_binds_its_thread
     assert role.image.endswith("/demo/vllm-cpu:0.32.0-3")
     assert (role.resources.device, role.resources.accelerators, role.resources.cpus) == ("", 0, 13)
     assert role.env["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
+    assert role.env["TORCH_COMPILE_DISABLE"] == "1", "the image has no compiler"
     assert not {"OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING"} & role.env.keys()
     assert "uni" not in role.command, "in one process with the server no thread is bound"
     assert role.prefetch is None, "weights are streamed"
