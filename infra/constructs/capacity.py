@@ -28,9 +28,8 @@ def add_capacity(stack: FleetStack, group: Group) -> list[ITerraformDependable]:
     if group.purchase_option != "reservation":
         return placement_groups
     reservations = [_add_reservation(stack, group, placement_groups)] if group.reserve else []
-    if group.kind == "karpenter":
-        return [*placement_groups, *reservations]
-    return [*placement_groups, *reservations, *_add_resource_group(stack, group)]
+    resource_group = _add_resource_group(stack, group) if group.is_auto_scaled else []
+    return [*placement_groups, *reservations, *resource_group]
 
 
 def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:

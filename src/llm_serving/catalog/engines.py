@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -766,6 +766,9 @@ class CacheKeeper(_Row):
     read_on: str
     title: str
     tiers: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    """Targets that it runs on; empty where it runs on all."""
+
     server_bytes: int = 0
     """Memory of its server beside each engine, without the prompts that it holds; 0 where it has none."""
 
@@ -776,8 +779,12 @@ class CacheKeeper(_Row):
     names_lack: NamesLack
     """What its own names of prompts do not hold."""
 
-    reasons: Mapping[Literal["not_eks", "other_tiers", "adapters", "nodes", "no_accelerators"], str]
+    reasons: Mapping[Literal["target", "other_tiers", "adapters", "nodes", "no_accelerators"], str]
     """Why it does not work with what a deployment asks for; with {role}, {pool} and {target}."""
+
+    def runs_on(self, target: str) -> bool:
+        """Return whether it runs on a target."""
+        return not self.targets or target in self.targets
 
 
 @functools.cache
@@ -799,6 +806,12 @@ def load_cache_keepers() -> Mapping[str, CacheKeeper]:
     """Return all that keep cached prompts in place of the engine, by name."""
     rows = own_yaml.read(CACHE_KEEPERS_FILE)
     return MappingProxyType({name: CacheKeeper.model_validate(row) for name, row in rows.items()})
+
+
+def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
+    """Return the words of a fix that names others which keep cached prompts; empty where none fits."""
+    names = [name for name, row in load_cache_keepers().items() if is_fitting(row)]
+    return f"set by: {' or '.join(names)}" if names else ""
 
 
 @functools.cache

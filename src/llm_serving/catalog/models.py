@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from llm_serving.catalog import architecture, families, gguf, pipelines, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
@@ -55,6 +55,21 @@ _GGUF_TASKS: tuple[Task, ...] = ("generate", "embed")
 WeightsFormat = Literal["safetensors", "gguf", "diffusers"]
 """Forms of weights: Hugging Face's files, llama.cpp's one file with tokenizer and chat template, or a pipeline of
 diffusers, whose parts have a folder of safetensors each."""
+
+
+class FormatFacts(NamedTuple):
+    """What is said of a form of weights, and where those of it lie."""
+
+    title: str
+    folder: str
+    """Of the fleet's model bucket: weights of two forms never lie in each other."""
+
+
+FORMATS: Mapping[WeightsFormat, FormatFacts] = {
+    "safetensors": FormatFacts("safetensors", "models"),
+    "gguf": FormatFacts("one GGUF file", "gguf"),
+    "diffusers": FormatFacts("a pipeline of diffusers", "pipelines"),
+}
 
 
 class Repository(PlainData):

@@ -212,7 +212,7 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: 
             tib,
             ", ".join(f"{name} {gib_by_pool[name]} GiB each" for name in gib_by_pool if gib_by_pool[name]),
         )
-    scaling_groups = [group for group in machine_groups if group.kind != "karpenter"]
+    scaling_groups = [group for group in machine_groups if group.is_auto_scaled]
     if scaling_groups:
         yield Need(quotas.AUTO_SCALING_GROUPS, len(scaling_groups), "")
         yield Need(quotas.LAUNCH_TEMPLATES, len(scaling_groups), "")

@@ -166,6 +166,11 @@ class Group:
         return self.types[0].split(".")[0]
 
     @property
+    def is_auto_scaled(self) -> bool:
+        """Whether an Auto Scaling group with a launch template starts its instances, and not Karpenter."""
+        return self.kind != "karpenter"
+
+    @property
     def allocation_strategy(self) -> str:
         """Allocation strategy of EC2 Auto Scaling for the way it is bought."""
         return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from llm_serving.catalog import records
-from llm_serving.catalog.models import WeightsFormat
+from llm_serving.catalog.models import FORMATS, WeightsFormat
 from llm_serving.services.service import ResolvedData
 
 
@@ -74,6 +74,5 @@ def resolve_served_name(model: str) -> str:
 
 
 def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
-    """Prefix of a model in the fleet's model bucket; those of two forms never lie in each other."""
-    folder = {"safetensors": "models", "gguf": "gguf", "diffusers": "pipelines"}[weights_format]
-    return f"{folder}/{resolve_served_name(model).replace(':', '/')}"
+    """Prefix of a model in the fleet's model bucket."""
+    return f"{FORMATS[weights_format].folder}/{resolve_served_name(model).replace(':', '/')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -31,7 +31,7 @@ from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.units import Tokens, format_bytes
 from llm_serving.tables import fit_table, models_table
 
-_FORMATS = get_args(models.WeightsFormat)
+_FORMATS = tuple(models.FORMATS)
 
 app = typer.Typer(help="List, size, predict, create and upload models.", no_args_is_help=True)
 

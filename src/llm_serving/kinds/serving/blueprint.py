@@ -185,7 +185,10 @@ class KvTiers(Settings):
         others = [name for name in self.names if self.keeper and name not in self.keeper.tiers]
         if self.keeper and others:
             reason = self.keeper.reasons["other_tiers"]
-            yield Conflict((others[0],), reason, f"remove {' and '.join(others)}, or set by: lmcache")
+            keepers = engines.suggest_cache_keepers(lambda row: {*self.names} <= {*row.tiers})
+            yield Conflict(
+                (others[0],), reason, ", or ".join(filter(None, (f"remove {' and '.join(others)}", keepers)))
+            )
 
 
 class Tuning(Settings):

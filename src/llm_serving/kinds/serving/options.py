@@ -296,7 +296,7 @@ OPTIONS = (
         "kv-s3",
         lambda node: node.tuning.keeper is None and "s3" in node.tuning.tier_bytes,
         "tuning.kv_tiers",
-        "set by: lmcache, or remove s3",
+        f"{engines.suggest_cache_keepers(lambda row: 's3' in row.tiers)}, or remove s3",
     ),
     Option(
         "speculative-prompt",

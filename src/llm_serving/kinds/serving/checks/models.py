@@ -12,8 +12,6 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings.document import Conflict
 
-FORMAT_NAMES = {"safetensors": "safetensors", "gguf": "one GGUF file", "diffusers": "a pipeline of diffusers"}
-
 
 def find_model(
     settings: Blueprint, role_path: tuple[str, ...], role: EngineRole
@@ -94,7 +92,8 @@ def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
 def _describe_format(engine: str, model: Model) -> tuple[str, str]:
     """Return why the engine cannot load the model's weights, and the fix."""
     form = engines.load_engines()[engine].weights_format
-    reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
+    read, own = models.FORMATS[form].title, models.FORMATS[model.formats[0]].title
+    reason = f"the engine {engine} reads {read}, and this model is {own}"
     others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
     copies = models.list_copies(model, form)
     return reason, "set " + " or ".join(

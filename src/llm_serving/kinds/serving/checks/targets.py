@@ -44,7 +44,7 @@ def check(
     """Yield every mistake, in no particular order."""
     conventions = environment.conventions
     yield from _check_offload(settings)
-    yield from _check_keeper(settings, conventions, placed_roles)
+    yield from _check_keeper(settings, environment, placed_roles)
     yield from _check_tier_bucket(settings, fleet, conventions)
     yield from auth.check(settings.auth, processes.get_router(settings), environment)
     if not conventions.is_local:
@@ -154,16 +154,17 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
 
 
 def _check_keeper(
-    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+    settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield where what keeps cached prompts is not rendered, or would give what was computed for another."""
-    tiers, keeper = settings.tuning.kv_tiers, settings.tuning.keeper
+    tiers, keeper, conventions = settings.tuning.kv_tiers, settings.tuning.keeper, environment.conventions
     if tiers is None or keeper is None:
         return
     key_path = ("tuning", "kv_tiers", "by")
-    if "not_eks" in keeper.reasons and (conventions.is_local or not conventions.is_kubernetes):
-        reason = keeper.reasons["not_eks"].format(target=conventions.title)
-        yield Conflict(key_path, reason, "remove by, or set by: lmcache", tiers.by)
+    if not keeper.runs_on(environment.target):
+        reason = keeper.reasons["target"].format(target=conventions.title)
+        others = engines.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
+        yield Conflict(key_path, reason, ", or ".join(filter(None, ("remove by", others))), tiers.by)
         return
     for role_path, role, role_placement in placed_roles:
         if role.adapters:
