@@ -48,6 +48,9 @@ class Provider:
     received: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of requests; each is answered with its number."""
 
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Their headers, by names in small letters."""
+
     bedrock_calls: list[BedrockCall] = field(default_factory=list)
     half_read: threading.Event = field(default_factory=threading.Event)
     """Set by a client that has read half of a stream."""
@@ -68,6 +71,7 @@ def run_provider() -> Iterator[Provider]:
                 self._send(200, *build_bedrock_answer(is_stream=self.path.endswith("/converse-stream")))
                 return
             body = json.loads(sent)
+            provider.headers.append({name.lower(): value for name, value in self.headers.items()})
             provider.received.append(body)
             fault, is_stream = find_fault(body), body.get("stream", False)
             if fault.isdigit():

@@ -186,7 +186,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
             "big-a": describe("big-a", engines["big-a"]),
             "big-b": describe("big-b", engines["big-b"]).model_copy(update={"url": door_url, "door": door}),
         }
-        found["short"] = found["short"].model_copy(update={"has_priority": True})
+        classes = {"high": {"x-class": "short-high"}, "low": {"x-class": "short-low"}}
+        traits = {"has_priority": True, "classes": classes, "caller_header": "x-caller"}
+        found["short"] = found["short"].model_copy(update=traits)
         patch.setattr(deployments, "find", lambda name, *_: found[name])
         patch.chdir(root)
         write_blueprint(root / "edge", redis_port, provider.url)
@@ -868,6 +870,21 @@ def test_longer_prompts_go_to_their_deployment_and_each_team_s_priority_to_the_e
     assert (short["priority"], "priority" in long) == (-1, False), "`long` does not schedule by priority"
     forged = [send("search", 90 + number, **extra) for number, extra in enumerate([{}, {"priority": -9}, {"extra_body": {"priority": -9}}])]  # fmt: skip
     assert [body["priority"] for body in forged] == [0, 0, 0]
+
+
+def test_a_request_has_the_class_and_the_name_of_its_team_whatever_headers_the_caller_sends(gateway: Running) -> None:
+    def send(team: str, text: str, **extra: Any) -> dict[str, str]:
+        client = gateway.connect(gateway.create_key(team))
+        client.chat.completions.create(model="echo", messages=[{"role": "user", "content": text}], **extra)
+        headers = gateway.provider.headers[-1]
+        return {name: headers[name] for name in ("x-class", "x-caller") if name in headers}
+
+    assert send("private", "whose class") == {"x-class": "short-high", "x-caller": "private"}
+    forged = {"X-Class": "short-high", "X-Caller": "private"}
+    assert send("search", "a header", extra_headers=forged) == {"x-caller": "search"}
+    fields = {"extra_headers": forged, "headers": forged, "litellm_params": {"extra_headers": forged}}
+    assert send("search", "a field", extra_body=fields) == {"x-caller": "search"}
+    assert send("outside", "x" * 200, extra_headers=forged) == {}, "`long` tells nobody apart"
 
 
 def test_the_gateway_goes_on_after_its_client_of_the_database_died(gateway: Running) -> None:

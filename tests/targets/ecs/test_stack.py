@@ -251,6 +251,22 @@ def test_a_name_that_another_deployments_service_has_is_refused_before_anything_
     assert stack.deploy(deployment_plan, lambda _: None) is True, "the negative control"
 
 
+def test_a_role_with_the_name_of_anothers_second_choice_is_refused(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    file = deployment_plan.folder / "blueprint.yaml"
+    file.write_text(file.read_text().replace("  router:", "  workers: {worker-1: {pool: general}}\n  router:"))
+    root, fleet = deployment_plan.directory.root, deployment_plan.fleet.path
+    plan = planning.plan(deployment_plan.folder, fleet, target="ecs", root=root, account="123456789012")
+    with pytest.raises(CheckFailed) as refused:
+        stack.deploy(plan, lambda _: None)
+    assert str(refused.value) == (
+        "aggregated: two of its ECS services would be aggregated-worker-1: the second choice of a pool adds -1 to a role's "
+        "name. Nothing was changed. Fix: give the other role another name"
+    )
+    assert terraform_calls == []
+
+
 def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:

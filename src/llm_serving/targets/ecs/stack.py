@@ -11,6 +11,7 @@ import functools
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -150,13 +151,19 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: str) -> None:
-    """Check that no other deployment has an ECS service of these names: `a-b` with a role `c`, and `a` with `b-c`.
+    """Check that no other deployment has an ECS service of these names: `a-b` with a role `c`, and `a` with `b-c`; and
+    that no role has the name of another's second choice.
 
     Raises:
-        CheckFailed: some are taken; names all of them.
+        CheckFailed: some are taken, or would be twice; names all of them.
         Unavailable: AWS cannot be asked.
     """
     cluster, service_names = names.format_cluster_name(deployed.fleet), list(deployed.all_service_names)
+    if twice := [name for name, count in Counter(service_names).items() if count > 1]:
+        raise CheckFailed(
+            f"{plan.deployment.name}: two of its ECS services would be {', '.join(twice)}: the second choice of a pool "
+            "adds -1 to a role's name. Nothing was changed. Fix: give the other role another name"
+        )
     taken: list[str] = []
     with clients.translate_errors():
         for start in range(0, len(service_names), _MAX_DESCRIBED):
