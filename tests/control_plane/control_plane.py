@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from llm_serving import processes
 from llm_serving.operations import kube_api
-from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
+from llm_serving.operations.kube_api import ApiError, Kind, KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
 from tests import go_programs
 from tests.charts import objects
@@ -260,8 +260,12 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
 
 
 def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
-    """Add the custom resource definitions of a folder, and wait until they are established."""
-    control_plane.api.apply(objects.read_definitions(folder))
+    """Add the custom resource definitions of a folder, and wait until they are established and answer.
+
+    The API server refuses the first list of a kind with "storage is (re)initializing".
+    """
+    definitions = list(objects.read_definitions(folder))
+    control_plane.api.apply(definitions)
 
     def is_established(definition: Manifest) -> bool:
         conditions = definition.get("status", {}).get("conditions") or []
@@ -270,6 +274,16 @@ def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
     processes.wait_until(
         lambda: all(map(is_established, control_plane.api.list_objects(DEFINITION))), "the custom kinds", _ASK_S
     )
+
+    def answers(definition: Manifest) -> bool:
+        spec = definition["spec"]
+        version = next(version["name"] for version in spec["versions"] if version["served"])
+        with contextlib.suppress(ApiError):
+            control_plane.api.list_objects(Kind(f"{spec['group']}/{version}", spec["names"]["kind"]))
+            return True
+        return False
+
+    processes.wait_until(lambda: all(map(answers, definitions)), "answers of the custom kinds", _ASK_S)
 
 
 def _write_identities(folder: Path) -> str:
