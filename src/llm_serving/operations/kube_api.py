@@ -14,6 +14,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ Manifest = dict[str, Any]
 
 _TIMEOUT_S = 60.0
 """Longest time until the API server answers; after that the cluster counts as unreachable."""
+
+_BUSY_LIMIT_S, _BUSY_PAUSE_S = 30.0, 1.0
+"""How long, and how often, it is asked again while it answers 429: it prepares to store a kind, or has too much to do."""
 
 _POLL_S = 5.0
 """Longest time between two looks at an object of which no change is heard."""
@@ -295,13 +299,21 @@ class KubeApi:
         return self._request(f"list {kind.kind}s", "get", kind, namespace=namespace, **selectors)
 
     def _request(self, action: str, method: str, kind: Kind, **arguments: Any) -> Manifest:
-        with _translate_errors(action):
-            resource = self._resolve(kind)
-            response = getattr(self._dynamic, method)(
-                resource, serialize=False, _request_timeout=_TIMEOUT_S, **arguments
-            )
-            content: Manifest = json.loads(response.data)
-        return content
+        """Send a request, again while the server is busy: so it is with a kind that was installed seconds ago."""
+        deadline = time.monotonic() + _BUSY_LIMIT_S
+        while True:
+            try:
+                with _translate_errors(action):
+                    resource = self._resolve(kind)
+                    response = getattr(self._dynamic, method)(
+                        resource, serialize=False, _request_timeout=_TIMEOUT_S, **arguments
+                    )
+                    content: Manifest = json.loads(response.data)
+                return content
+            except ApiError as error:
+                if error.status != HTTPStatus.TOO_MANY_REQUESTS or time.monotonic() > deadline:
+                    raise
+            time.sleep(_BUSY_PAUSE_S)
 
     def _resolve(self, kind: Kind) -> Any:
         with _translate_errors(f"look up the kind {kind.kind}"):
