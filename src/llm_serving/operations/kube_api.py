@@ -26,7 +26,7 @@ _TIMEOUT_S = 60.0
 """Longest time until the API server answers; after that the cluster counts as unreachable."""
 
 _BUSY_LIMIT_S, _BUSY_PAUSE_S = 30.0, 1.0
-"""How long, and how often, it is asked again while it answers 429: it prepares to store a kind, or has too much to do."""
+"""How long, and how often, it is asked again while it answers 429: it prepares to store a kind, or is too busy."""
 
 _POLL_S = 5.0
 """Longest time between two looks at an object of which no change is heard."""
