@@ -46,6 +46,7 @@ FIELD_NAMES = frozenset(
         "metrics_port",  # of a router that has its own
         "nixl_side_channel_port",  # where prefill and decode agree on a transfer
         "kv_events_endpoint",  # where KV cache events are published, as ZeroMQ writes addresses
+        "kv_events_socket",  # the same as a Unix socket's
         "kv_replay_endpoint",  # where earlier events are asked for
         "master_port",  # where the nodes of a replica meet
         "data_port",  # where its data-parallel ranks meet

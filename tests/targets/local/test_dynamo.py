@@ -101,7 +101,8 @@ engine.BuildConfig = BuildConfig
 sys.modules |= {"tensorrt_llm": types.ModuleType("tensorrt_llm"), "tensorrt_llm.llmapi": engine}
 from dynamo.trtllm import args
 config = args.parse_args(sys.argv[1:])
-print(config.disaggregation_mode.value, config.tensor_parallel_size, config.publish_metrics, config.extra_engine_args)
+print(config.disaggregation_mode.value, config.tensor_parallel_size, config.publish_metrics, config.use_kv_events)
+print(config.extra_engine_args)
 """
 
 
@@ -112,10 +113,10 @@ def parse(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 
 def test_its_own_parser_takes_the_options_of_tensorrt_llms_workers(tmp_path: Path) -> None:
-    text = test_dynamo.choose("tensorrt-llm", test_dynamo.APART)
+    text = test_dynamo.choose("tensorrt-llm", test_dynamo.APART).replace("cache-aware", "kv-aware")
     prefill, decode, _ = test_dynamo.resolve(tmp_path, text, "eks", test_dynamo.EKS_FLEET).services
     for worker in (prefill, decode):
         words = worker.command[worker.command.index("dynamo.trtllm") + 1 :]
         run = parse(words)
-        assert run.stdout.split() == [worker.role, "2", "True", "/tmp/settings.json"], run.stderr
+        assert run.stdout.split() == [worker.role, "2", "True", "True", "/tmp/settings.json"], run.stderr
     assert parse((*words, "--max_batch_size", "4")).returncode != 0, "as trtllm-serve spells it"

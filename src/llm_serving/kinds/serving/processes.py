@@ -462,6 +462,8 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
         "cache_port": _select_port(context, f"{process_name}-cache", PORTS["cache"]),
         "nixl_side_channel_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
         "kv_events_endpoint": _build_kv_endpoint(context, process_name, "events"),
+        # Each data-parallel rank adds its number to an address with this word: vllm/distributed/kv_events.py of 0.31.0.
+        "kv_events_socket": f"ipc://{environment.socket_folder}/inproc-{process_name}",
         "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
@@ -672,7 +674,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
         "metrics_host": context.environment.member_host,
         "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
-        "policy": context.router.policies[_select_policy(context, engine_services)],
+        "policy": tuple(context.router.policies[_select_policy(context, engine_services)].split()),
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),

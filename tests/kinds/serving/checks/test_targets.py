@@ -270,12 +270,12 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
             ),
             "local",
             "the router reads the cache events of prefill engines whose addresses it is given when it starts, and of no "
-            "others",
+            "others. Fix: set policy: cache-aware, or framework: dynamo",
         ),
         (
             f"{MULTI_MODEL}  router: {{policy: kv-aware}}\n{TRAFFIC_AND_SLO}",
             "local",
-            "the router reads the cache events of one model",
+            "the router reads the cache events of one model. Fix: set policy: cache-aware",
         ),
         (
             format_aggregated("tiny", pool="general", accelerators=2, data=2).replace(
@@ -283,14 +283,14 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
             ),
             "local",
             "each data-parallel rank publishes its cache's events on a port of its own; cache-aware chooses between ranks "
-            "as well",
+            "as well. Fix: set policy: cache-aware",
         ),
     ],
 )
 def test_kv_aware_routing_is_refused_without_cache_events(tmp_path: Path, text: str, target: str, reason: str) -> None:
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
     assert get_error(tmp_path, text, target) == (
-        f'blueprint.yaml:{line}:20: roles.router.policy: "kv-aware": {reason}. Fix: set policy: cache-aware.'
+        f'blueprint.yaml:{line}:20: roles.router.policy: "kv-aware": {reason}.'
     )
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 

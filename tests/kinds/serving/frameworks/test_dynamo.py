@@ -76,7 +76,7 @@ def test_the_frontend_takes_the_routers_place_and_workers_the_engines(tmp_path: 
     assert frontend.command[1].endswith("/dynamo_events.py") and frontend.command[2].endswith("/events-in")
     assert frontend.command[4:] == (
         *("python3", "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(frontend.port)),
-        *("--router-mode", "kv", "--migration-limit", "3", "--no-router-kv-events"),
+        *("--router-mode", "kv", "--no-router-kv-events", "--migration-limit", "3"),
     )
 
 
@@ -171,7 +171,7 @@ REFUSED = {
     "a policy": (
         BLUEPRINT.replace("cache-aware", "consistent-hash"),
         'blueprint.yaml:8:20: roles.router.policy: "consistent-hash": the router of vllm under dynamo in the pattern '
-        "aggregated has no such policy. Fix: use one of cache-aware, load-aware, round-robin, random.",
+        "aggregated has no such policy. Fix: use one of cache-aware, kv-aware, load-aware, round-robin, random.",
     ),
     "a parser that Dynamo does not have": (
         BLUEPRINT.replace("model: tiny", "model: ibm-granite/granite-3.3-8b-instruct\ntools: granite"),
@@ -198,13 +198,6 @@ REFUSED = {
         "blueprint.yaml:10:20: tuning.priority: true: Dynamo refuses a request with `priority`, which gateways and batches "
         "write: it reads nvext.agent_hints.priority, whose highest goes first. Fix: set priority: off in a copy to try here.",
     ),
-    "prefill and decode": (
-        BLUEPRINT.replace("aggregated", "disaggregated").replace(
-            "worker: {pool: general, replicas: 2}", "prefill: {pool: general}\n  decode: {pool: general}"
-        ),
-        'blueprint.yaml:2:10: pattern: "disaggregated": Dynamo\'s prefill and decode were not compared on this machine. Fix: '
-        "use --target eks, or framework: plain.",
-    ),
     "an option of the engine's server": (
         BLUEPRINT.replace("slo:", "engine_arguments: {uvicorn_log_level: debug}\nslo:"),
         'blueprint.yaml:10:39: engine_arguments.uvicorn_log_level: "debug": dynamo 1.6.1 runs vllm 0.31.0, where there is '
@@ -220,6 +213,60 @@ def test_what_it_does_not_run_is_refused_at_its_line(tmp_path: Path, case: str) 
     with pytest.raises(InputError) as error:
         resolve(tmp_path, text)
     assert str(error.value).replace(f"{tmp_path}/", "").splitlines() == [message]
+
+
+LOCAL_PAIR = BLUEPRINT.replace("aggregated", "disaggregated").replace(
+    "worker: {pool: general, replicas: 2}", "prefill: {pool: general, replicas: 2}\n  decode: {pool: general}"
+)
+
+
+def test_prefill_and_decode_meet_in_one_namespace_on_this_machine(tmp_path: Path) -> None:
+    *workers, _ = resolve(tmp_path, LOCAL_PAIR).services
+    assert {(worker.role, worker.env["DYN_NAMESPACE"]) for worker in workers} == {
+        ("prefill", "pair"),
+        ("decode", "pair"),
+    }
+    for worker in workers:
+        assert worker.command[worker.command.index("--disaggregation-mode") + 1] == worker.role
+        assert (worker.env["UCX_NET_DEVICES"], worker.env["VLLM_NIXL_SIDE_CHANNEL_HOST"]) == ("lo", worker.host)
+    assert {service.env["DYN_NAMESPACE"] for service in resolve(tmp_path).services[:-1]} == {"worker"}
+
+
+EVENTS = {
+    "vllm": (
+        "--kv-events-config",
+        '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/inproc-PROCESS"}',
+    ),
+    "tensorrt-llm": ("--publish-kv-events",),
+    "sglang": ("--kv-events-config", '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'),
+}
+"""How each engine's worker reads the engine's events."""
+
+
+@pytest.mark.parametrize("pattern", ["ON_EKS", "APART"])
+@pytest.mark.parametrize("engine", EVENTS)
+def test_by_events_each_worker_reads_its_engine_and_the_frontend_follows(
+    tmp_path: Path, engine: str, pattern: str
+) -> None:
+    text = choose(engine, globals()[pattern])
+    *workers, frontend = resolve(tmp_path, text.replace("cache-aware", "kv-aware"), "eks", EKS_FLEET).services
+    *silent, remembering = resolve(tmp_path, text, "eks", EKS_FLEET).services
+    for worker, other in zip(workers, silent, strict=True):
+        words = tuple(word.replace("PROCESS", worker.name) for word in EVENTS[engine])
+        added = [word for word in worker.command if word not in other.command]
+        assert (*added,) == words
+        assert set(worker.ports) - set(other.ports) == ({"events"} if engine == "sglang" else set())
+    assert "--no-router-kv-events" in remembering.command
+    assert [word for word in remembering.command if word != "--no-router-kv-events"] == [*frontend.command]
+
+
+def test_by_events_several_models_and_ranks_are_followed_here(tmp_path: Path) -> None:
+    text = BLUEPRINT.replace("aggregated", "distributed").replace("replicas: 2", "accelerators: 2, data: 2")
+    worker, frontend = resolve(
+        tmp_path, text.replace("cache-aware", "kv-aware"), fleet=FLEET.replace("g6e.2xlarge", "g6e.12xlarge")
+    ).services
+    assert "/inproc-worker-0" in worker.command[worker.command.index("--kv-events-config") + 1]
+    assert "--no-router-kv-events" not in frontend.command
 
 
 APART = ON_EKS.replace("pattern: aggregated", "pattern: disaggregated").replace(

@@ -55,7 +55,7 @@ def check(
     yield from _check_router(settings)
     yield from _check_named_replicas(settings, conventions, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
-    yield from _check_kv_events(settings, placed_roles)
+    yield from _check_kv_events(settings, environment.conventions, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
     if conventions.is_local:
         yield from _check_variables(settings, placed_roles)
@@ -395,17 +395,21 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
         yield Conflict((*key_path, "accelerators"), reason, fix, decode.accelerators)
 
 
-def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_kv_events(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
     """Yield routing by KV cache events, where the router does not get them."""
-    if settings.roles.router.policy != "kv-aware":
-        return
-    reason = ""
+    if settings.roles.router.policy != "kv-aware" or engines.load_frameworks()[settings.framework].router:
+        return  # a framework's own router has its own ways
+    reason, fix = "", "set policy: cache-aware"
     if settings.is_disaggregated:
-        # --pd-kv-events of vllm-router 0.1.17.
+        # vllm-router 0.1.17, called: --pd-kv-events takes URLs that stand in --prefill, and with both ways of discovery
+        # the router ends. Its blocks have 16 tokens, where those of an engine on CPU have 128.
         reason = (
             "the router reads the cache events of prefill engines whose addresses it is given when it starts, and of "
             "no others"
         )
+        fix += "" if conventions.runs_tasks else ", or framework: dynamo"
     if settings.roles.models:
         reason = "the router reads the cache events of one model"
     if any(settings.roles.get_weight(name) > 1 for name in settings.roles.engine_roles):
@@ -417,7 +421,7 @@ def _check_kv_events(settings: Blueprint, placed_roles: Sequence[PlacedRole]) ->
             "ranks as well"
         )
     if reason:
-        yield Conflict(("roles", "router", "policy"), reason, "set policy: cache-aware", "kv-aware")
+        yield Conflict(("roles", "router", "policy"), reason, fix, "kv-aware")
 
 
 def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:

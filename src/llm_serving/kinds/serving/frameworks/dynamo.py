@@ -55,17 +55,8 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         reason, fix = "Dynamo's frontend has no limit on a request's time", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "request_timeout"), reason, fix, f"{router.request_timeout:g}s")
     yield from check_warm_prompts(context, placed_roles, "Dynamo's workers take no requests but those of its frontend")
-    if context.conventions.is_local:
-        yield from _check_here(context)
-    else:
+    if not context.conventions.is_local:
         yield from _check_graph(context, placed_roles)
-
-
-def _check_here(context: Context) -> Iterator[Conflict]:
-    """Yield what Dynamo does not run on this machine."""
-    if context.transfer:
-        reason = "Dynamo's prefill and decode were not compared on this machine"
-        yield Conflict(("pattern",), reason, "use --target eks, or framework: plain", context.blueprint.pattern)
 
 
 def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -138,7 +129,8 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         env |= {POOL_VARIABLE: str(limit), QUEUE_VARIABLE: "1"}
     if context.conventions.is_local:
         env |= {
-            "DYN_NAMESPACE": worker.role,  # the frontend chooses among the replicas of one
+            # The frontend chooses among the replicas of one, and pairs prefill and decode.
+            "DYN_NAMESPACE": "pair" if context.transfer else worker.role,
             "DYN_SYSTEM_HOST": context.environment.member_host,
             "DYN_SYSTEM_PORT": str(worker.port),
         }
