@@ -666,6 +666,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
     }
     split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
+    policy = context.router.policies[_select_policy(context, engine_services)].split()
     settings = context.blueprint.roles.router
     return {
         "host": context.conventions.bind_host,
@@ -674,7 +675,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
         "metrics_host": context.environment.member_host,
         "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
-        "policy": tuple(context.router.policies[_select_policy(context, engine_services)].split()),
+        "policy": policy[0] if len(policy) == 1 else tuple(policy),
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),

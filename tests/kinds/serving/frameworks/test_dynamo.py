@@ -260,7 +260,7 @@ def test_by_events_each_worker_reads_its_engine_and_the_frontend_follows(
     assert [word for word in remembering.command if word != "--no-router-kv-events"] == [*frontend.command]
 
 
-def test_by_events_several_models_and_ranks_are_followed_here(tmp_path: Path) -> None:
+def test_by_events_a_worker_of_several_ranks_is_followed_too(tmp_path: Path) -> None:
     text = BLUEPRINT.replace("aggregated", "distributed").replace("replicas: 2", "accelerators: 2, data: 2")
     worker, frontend = resolve(
         tmp_path, text.replace("cache-aware", "kv-aware"), fleet=FLEET.replace("g6e.2xlarge", "g6e.12xlarge")
