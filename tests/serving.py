@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -103,8 +103,11 @@ def list_processes(plan: DeploymentPlan) -> list[psutil.Process]:
     supervised = supervisor.find_running(plan.directory)
     assert supervised
     pids = {state.name: state.pid for state in supervised.list_states()}
-    parents = [psutil.Process(pids[service.name]) for service in plan.deployment.services]
-    return [process for parent in parents for process in parent.children(recursive=True)]
+    found = []
+    for service in plan.deployment.services:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += psutil.Process(pids[service.name]).children(recursive=True)
+    return found
 
 
 def list_listening(plan: DeploymentPlan) -> list[IPv4Address | IPv6Address]:

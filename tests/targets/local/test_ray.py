@@ -150,8 +150,12 @@ def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan)
     with pytest.raises((OSError, http.client.HTTPException)):
         while True:  # until it was noticed
             serving.complete(plan.deployment.url)
-    processes.wait_until(lambda: len(_list_replicas(plan) - before) == 3, "a new replica for each", 600)
-    assert not _list_replicas(plan) & before
+
+    def is_new() -> bool:
+        replicas = _list_replicas(plan)
+        return len(replicas) == 3 and not replicas & before
+
+    processes.wait_until(is_new, "a new replica in place of each", 600)
 
 
 def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
