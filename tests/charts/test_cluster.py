@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +20,16 @@ from llm_serving import paths, processes
 from llm_serving.catalog import instances
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.operations.kube_api import POD
+from llm_serving.operations.kube_api import POD, Kind
+from llm_serving.targets import render
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects, test_patterns
 from tests.charts.conftest import Render
+from tests.charts.test_dynamo import render_graph
 from tests.charts.test_presets import NAMES, each_preset
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
+from tests.kinds.serving.frameworks import test_dynamo
 
 pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait for a build
 
@@ -107,6 +113,95 @@ def test_the_api_server_accepts_each_object_of_a_pattern(
     secured_cluster: ControlPlane, render_chart: Render, cell: Cell
 ) -> None:
     assert validate(secured_cluster, test_patterns.render_objects(render_chart, cell), "privileged") == []
+
+
+@pytest.mark.parametrize("text", [test_dynamo.PLANNED, test_dynamo.PLANNED_APART], ids=["worker", "pair"])
+def test_the_api_server_accepts_each_object_of_a_graph_with_planners(
+    secured_cluster: ControlPlane, render_chart: Render, tmp_path: Path, text: str
+) -> None:
+    manifests = render_graph(tmp_path, render_chart, text)
+    assert validate(secured_cluster, [*manifests.values()], "restricted") == []
+    graph = manifests["DynamoGraphDeployment", "mine"]
+    *others, planner = graph["spec"]["components"]
+    wrong = {**graph, "spec": {**graph["spec"], "components": [*others, {**planner, "type": "scaler"}]}}
+    assert validate(secured_cluster, [wrong], "restricted")
+
+
+GRAPH = Kind("nvidia.com/v1beta1", "DynamoGraphDeployment")
+GRAPHS = f"/apis/{GRAPH.api_version}/namespaces/privileged/dynamographdeployments"
+
+
+def read_replicas(cluster: ControlPlane, name: str) -> dict[str, int | None]:
+    components = cluster.read(GRAPH, name, "privileged")["spec"]["components"]
+    return {component["name"]: component.get("replicas") for component in components}
+
+
+def test_an_upgrade_keeps_the_replicas_beside_a_scaling_adapter(secured_cluster: ControlPlane, tmp_path: Path) -> None:
+    """Dynamo's operator refuses others: it takes none for one. KEDA scales prefill here, and a planner decode."""
+    text = test_dynamo.PLANNED_APART.replace("2..3, scale: {planner: on}", "2..3")
+    deployment = test_dynamo.resolve(tmp_path, text, "eks", test_dynamo.EKS_FLEET)
+    values = tmp_path / "values.yaml"
+    values.write_text(render.render_text(deployment, render.find_template(paths.PATTERNS / deployment.pattern, "eks")))
+
+    def upgrade(*options: str) -> None:
+        words = [secured_cluster.helm, "upgrade", "kept", str(paths.CHARTS / "inference"), "--install"]
+        words += ["--namespace", "privileged", "--values", str(values), *options]
+        environment = {**os.environ, **secured_cluster.environment}
+        run = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=100, check=False)
+        assert run.returncode == 0, run.stderr
+
+    upgrade()
+    others = {"router": 1, "planner-decode": 1}
+    assert read_replicas(secured_cluster, "kept") == {"prefill": None, "decode": 1, **others}
+    components = secured_cluster.read(GRAPH, "kept", "privileged")["spec"]["components"]
+    chosen = {"prefill": 3, "decode": 4}
+    for component in components:
+        component["replicas"] = chosen.get(component["name"], 1)
+    secured_cluster.patch(f"{GRAPHS}/kept", spec={"components": components})
+    upgrade("--set", "labels.changed=yes")
+    assert read_replicas(secured_cluster, "kept") == {**chosen, **others}
+    secured_cluster.request("delete", f"{GRAPHS}/kept")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "name", "allowed"),
+    [
+        ("get", "dynamographdeployments", "mine", True),
+        ("patch", "dynamographdeployments", "mine", False),
+        ("patch", "dynamographdeploymentscalingadapters/scale", "mine-prefill", True),
+        ("patch", "dynamographdeploymentscalingadapters/scale", "others-prefill", False),
+        ("update", "dynamographdeploymentscalingadapters", "mine-prefill", False),
+        ("list", "dynamoworkermetadatas", "", True),
+    ],
+)
+def test_a_planner_may_do_what_its_process_asked_for_and_no_more(
+    secured_cluster: ControlPlane,
+    render_chart: Render,
+    tmp_path: Path,
+    verb: str,
+    resource: str,
+    name: str,
+    allowed: bool,
+) -> None:
+    manifests = render_graph(tmp_path, render_chart, test_dynamo.PLANNED_APART)
+    rights = [item for (kind, _), item in manifests.items() if kind in ("ServiceAccount", "Role", "RoleBinding")]
+    for item in rights:
+        item = {**item, "metadata": {**item["metadata"], "namespace": "privileged"}}
+        for subject in item.get("subjects", ()):
+            subject["namespace"] = "privileged"
+        secured_cluster.api.apply([item])
+    resource, _, part = resource.partition("/")
+    attributes = {"namespace": "privileged", "verb": verb, "group": "nvidia.com", "resource": resource, "name": name}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": "system:serviceaccount:privileged:mine-planner",
+            "resourceAttributes": {**attributes, **({"subresource": part} if part else {})},
+        },
+    }
+    response = secured_cluster.request("post", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    assert json.loads(response.data)["status"]["allowed"] is allowed
 
 
 def test_an_unknown_kubernetes_field_is_detected(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 
 from llm_serving import paths
 from llm_serving.targets import render
+from llm_serving.targets.local import engine_setups
 from tests.charts import objects
 from tests.charts.conftest import Render
 from tests.kinds.serving.frameworks import test_dynamo
@@ -160,6 +163,119 @@ def test_keda_scales_the_adapter_that_the_operator_makes(manifests: Manifests) -
         "kind": "DynamoGraphDeploymentScalingAdapter",
         "name": "mine-worker",
     }
+
+
+@pytest.mark.parametrize("text", ["PLANNED", "PLANNED_APART"])
+def test_a_planner_is_a_component_that_may_scale_its_roles_adapters_alone(
+    tmp_path: Path, render_chart: Render, schema_location: str, text: str
+) -> None:
+    manifests = render_graph(tmp_path, render_chart, getattr(test_dynamo, text))
+    assert objects.validate(yaml.safe_dump_all(manifests.values()), schema_location) == []
+    assert not {kind for kind, _ in manifests} & {"ScaledObject"}
+    components = get_components(manifests)
+    roles = {name for name, component in components.items() if component["type"] not in ("frontend", "planner")}
+    starts = {"worker": 1, "prefill": 2, "decode": 1}
+    for name in roles:
+        assert (components[name]["scalingAdapter"], components[name]["replicas"]) == ({}, starts[name])
+        planner = components[f"planner-{name}"]
+        assert (planner["type"], planner["replicas"]) == ("planner", 1)
+        spec, main = planner["podTemplate"]["spec"], get_main(planner)
+        assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("mine-planner", True)
+        assert "initContainers" not in spec, "it reads nothing of the model"
+        assert main["image"] == "nvcr.io/nvidia/ai-dynamo/dynamo-planner:1.6.1"
+        assert main["ports"] == [{"name": "system", "containerPort": 9090}]
+        assert (main["startupProbe"]["httpGet"]["path"], main["readinessProbe"]["httpGet"]["path"]) == (
+            "/live",
+            "/health",
+        )
+        assert main["args"][:3] == ["-m", "dynamo.planner", "--config"]
+        prometheus = {"name": "PROMETHEUS_ENDPOINT", "value": "http://kube-prometheus-stack-prometheus.monitoring:9090"}
+        assert prometheus in main["env"]
+    assert {name for name, component in components.items() if component["type"] == "planner"} == {
+        f"planner-{name}" for name in roles
+    }
+    assert manifests["Role", "mine-planner"]["rules"] == [
+        {
+            "apiGroups": ["nvidia.com"],
+            "resources": ["dynamographdeployments"],
+            "resourceNames": ["mine"],
+            "verbs": ["get"],
+        },
+        {
+            "apiGroups": ["nvidia.com"],
+            "resources": ["dynamographdeploymentscalingadapters/scale"],
+            "resourceNames": sorted(f"mine-{name}" for name in roles),
+            "verbs": ["get", "patch"],
+        },
+    ]
+    bound = {name: manifests["RoleBinding", name] for name in ("mine-planner", "mine-planner-discovery")}
+    assert {name: item["roleRef"]["name"] for name, item in bound.items()} == {
+        "mine-planner": "mine-planner",
+        "mine-planner-discovery": "mine-discovery",
+    }
+    assert {subject["name"] for item in bound.values() for subject in item["subjects"]} == {"mine-planner"}
+    [workers] = manifests["RoleBinding", "mine-discovery"]["subjects"]
+    assert workers["name"] == "engines", "workers may scale nothing"
+
+
+def test_what_a_planner_calls_is_let_through(tmp_path: Path, render_chart: Render) -> None:
+    policy = render_graph(tmp_path, render_chart, test_dynamo.PLANNED)["NetworkPolicy", "mine-planner"]["spec"]
+    assert policy["podSelector"]["matchLabels"]["inference/kind"] == "planner"
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [443, 9090]
+    assert policy["policyTypes"] == ["Egress"]
+
+
+def test_a_role_that_keda_scales_has_no_planner(tmp_path: Path, render_chart: Render) -> None:
+    text = test_dynamo.PLANNED_APART.replace("2..3, scale: {planner: on}", "2..3")
+    manifests = render_graph(tmp_path, render_chart, text)
+    assert {name for kind, name in manifests if kind == "ScaledObject"} == {"mine-prefill"}
+    components = get_components(manifests)
+    assert {name for name in components if name.startswith("planner-")} == {"planner-decode"}
+    assert "replicas" not in components["prefill"] and components["prefill"]["scalingAdapter"] == {}
+
+
+READ = """
+import json, sys, types
+
+import dynamo
+
+# Its package takes what this environment goes without: the planner's image has scikit-learn, AISimulate and more.
+package = types.ModuleType("dynamo.planner")
+package.__path__ = [f"{folder}/planner" for folder in dynamo.__path__]
+sys.modules["dynamo.planner"] = package
+from dynamo.planner.config.planner_config import PlannerConfig
+
+written = json.loads(sys.argv[1])
+assert written.keys() <= PlannerConfig.model_fields.keys(), written.keys() - PlannerConfig.model_fields.keys()
+read = PlannerConfig.from_config_arg(sys.argv[1])
+assert {key: read.model_dump(mode="json")[key] for key in written} == written
+print(read.mode, read.optimization_target, read.enable_load_scaling, read.active_min_endpoints())
+"""
+
+
+def read_config(config: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Read a planner's configuration with Dynamo's own class, which by itself takes unknown keys without a word."""
+    python = engine_setups.find("vllm", "dynamo").ensure() / "python"
+    words = [python, "-c", READ, json.dumps(config)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.skipif(not engine_setups.find("vllm", "dynamo").is_ready(), reason="dynamo is not set up")
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_dynamos_own_class_reads_what_a_planner_is_told(tmp_path: Path, render_chart: Render) -> None:
+    seen = []
+    for text in (test_dynamo.PLANNED, test_dynamo.PLANNED_APART):
+        components = get_components(render_graph(tmp_path, render_chart, text))
+        for name in (name for name, component in components.items() if component["type"] == "planner"):
+            config = json.loads(get_main(components[name])["args"][-1])
+            assert config["model_name"] == "Qwen/Qwen3-32B"
+            run = read_config(config)
+            assert run.returncode == 0, run.stderr
+            seen.append(run.stdout.strip())
+    assert seen == ["agg sla True (None, 1)", "decode sla True (None, 1)", "prefill sla True (2, None)"]
+    assert "decode_min_endpoint is not supported" in read_config({**config, "decode_min_endpoint": 1}).stderr
+    assert "max_endpoint" in read_config({**config, "max_endpoint": 4}).stderr, "it has no such key"
 
 
 def test_pods_may_read_the_model_and_find_one_another(manifests: Manifests) -> None:

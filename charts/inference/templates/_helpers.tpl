@@ -81,7 +81,7 @@ annotations:
 
 {{/* Name of the port of a role's API, by which an operator finds it too. (dict "root" $ "role" ROLE) */}}
 {{- define "inference.portName" -}}
-{{- $isWorker := eq .role.kind "engine" -}}
+{{- $isWorker := ne .role.kind "router" -}}
 {{- if ne (include "inference.isRay" .root) "" -}}serve
 {{- else if and (ne (include "inference.isDynamo" .root) "") $isWorker -}}system
 {{- else -}}http

@@ -25,8 +25,8 @@ metadata:
     {{- end }}
 spec:
   {{- $isDynamo := ne (include "inference.isDynamo" .root) "" }}
-  {{- if and (eq .role.kind "router") (not $isDynamo) }}
-  serviceAccountName: {{ include "inference.fullname" .root }}-router
+  {{- if or (eq .role.kind "planner") (and (eq .role.kind "router") (not $isDynamo)) }}
+  serviceAccountName: {{ include "inference.fullname" .root }}-{{ .role.kind }}
   {{- else }}
   serviceAccountName: {{ include "inference.serviceAccount" .root }}
   {{- end }}

@@ -738,6 +738,9 @@ class Framework(_NamedChoice):
     signals: tuple[EngineMetric, ...] = ("queue", "kv-usage")
     """What it can scale replicas by."""
 
+    planner_image: str = ""
+    """Image of a program of its own that scales replicas by the SLO, on EKS; empty where it has none."""
+
     metrics_delay_s: float = 0
     """Seconds after which its pages of metrics have what an engine counted."""
 

@@ -77,7 +77,7 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     words["start-limit"] = str(PULL_LIMIT_S + _find_start_limit_s(deployment, role))
     if role.replicas.min and not role.gives_way:
         words["standing"] = labels
-    if role.scale:
+    if role.scale and not role.scale.planner:
         words["autoscaler"] = f'{namespace},horizontalpodautoscaler="keda-hpa-{name}"'
     if role.kind == "engine":
         return {**words, **{signal: f"{metric}{{{labels}}}" for signal, metric in role.metrics.items()}}

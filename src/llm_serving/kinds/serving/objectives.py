@@ -68,6 +68,12 @@ def list_latencies(
                 )
 
 
+def find_lowest_limit(slo: Slo, field: Literal["ttft_ms", "itl_ms", "e2e_ms"]) -> float | None:
+    """Return the lowest of a latency's limits, in milliseconds; None where it has none."""
+    limits: Percentiles = getattr(slo, field)
+    return min((limit_ms for _, limit_ms in limits if limit_ms is not None), default=None)
+
+
 def list_unmeasured(slo: Slo, objectives: Sequence[LatencyObjective]) -> Iterator[str]:
     """Yield the limits on latencies that no objective measures."""
     measured = {objective.name for objective in objectives}

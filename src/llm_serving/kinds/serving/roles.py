@@ -99,9 +99,11 @@ class Peak(Settings):
 
 
 class Scale(Settings):
-    """Autoscaling between the bounds of `replicas`, by one metric of the engine."""
+    """Autoscaling between the bounds of `replicas`, by one metric of the engine, or by the framework's planner."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["kv_usage"]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("queue", "kv_usage", "planner")]}
+    )
 
     queue: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Waiting requests per replica; more of them add a replica."""
@@ -113,6 +115,11 @@ class Scale(Settings):
     """Whether replicas are added too while more of the role's requests miss the SLO's latencies than it allows, on EKS:
     for prefill the time to the first token, for decode that between tokens."""
 
+    planner: Annotated[bool, Switch()] = False
+    """Whether Dynamo's planner scales the role in KEDA's place, on EKS with `framework: dynamo`: by what it learns of
+    the engine's steps it keeps the time to the first token (prefill), between tokens (decode), or both (worker) below
+    the lowest limit of the SLO."""
+
     cool_down: Duration = parse_default("5min")
     """Time until a replica that is no longer needed stops."""
 
@@ -120,7 +127,18 @@ class Scale(Settings):
     """Times of the day for which replicas start beforehand, one or a list."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_metric(), self._check_overlap())
+        return (self._check_one_metric(), self._check_planner(), self._check_overlap())
+
+    def _check_planner(self) -> Iterator[Conflict]:
+        """Check that nothing is written beside the planner that only KEDA does."""
+        reasons = {
+            "slo": "the planner follows the SLO by itself",
+            "cool_down": "the planner stops a replica once the others alone would keep the SLO",
+            "peaks": "the planner knows no times of the day",
+        }
+        for key in reasons if self.planner else ():
+            if key in self.model_fields_set:
+                yield Conflict((key,), reasons[key], f"remove {key}")
 
     def _check_overlap(self) -> Iterator[Conflict]:
         """Check that no peak ends another: at its end the least is that of `replicas` again."""
@@ -136,8 +154,12 @@ class Scale(Settings):
             taken |= dict.fromkeys(times, peak.at)
 
     def _check_one_metric(self) -> Iterator[Conflict]:
-        if (self.queue is None) == (self.kv_usage is None):
-            key_path = () if self.queue is None else ("kv_usage",)
+        written = [key for key in ("queue", "kv_usage", "planner") if getattr(self, key)]
+        if len(written) == 2 and "planner" in written:
+            reason = "KEDA scales by it, and the planner in KEDA's place: only one may own the replicas"
+            yield Conflict((written[0],), reason, f"remove {written[0]}, or planner", getattr(self, written[0]))
+        elif len(written) != 1:
+            key_path = () if not written else ("kv_usage",)
             yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "set queue: 4, or kv_usage: 80%")
 
 

@@ -126,6 +126,10 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
     is_single = role.kind == "engine" and context.is_node_service(role.nodes)
     if context.conventions.is_local or is_single:
         return Replicas(min=1, max=1, unavailable=disruption.unavailable)
+    if role.scale and role.scale.planner:
+        # From where the planner goes on.
+        start = role.replicas.min
+        return Replicas(min=start, max=start, unavailable=disruption.unavailable, surge=int(disruption.surge))
     return Replicas(
         min=role.replicas.min,
         max=role.replicas.max,

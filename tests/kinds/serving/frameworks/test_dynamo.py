@@ -289,6 +289,117 @@ def test_prefill_and_decode_are_told_their_part_and_hand_over_by_nixl(tmp_path: 
     assert "--disaggregation-mode" not in resolve(tmp_path, ON_EKS, "eks", EKS_FLEET).services[0].command
 
 
+LIMITS = "slo: {ttft_ms: {p50: 700, p95: 1500}, itl_ms: {p95: 40}}"
+PLANNED = ON_EKS.replace("{queue: 6, cool_down: 2min}", "{planner: on}").replace("slo: {}", LIMITS)
+PLANNED_APART = (
+    APART.replace("replicas: 2}", "replicas: 2..3, scale: {planner: on}}")
+    .replace(
+        "decode: {pool: gpus, accelerators: 2}",
+        "decode: {pool: gpus, accelerators: 2, replicas: 1..4, scale: {planner: on}}",
+    )
+    .replace("slo: {}", LIMITS)
+)
+
+
+def test_each_role_has_a_planner_that_keeps_its_limit_within_its_bounds(tmp_path: Path) -> None:
+    config = resolve(tmp_path, PLANNED, "eks", EKS_FLEET).framework_config
+    assert config["plannerImage"] == "nvcr.io/nvidia/ai-dynamo/dynamo-planner:1.6.1"
+    kept = ("mode", "ttft_ms", "itl_ms", "min_endpoint", "max_gpu_budget")
+    assert {name: [planner.get(key) for key in kept] for name, planner in config["planners"].items()} == {  # type: ignore[union-attr]
+        "worker": ["agg", 700, 40, 1, 8]
+    }
+    config = resolve(tmp_path, PLANNED_APART, "eks", EKS_FLEET).framework_config
+    assert {name: [planner.get(key) for key in kept] for name, planner in config["planners"].items()} == {  # type: ignore[union-attr]
+        "prefill": ["prefill", 700, None, 2, 6],
+        "decode": ["decode", None, 40, 1, 8],
+    }
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_planned_worker_alone_says_what_its_engines_steps_took(tmp_path: Path, engine: str) -> None:
+    halves = PLANNED_APART.replace("2..3, scale: {planner: on}", "2")
+    prefill, decode, frontend = resolve(tmp_path, choose(engine, halves), "eks", EKS_FLEET).services
+    variable = "DYN_FORWARDPASS_METRIC_PORT"
+    assert [service.env.get(variable) for service in (prefill, decode, frontend)] == [None, "20380", None]
+
+
+def test_without_keda_a_planner_scales(tmp_path: Path) -> None:
+    fleet = EKS_FLEET.replace("{operators: on, observability: on}", "{}")
+    worker, _ = resolve(tmp_path, PLANNED, "eks", fleet).services
+    assert worker.replicas.scale is None, "KEDA has no part in it"
+
+
+REFUSED_PLANNERS = {
+    "another framework": (
+        PLANNED.replace("framework: dynamo\n", ""),
+        "eks",
+        "framework: plain has no planner. Fix: set framework: dynamo, or scale: {queue: 4}.",
+    ),
+    "ECS": (
+        PLANNED.replace("framework: dynamo\n", ""),
+        "ecs",
+        "framework: plain has no planner. Fix: set framework: dynamo, or scale: {queue: 4}.",
+    ),
+    "this machine": (
+        PLANNED.replace("Qwen/Qwen3-32B", "tiny")
+        .replace("input_tokens: 3000, output_tokens: 1000, ", "")
+        .replace("8k", "2k"),
+        "local",
+        "this machine has no scaling adapter: the planner hands decisions to a program that starts replicas. "
+        "Fix: set scale: {queue: 4}.",
+    ),
+    "no limit": (
+        PLANNED.replace(", itl_ms: {p95: 40}", ""),
+        "eks",
+        "the SLO has no limit of itl_ms, which the planner keeps. "
+        "Fix: set slo: {itl_ms: {p95: ...}}, or scale: {queue: 4}.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PLANNERS)
+def test_a_planner_is_refused_where_there_is_none_or_no_limit(tmp_path: Path, case: str) -> None:
+    text, target, message = REFUSED_PLANNERS[case]
+    fleet = (
+        EKS_FLEET.replace("add_ons: {operators: on, observability: on}", "orchestrator: ecs")
+        if target == "ecs"
+        else EKS_FLEET
+    )
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, text, target, fleet)
+    assert f"roles.worker.scale.planner: true: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (
+            "{queue: 4, planner: on}",
+            "scale.queue: 4: KEDA scales by it, and the planner in KEDA's place: only one may own the replicas. "
+            "Fix: remove queue, or planner.",
+        ),
+        ("{planner: on, slo: on}", 'scale.slo: "on": the planner follows the SLO by itself. Fix: remove slo.'),
+        (
+            "{planner: on, cool_down: 2min}",
+            'scale.cool_down: "2min": the planner stops a replica once the others alone would keep the SLO. '
+            "Fix: remove cool_down.",
+        ),
+        (
+            "{planner: on, peaks: {at: 16:30..23:00, replicas: 2}}",
+            "scale.peaks: the planner knows no times of the day. Fix: remove peaks.",
+        ),
+        (
+            "{planner: off}",
+            "scale: it must have exactly one of queue and kv_usage. Fix: set queue: 4, or kv_usage: 80%.",
+        ),
+    ],
+)
+def test_keda_and_the_planner_never_own_the_same_replicas(tmp_path: Path, scale: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        resolve(tmp_path, PLANNED.replace("{planner: on}", scale), "eks", EKS_FLEET)
+    assert message in str(error.value)
+
+
 REFUSED_ON_EKS = {
     "prefill and decode by EFA": (
         APART.replace("pool: gpus, accelerators: 2", "pool: gpus, accelerators: 4"),

@@ -137,7 +137,7 @@ def _check_version(
 def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Yield scaling by a measure that the engine does not have."""
     scale = resolve_scale(key_path[-1], role)
-    if scale is None:
+    if scale is None or scale.planner:
         return
     framework = engines.load_frameworks()[settings.framework]
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)

@@ -13,7 +13,7 @@ from llm_serving.kinds.serving import auth, patterns, processes
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.deployment import map_latencies
-from llm_serving.kinds.serving.objectives import list_latencies
+from llm_serving.kinds.serving.objectives import LATENCIES, find_lowest_limit, list_latencies
 from llm_serving.kinds.serving.placement import (
     PlacedRole,
     Placement,
@@ -74,6 +74,7 @@ def check(
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     yield from _check_slo_scaling(settings, conventions, placed_roles)
+    yield from _check_planner(settings, conventions, placed_roles)
     if conventions.max_replicas:
         yield from _check_max_replicas(conventions, placed_roles)
     if conventions.max_waiting:
@@ -95,7 +96,7 @@ def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[Pla
         return
     for key_path, role, role_placement in placed_roles:
         replicas = format_bounds(role.replicas)
-        if role.replicas.min != role.replicas.max:
+        if role.replicas.min != role.replicas.max and not (role.scale and role.scale.planner):
             missing = [name for name in ("operators", "observability") if not getattr(fleet.add_ons, name)]
             reason = "KEDA scales it by Prometheus' metrics, which the fleet installs with operators and observability"
             fix = f"set {_format_add_ons(missing)} in the fleet and apply it, or replicas: {role.replicas.max}"
@@ -454,6 +455,35 @@ def _check_slo_scaling(
             reason = f"on {conventions.title} a role follows one measure of its engines"
         if reason:
             yield Conflict((*key_path, "scale", "slo"), reason, "remove slo", True)
+
+
+def _check_planner(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield roles that a planner would scale where there is none, or where no limit tells it when."""
+    frameworks = engines.load_frameworks()
+    latencies = map_latencies(list(settings.roles.engine_roles))
+    for key_path, role, _ in placed_roles:
+        if role.scale is None or not role.scale.planner:
+            continue
+        missing = [
+            field
+            for metric, field in LATENCIES.items()
+            if metric != "e2e" and key_path[-1] in latencies[metric] and find_lowest_limit(settings.slo, field) is None
+        ]
+        reason, fix = "", "set scale: {queue: 4}"
+        if not frameworks[settings.framework].planner_image:
+            reason = f"framework: {settings.framework} has no planner"
+            names = [name for name, row in frameworks.items() if row.planner_image]
+            fix = f"set framework: {' or '.join(names)}, or scale: {{queue: 4}}"
+        elif not conventions.is_kubernetes:
+            where = "this machine" if conventions.is_local else conventions.title
+            reason = f"{where} has no scaling adapter: the planner hands decisions to a program that starts replicas"
+        elif missing:
+            reason = f"the SLO has no limit of {' and '.join(missing)}, which the planner keeps"
+            fix = f"set slo: {{{', '.join(f'{field}: {{p95: ...}}' for field in missing)}}}, or scale: {{queue: 4}}"
+        if reason:
+            yield Conflict((*key_path, "scale", "planner"), reason, fix, True)
 
 
 def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:

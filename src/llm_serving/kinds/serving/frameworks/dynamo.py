@@ -14,9 +14,10 @@ from pydantic import JsonValue
 from llm_serving.catalog import engines
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.objectives import find_lowest_limit
+from llm_serving.kinds.serving.placement import PlacedRole, Placement
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import get_max_requests
+from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -39,6 +40,11 @@ called: of ten at once with 2 and 1, four were answered, and six refused."""
 
 LOG_VARIABLE = "DYN_LOGGING_JSONL"
 """Makes Dynamo's own lines JSON; vLLM's in its workers stay text, as dynamo/runtime/logging.py sets them."""
+
+STEPS_VARIABLE, STEPS_PORT = "DYN_FORWARDPASS_METRIC_PORT", "20380"
+"""Makes a worker publish what each of its engine's steps had to do and how long it took, of which the planner learns.
+The port is that of vLLM's first rank, for its own worker, at every address of the pod: the release's pods alone reach
+it. Source: Dynamo 1.6.1, dynamo/vllm/instrumented_scheduler.py, sglang/args.py and trtllm/args.py."""
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """What the frontend goes without of a model: it reads tokenizer and settings where the worker says that they are."""
@@ -78,16 +84,61 @@ def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
     yield from check_never_empty(placed_roles, reason)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
+def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
     """Return Dynamo's workers, and its frontend last."""
     *workers, frontend = services
     adapted = [*(_adapt_worker(context, worker) for worker in workers), _adapt_frontend(context, frontend, workers[0])]
     if context.conventions.is_local:
         return Adapted(adapted, {})
-    version = engines.load_frameworks()[context.blueprint.framework].version
+    framework = engines.load_frameworks()[context.blueprint.framework]
     types: dict[str, JsonValue] = {worker.role: _select_type(worker) for worker in workers}
-    backend = context.pair.name if context.pair else ""
-    return Adapted(adapted, {"version": version, "backend": backend or context.blueprint.engine, "types": types})
+    backend = (context.pair.name if context.pair else "") or context.blueprint.engine
+    config: dict[str, JsonValue] = {"version": framework.version, "backend": backend, "types": types}
+    planners: dict[str, JsonValue] = {
+        key_path[-1]: _build_planner(context, key_path[-1], role, role_placement, backend)
+        for key_path, role, role_placement in placed_roles
+        if _is_planned(key_path[-1], role)
+    }
+    if planners:
+        config |= {"planners": planners, "plannerImage": context.pin_image(framework.planner_image)}
+    return Adapted(adapted, config)
+
+
+def _is_planned(name: str, role: EngineRole) -> bool:
+    """Return whether Dynamo's planner scales a role."""
+    scale = resolve_scale(name, role)
+    return bool(scale and scale.planner)
+
+
+def _build_planner(
+    context: Context, name: str, role: EngineRole, role_placement: Placement, backend: str
+) -> dict[str, JsonValue]:
+    """Return a role's PlannerConfig, beside the model's name.
+
+    Each role has a planner of its own: one for both would keep the sum of their accelerators, and neither's bound. It
+    learns from the running engines' steps and needs no profile. Source: dynamo/planner/config/planner_config.py and
+    core/budget.py of 1.6.1.
+    """
+    slo, gpus = context.blueprint.slo, role_placement.resources.accelerators or 1
+    limits = {"ttft_ms": find_lowest_limit(slo, "ttft_ms"), "itl_ms": find_lowest_limit(slo, "itl_ms")}
+    left_out = {PREFILL: "itl_ms", DECODE: "ttft_ms"}.get(name)
+    return {
+        "environment": "kubernetes",
+        "backend": backend,
+        "mode": name if name in (PREFILL, DECODE) else "agg",
+        "optimization_target": "sla",
+        "enable_load_scaling": True,
+        "enable_throughput_scaling": False,
+        "pre_deployment_sweeping_mode": "none",
+        **{field: limit for field, limit in limits.items() if field != left_out},
+        "min_endpoint": role.replicas.min,
+        "max_gpu_budget": role.replicas.max * gpus,
+        # Where the operator has not written it yet.
+        f"{PREFILL if name == PREFILL else DECODE}_engine_num_gpu": gpus,
+        # Pages that ask for no key.
+        "control_api_port": 0,
+        "live_dashboard_port": 0,
+    }
 
 
 def _select_type(worker: Service) -> str:
@@ -125,6 +176,8 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         command = (*command, MODE, _select_type(worker))
     update: dict[str, object] = {"command": command}
     env = {**worker.env, **_build_environment(context)}
+    if _is_planned(worker.role, context.blueprint.roles.engine_roles[worker.role]) and not context.conventions.is_local:
+        env[STEPS_VARIABLE] = STEPS_PORT
     if limit := get_max_requests(context.blueprint.roles.engine_roles[worker.role]):
         env |= {POOL_VARIABLE: str(limit), QUEUE_VARIABLE: "1"}
     if context.conventions.is_local:
