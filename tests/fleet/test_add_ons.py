@@ -197,11 +197,6 @@ def find_leaves(value: object) -> list[str]:
     return [str(value)]
 
 
-def test_an_unknown_name_is_not_a_value() -> None:
-    with pytest.raises(KeyError):
-        add_ons.fill_values({"a": ["{nobody}"]}, {"cluster": "demo"})
-
-
 def test_every_command_waits_and_is_idempotent(tmp_path: Path) -> None:
     commands = installer.build_install_commands(
         load_example("mixed"), instances.load(), tmp_path, tmp_path / "fleet.yaml"

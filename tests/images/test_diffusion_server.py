@@ -13,7 +13,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,15 @@ def _read_metric(url: str, name: str) -> float:
     return float(value)
 
 
+def _occupy(threads: ThreadPoolExecutor, url: str) -> tuple[Future[Any], Future[Any]]:
+    """Return a long request that is computed, and one that waits for it."""
+    first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=5)
+    processes.wait_until(lambda: _read_metric(url, "diffusion_requests_running") == 1, "the first", LIMIT_S)
+    second = threads.submit(_draw, url)
+    processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "the second", LIMIT_S)
+    return first, second
+
+
 def test_the_openai_client_gets_pictures_of_the_size_that_it_asks_for(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=LIMIT_S, max_retries=0)
     answer = client.images.generate(
@@ -175,10 +184,7 @@ def test_requests_at_once_are_all_answered(url: str) -> None:
 def test_beyond_the_bound_requests_get_429_at_once_and_the_others_are_answered(bounded: Server) -> None:
     _, url = bounded
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=5)
-        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_running") == 1, "the first", LIMIT_S)
-        second = threads.submit(_draw, url)
-        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "the second", LIMIT_S)
+        first, second = _occupy(threads, url)
         status, headers, answer = _draw(url)
         assert not first.done(), "it was answered while the first was computed"
         assert (status, answer["error"]["type"]) == (429, "rate_limit_exceeded")
@@ -218,10 +224,7 @@ def test_who_disconnects_is_computed_no_longer(url: str) -> None:
 def test_with_sigterm_what_runs_and_waits_is_answered_and_what_is_new_is_refused(server: Server) -> None:
     process, url = server
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(_draw, url, num_inference_steps=LONG_STEPS, n=5)
-        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_running") == 1, "the first", LIMIT_S)
-        second = threads.submit(_draw, url)
-        processes.wait_until(lambda: _read_metric(url, "diffusion_requests_waiting") == 1, "the second", LIMIT_S)
+        first, second = _occupy(threads, url)
         process.send_signal(signal.SIGTERM)
         processes.wait_until(lambda: _ask(url, "/health")[0] == 503, "the drain", LIMIT_S)
         status, headers, _ = _draw(url)

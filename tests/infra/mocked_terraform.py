@@ -13,6 +13,15 @@ import pytest
 from tests.infra import workspace as workspaces
 from tests.infra.workspace import Workspace
 
+__all__ = (
+    "pytestmark",
+    "test_a_broken_setting_is_reported",
+    "test_terraform_plans_and_applies_every_resource_as_expected",
+    "workspace",
+)
+
+pytestmark = pytest.mark.terraform
+
 
 @pytest.fixture(scope="module")
 def workspace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +81,7 @@ def select_add_ons(fleet: Fleet, catalog: Catalog) -> list[SelectedAddOn]:
     conditions = _find_conditions(fleet, catalog)
     values = _collect_values(fleet, catalog)
     return [
-        SelectedAddOn(add_on, fill_values(add_on.values or {}, values))
+        SelectedAddOn(add_on, own_yaml.fill_values(add_on.values or {}, values))
         for add_on in load_add_ons()
         if all(word in conditions for word in add_on.when.split(" and "))
     ]
@@ -161,15 +160,3 @@ def _compute_priorities(node_groups: Iterable[Group]) -> dict[str, list[str]]:
     for group in node_groups:
         priorities.setdefault(str(max(2, _FIRST_PRIORITY - group.choice)), []).append(f"^eks-{group.name}-[0-9a-f-]+$")
     return {**priorities, "1": ["^eks-system-[0-9a-f-]+$"]}
-
-
-def fill_values(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return values with the names in braces replaced by what is known of the fleet."""
-    if isinstance(value, Mapping):
-        return {key: fill_values(item, values) for key, item in value.items()}
-    if isinstance(value, list):
-        return [fill_values(item, values) for item in value]
-    if isinstance(value, str):
-        match = re.fullmatch(r"\{(\w+)\}", value)
-        return values[match[1]] if match else value
-    return value

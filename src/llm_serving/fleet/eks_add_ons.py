@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from llm_serving.catalog import eks
 from llm_serving.fleet import names
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import own_yaml
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def list_eks_add_ons(fleet: Fleet) -> list[EksAddOn]:
         EksAddOn(
             name=row.name,
             version=row.versions[fleet.eks.version],
-            configuration=json.dumps(fill_values(row.configuration, values)) if row.configuration else None,
+            configuration=json.dumps(own_yaml.fill_values(row.configuration, values)) if row.configuration else None,
             before_nodes=row.before_nodes,
             service_account=row.service_account,
         )

@@ -14,7 +14,6 @@ from typing import Any
 
 from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, machine_images, names, node_config
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings import own_yaml
@@ -92,7 +91,7 @@ def build_node_pool(group: Group, catalog: Catalog) -> Manifest:
         # What is paid for until its own end is given back only then.
         "expire_after": "Never" if group.purchase_option in RESERVED_OPTIONS else _EXPIRE_AFTER,
     }
-    manifest: Manifest = fill_values(own_yaml.read(_NODE_POOL), values)
+    manifest: Manifest = own_yaml.fill_values(own_yaml.read(_NODE_POOL), values)
     return manifest
 
 

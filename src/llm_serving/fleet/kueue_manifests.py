@@ -15,7 +15,6 @@ from typing import Any
 
 from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import groups, names, node_template
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings import own_yaml
@@ -41,10 +40,10 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     templates = own_yaml.read(_FILE)
     return [
         templates["topology"],
-        *(fill_values(templates["flavor"], pool) for pool in pools),
-        *(fill_values(templates["cluster_queue"], pool) for pool in pools),
-        fill_values(templates["namespace"], {"namespace": names.SERVING_NAMESPACE}),
-        *(fill_values(templates["local_queue"], pool) for pool in pools),
+        *(own_yaml.fill_values(templates["flavor"], pool) for pool in pools),
+        *(own_yaml.fill_values(templates["cluster_queue"], pool) for pool in pools),
+        own_yaml.fill_values(templates["namespace"], {"namespace": names.SERVING_NAMESPACE}),
+        *(own_yaml.fill_values(templates["local_queue"], pool) for pool in pools),
     ]
 
 

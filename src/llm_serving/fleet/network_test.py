@@ -8,7 +8,6 @@ from typing import Any
 
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import join_nodes
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.interfaces import EFA_HUGE_PAGES, list_device_files
 from llm_serving.fleet.model import Fleet
@@ -65,7 +64,7 @@ def build_manifests(group: Group, *, image: str, nodes: int, limit_s: int) -> li
             for taint in group.taints
         ],
     }
-    return [fill_values(manifest, values) for manifest in own_yaml.read(_FILE)]
+    return [own_yaml.fill_values(manifest, values) for manifest in own_yaml.read(_FILE)]
 
 
 def build_variables(group: Group, nodes: int, limit_s: int) -> dict[str, str]:

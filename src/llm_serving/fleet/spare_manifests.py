@@ -13,7 +13,6 @@ from llm_serving.catalog import eks, instances
 from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import groups
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings import own_yaml
@@ -43,7 +42,7 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     return [
         *manifests["shared"],
         *(
-            fill_values(
+            own_yaml.fill_values(
                 manifests["of_pool"],
                 {
                     "pool": pool,

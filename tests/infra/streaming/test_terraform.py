@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.infra.mocked_terraform import (
-    test_a_broken_setting_is_reported,
-    test_terraform_plans_and_applies_every_resource_as_expected,
-    workspace,
-)
+from tests.infra.mocked_terraform import *  # noqa: F403 - its tests, with BROKEN of this folder
 from tests.infra.workspace import Break
-
-__all__ = (
-    "test_a_broken_setting_is_reported",
-    "test_terraform_plans_and_applies_every_resource_as_expected",
-    "workspace",
-)
-
-pytestmark = pytest.mark.terraform
 
 BROKEN = (
     Break(

@@ -128,8 +128,9 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             apply.delete_plans(stack_context)
             return False
         if not stack_context.endpoint:
-            images.require_images(plan, (service.image for service in _read_deployed(plan).deployment.services))
-            _require_names(plan, _read_deployed(plan), stack.name)
+            deployed = _read_deployed(plan)
+            images.require_images(plan, (service.image for service in deployed.deployment.services))
+            _require_names(plan, deployed, stack.name)
         confirm(changes)
         apply.apply(stack_context, [stack])
         if stack_context.endpoint:

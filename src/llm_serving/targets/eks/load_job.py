@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from llm_serving import console
-from llm_serving.fleet.add_ons import fill_values
 from llm_serving.operations.kube_api import POD, ApiError, Kind, Manifest
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings import own_yaml
@@ -116,7 +115,7 @@ def build_job(
         "limit_s": limit_s,
         "image": program.image if program else images.format_load_driver(plan),
     }
-    job: Manifest = fill_values(own_yaml.read(_FILE)["job"], values)
+    job: Manifest = own_yaml.fill_values(own_yaml.read(_FILE)["job"], values)
     if program:
         pod = job["spec"]["template"]["spec"]
         [container] = pod["containers"]
@@ -141,7 +140,7 @@ def build_belongings(plan: DeploymentPlan, name: str, uid: str, urls: Sequence[s
         "name": name,
         "urls": {str(index): url for index, url in enumerate(urls)},
     }
-    return [fill_values(manifest, values) for manifest in own_yaml.read(_FILE)["belongings"]]
+    return [own_yaml.fill_values(manifest, values) for manifest in own_yaml.read(_FILE)["belongings"]]
 
 
 def _build_metadata(plan: DeploymentPlan, name: str) -> Manifest:
