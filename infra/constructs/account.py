@@ -31,7 +31,6 @@ class Account:
     region: str
 
     def build_arn(self, service: str, resource: str) -> str:
-        """ARN of a resource of this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
 
     def build_service_role_arn(self, service: str, role: str) -> str:

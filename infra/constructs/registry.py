@@ -14,7 +14,6 @@ _UNTAGGED_DAYS = 14
 def add_repository(
     stack: FleetStack, name: str, *, repository_name: str, key_arn: str
 ) -> aws.ecr_repository.EcrRepository:
-    """Add a repository for one image."""
     ecr = aws.ecr_repository
     repository = ecr.EcrRepository(
         stack,

@@ -48,7 +48,6 @@ def add_results_table(stack: FleetStack, name: str, batch: BatchStack, table: Re
 
 
 def add_answers_table(stack: FleetStack, name: str, files: AnswerFiles) -> None:
-    """Add the database of the stream, and its table."""
     _add_table(
         stack,
         database=files.database,

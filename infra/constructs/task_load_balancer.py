@@ -133,7 +133,6 @@ def _add_target_group(
 def _add_security_group(
     stack: FleetStack, deployment: str, port: int, entry_group: aws.security_group.SecurityGroup, place: TaskPlace
 ) -> aws.security_group.SecurityGroup:
-    """Add the load balancer's security group, which the entry lets in."""
     group = add_security_group(
         stack,
         "balancer-group",

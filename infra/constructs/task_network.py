@@ -28,7 +28,6 @@ class TaskSecurityGroups:
     driver: aws.security_group.SecurityGroup
 
     def select_group(self, service: Service) -> aws.security_group.SecurityGroup:
-        """Return a service's own."""
         return self.router if service.is_entry else self.engine
 
 

@@ -159,6 +159,5 @@ def _build_monitoring_statements(
 
 
 def build_exec_statements(stack: FleetStack, cluster_key: str) -> list[Statement]:
-    """Allow ECS Exec."""
     log_group = build_exec_log_group_name(stack.fleet)
     return policy.read_statements(stack, "ecs-exec", log_group=log_group, key=cluster_key)

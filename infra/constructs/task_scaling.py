@@ -53,7 +53,6 @@ class _Scaling:
 
     @property
     def alarm_prefix(self) -> str:
-        """Begin of the names of its alarms."""
         return f"{self.stack.fleet.name}-{self.stream.deployment}-{self.service.role}"
 
 
@@ -121,7 +120,6 @@ def build_task_metric(
     period_s: int = alarm.PERIOD_S,
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """Return a metric that the service's tasks send, by our name of it."""
     program_name, dimensions = collector.select_metrics(service, stream)[name], build_dimensions(stream, service)
     return alarm.build_metric_query(
         query_id, stream.namespace, program_name, dimensions, stat, period_s=period_s, returned=returned
@@ -315,5 +313,4 @@ def _add_step_policy(scaling: _Scaling, part: str, *, count: int, **bounds: str)
 
 
 def build_dimensions(stream: MetricStream, service: Service) -> dict[str, str]:
-    """Return the dimensions of what a service's tasks send."""
     return {"deployment": stream.deployment, "role": service.role}

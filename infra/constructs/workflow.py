@@ -73,7 +73,6 @@ class WorkflowContext:
 
     @property
     def execution_arn(self) -> str:
-        """ARN pattern of all its executions."""
         return self.stack.account.build_arn("states", f"execution:{self.batch.workflow}:*")
 
     def build_queue_arns(self, names: Sequence[str]) -> list[str]:

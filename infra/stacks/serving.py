@@ -105,7 +105,6 @@ class _Parts:
 
     @property
     def logs(self) -> task.LogDestination:
-        """Where tasks write to."""
         return task.LogDestination(
             ecs_services.format_log_group(self.stack.fleet, KIND, self.serving.name), self.stack.fleet.region
         )

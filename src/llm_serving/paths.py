@@ -18,5 +18,4 @@ IMAGES = ROOT / "images"
 
 
 def list_patterns() -> list[Path]:
-    """List the patterns' folders, by name."""
     return sorted(file.parent for file in PATTERNS.glob("*/blueprint.yaml"))

@@ -44,7 +44,6 @@ def print_error(text: str, code: int) -> int:
 
 
 def _report_failure(error: Exception) -> int:
-    """Print an error without its traceback."""
     if isinstance(error, BlueprintError):
         return console.print_error(error)
     hint = f"({DEBUG}=1 shows the traceback)"

@@ -180,7 +180,6 @@ class BatchApi:
         return web.json_response(_paginate([_format_file(entry) for entry in entries], request))
 
     async def show_file(self, request: web.Request) -> web.Response:
-        """Describe a file: an uploaded one, or the results of a batch."""
         entry = await asyncio.to_thread(self._find_file, request, request.match_info["id"])
         return web.json_response(_format_file(entry))
 
@@ -336,7 +335,6 @@ class BatchApi:
         return await self._change(request, self._jobs.resume)
 
     async def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
-        """Change the batch that the request names, and show it."""
         job = await asyncio.to_thread(self._read_job, request)
         changed = await asyncio.to_thread(change, job["id"])
         return await self._show(changed or job)
@@ -596,7 +594,6 @@ def open_api(settings: Settings) -> BatchApi:
 
 
 def _open_keys(settings: Settings) -> TeamKeys | None:
-    """Open the team keys; None where the API asks for none."""
     if settings.team_keys is None:
         return None
     if file := settings.team_keys.file:

@@ -49,7 +49,6 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Both."""
         return self.input_tokens + self.output_tokens
 
 
@@ -136,7 +135,6 @@ class ChunkState:
         self._results.counts["endpoint_s"] += seconds
 
     def fail_rest(self, code: str, message: str) -> None:
-        """Fail all rows that have not started."""
         while self.pending:
             row = self.pending.popleft()
             custom_id = json.loads(row.content)["custom_id"]

@@ -148,7 +148,6 @@ def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: st
 
 
 def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:
-    """Group consecutive lines into blocks."""
     pending: list[batch_rows.Line] = []
     length = 0
     for line in lines:

@@ -52,12 +52,10 @@ class Answer:
 
     @property
     def input_tokens(self) -> int:
-        """Tokens of the prompt, as the endpoint counts them."""
         return self._read_usage("prompt_tokens")
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the answer, as the endpoint counts them."""
         return self._read_usage("completion_tokens")
 
     def _read_usage(self, name: str) -> int:

@@ -142,7 +142,6 @@ class Jobs:
         return self._read_input_head(bucket, key), template or self._read_template_beside(bucket, key)
 
     def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
-        """Read size and ETag of an input."""
         try:
             head = Store(bucket, self._store.client).read_head(key)
         except ClientError as error:
@@ -175,7 +174,6 @@ class Jobs:
             return text
 
     def read(self, job_id: str) -> Job | None:
-        """Read a job; None where there is none."""
         if not job_id.startswith("batch_") or not job_id[6:].isalnum():
             return None
         stored = self._store.read_json(self._keys.build(layout.JOB, job_id))

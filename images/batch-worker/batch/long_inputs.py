@@ -158,7 +158,6 @@ def _read(body: Any, location: _Location) -> str:
 
 
 def _replace(body: dict[str, Any], location: _Location, text: str) -> dict[str, Any]:
-    """Copy a row and replace one of its texts."""
     changed = copy.deepcopy(body)
     holder: Any = changed
     for key in location[:-1]:

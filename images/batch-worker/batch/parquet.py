@@ -173,7 +173,6 @@ def _count_batch_rows(group: Any) -> int:
 
 
 def _read_records(source: Source, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
-    """Read the next records; None at the end."""
     with source.report_damage(_DAMAGE):
         batch = next(batches, None)
         return None if batch is None else batch.to_pylist()

@@ -69,7 +69,6 @@ class Mailbox:
         self._set_visibility(message, self._takeover_s)
 
     def hand_back(self, message: Message) -> None:
-        """Return a message to the queue at once."""
         self._set_visibility(message, 0)
         self.release(message)
 

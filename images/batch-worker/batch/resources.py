@@ -22,7 +22,6 @@ class Queues:
 
 
 def find_queues(sqs: Any, settings: Settings) -> Queues | None:
-    """Find the queues; None until they exist."""
     try:
         names = settings.run_queues.items()
         return Queues(

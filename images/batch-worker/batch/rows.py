@@ -223,5 +223,4 @@ def encode_json(value: Any, separators: tuple[str, str] | None = None) -> bytes:
 
 
 def _build_result_id() -> str:
-    """Build an id that no other result of any worker has."""
     return f"{_PROCESS_ID}{next(_result_numbers):012x}"

@@ -336,7 +336,6 @@ class Steps:
         return {"state": self._change_job(job_id, change)["state"]}
 
     def _finish(self, job: Job, result: dict[str, Any]) -> Any:
-        """Return the job in its final state, with its results."""
         now = self._now()
         if job["state"] == layout.CANCELLING:
             state = layout.CANCELLED

@@ -63,7 +63,6 @@ class Store:
         self.client = client or create_client("s3")
 
     def read_json(self, key: str) -> Stored | None:
-        """Read a JSON object; None if there is none."""
         try:
             response = self.client.get_object(Bucket=self.bucket, Key=key)
         except ClientError as error:

@@ -102,7 +102,6 @@ def parse(text: str) -> Mapping[str, str]:
 
 
 def is_team(name: str) -> bool:
-    """Return whether a team can have this name."""
     return _TEAM.fullmatch(name) is not None
 
 

@@ -105,7 +105,6 @@ class Worker:
         self.adapter = Adapter(settings, chunks, limit, self._endpoint, runner, self.dispatcher)
 
     def _start_tasks(self, queues: Queues) -> list[asyncio.Task[None]]:
-        """Start all work, each part on its own."""
         poller = self.poller
         work = [
             repeat(self._watch_jobs, WATCH_INTERVAL_S),

@@ -91,7 +91,6 @@ class AccountNeeds(_Needs):
 
 @functools.cache
 def load_fleet() -> FleetNeeds:
-    """Return what every fleet needs."""
     return FleetNeeds.model_validate(_read(Path(__file__).with_name(FILE)))
 
 

@@ -186,7 +186,6 @@ class Architecture(PlainData):
 
     @property
     def quantization(self) -> Quantization:
-        """How the weights are stored."""
         return self.scheme.label if self.scheme else "none"
 
     @property

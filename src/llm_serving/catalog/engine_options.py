@@ -77,7 +77,6 @@ class EngineOption(PlainData):
         return (word, json.dumps(value) if isinstance(value, dict | list) else str(value))
 
     def parse_words(self, words: Sequence[str]) -> JsonValue:
-        """Return the value that words after the option have."""
         parsers: dict[str, Callable[[str], JsonValue]] = {"int": int, "number": float, "json": json.loads}
         values = [parsers.get(self.type, str)(word) for word in words]
         return values if self.list else values[0]
@@ -151,7 +150,6 @@ def parse_command(engine: str, words: Sequence[str]) -> dict[str, JsonValue]:
 
 @functools.cache
 def load(engine: str) -> EngineOptions | None:
-    """Return the options of an engine; None where none are recorded."""
     file = FOLDER / f"{engine}.options.json"
     return EngineOptions.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else None
 

@@ -1,7 +1,7 @@
 """Engines, routers and frameworks as data: command lines, environments, images, names of metrics.
 
 An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments
-hold values in braces; FIELD_NAMES are all that exist, and a row that uses another is refused when it is read. To add an
+hold values in braces; values.yaml has all that exist, and a row that uses another is refused when it is read. To add an
 engine, add its file: no code, unless its memory arithmetic differs from that of every other (`llm_serving.engines`).
 """
 
@@ -27,97 +27,13 @@ ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
 
-FIELD_NAMES = frozenset(
-    {
-        "weights",  # s3://BUCKET/PREFIX/, or the folder that they were copied to
-        "served_model",  # the name that clients use
-        "stream_clients",  # of S3, of one reader
-        "stream_bytes",  # memory for weights on their way from S3 to an accelerator
-        "host",  # the address to listen on
-        "port",
-        "hidden_host",  # the loopback address of what processes of the same machine or container alone call
-        "router_port",
-        "max_requests",  # in flight at a router's front; an argument is left out where there is no limit
-        "log_format",  # of the logs of a router and its front, where it is not text
-        "team_keys",  # file of the keys that a router's front asks for
-        "team_limits",  # TEAM=N, requests a minute of each limited team
-        "team_usage",  # HOST:PORT of the front's page with what teams used
-        "metrics_host",  # the address that a router's metrics page listens on
-        "metrics_port",  # of a router that has its own
-        "nixl_side_channel_port",  # where prefill and decode agree on a transfer
-        "kv_events_endpoint",  # where KV cache events are published, as ZeroMQ writes addresses
-        "kv_events_socket",  # the same as a Unix socket's
-        "kv_replay_endpoint",  # where earlier events are asked for
-        "master_port",  # where the nodes of a replica meet
-        "data_port",  # where its data-parallel ranks meet
-        "discovery_port",  # where a router gets the addresses of prefill and decode
-        "context",  # most tokens of a request
-        "kv_bytes",  # memory of the KV cache
-        "cache_limit",  # most memory of an accelerator's KV cache
-        "kv_role",  # whether it produces or consumes KV caches, in the engine's words
-        "threads",  # of computation
-        "tensor",  # ways that a layer is split
-        "pipeline",  # stages of layers
-        "data",  # data-parallel ranks
-        "ranks",  # of each replica, between which a router chooses
-        "nodes",  # of one replica
-        "rank",  # of this node among them
-        "leader_address",  # address of rank 0
-        "batch_tokens",  # most tokens of a step
-        "sequences",  # most requests of a step
-        "slots_context",  # most tokens of all requests of a step together
-        "offload_gib",  # memory for cached prompts, GiB
-        "offload_bytes",  # the same in bytes
-        "offload_rank_gb",  # the same of one accelerator, whole GB
-        "offload_rank_bytes",  # in bytes
-        "disk_tier",  # folder of cached prompts on the node's NVMe
-        "shared_tier",  # folder of cached prompts that all replicas share
-        "cache_tiers",  # settings of the tiers below memory, for a server beside the engine, JSON
-        "tier_key",  # of prompts that may be of use to one another
-        "pool_key",  # what names of prompts in a pool of several replicas begin with
-        "pool_master",  # NAME:PORT of what knows where such a pool has them
-        "cache_gib",  # memory of that server for cached prompts, GiB
-        "cache_port",  # where it listens
-        "cache_workers",  # accelerators that read from it and write to it at once
-        "speculative_method",  # eagle, eagle3 or draft_model
-        "speculative_tokens",  # guessed at a time
-        "draft",  # s3://BUCKET/PREFIX/ of the model that guesses, or the folder that it was copied to
-        "adapters",  # NAME=LOCATION of each LoRA adapter
-        "max_adapters",  # adapters loaded at once
-        "memory_share",  # share of an accelerator's memory that the engine uses, 0 to 1
-        "spare_experts",  # copies of busy experts
-        "replica_requests",  # most requests at a replica, computed or waiting
-        "tools",  # the engine's parser of calls of tools
-        "reasoning",  # the engine's parser of reasoning
-        "chat_template",  # a file, or the template itself
-        "media_hosts",  # hosts that requests may name pictures of
-        "traces",  # URL of the OTLP/HTTP receiver of spans
-        "model_config",  # what the model's config.json is to say instead, JSON
-        "drain_s",  # for requests under way when a replica is to end
-        "start_limit_s",  # longest start
-        "cache",  # the process's own folder
-        "compile_cache",  # the folder that compiled programs outlive the container in
-        "module_folder",  # the folder of the modules in images/ that the engine loads
-        "socket_folder",  # a folder with a short path
-        "settings_file",  # the engine's own, which is written before it starts
-        "policy",  # in the router's own words
-        "decode_policy",  # the same for decode
-        "imbalance",  # requests that one replica may have under way more than another
-        "request_timeout_s",  # of a request in the router, up to its last token
-        "namespace",  # of the engines' pods
-        "engine_port",  # where every engine listens
-        "workers",  # URLs, labels or NAME:PORT of engines that do both prefill and decode
-        "prefill",  # the same of prefill engines
-        "decode",  # and of decode engines
-        "prefill_count",  # prefill engines
-        "decode_count",
-    }
-)
-"""All values that rows can use. Where a value is a list, the argument that uses it is repeated for each item."""
+VALUES_FILE = Path(__file__).with_name("values.yaml")
+"""All values that rows can use, with what each is."""
 
 Values = Mapping[str, str | int | tuple[str, ...]]
 
 _Value = TypeVar("_Value")
+_RowType = TypeVar("_RowType", bound="_Row")
 
 
 def _parse_field_names(text: str) -> set[str]:
@@ -125,10 +41,14 @@ def _parse_field_names(text: str) -> set[str]:
 
 
 def _check_field_names(text: str) -> str:
-    names = _parse_field_names(text)
-    if names - FIELD_NAMES:
-        raise ValueError(f"{text}: no value is called {', '.join(sorted(names - FIELD_NAMES))}")
+    if unknown := _parse_field_names(text) - _load_field_names():
+        raise ValueError(f"{text}: no value is called {', '.join(sorted(unknown))}")
     return text
+
+
+@functools.cache
+def _load_field_names() -> frozenset[str]:
+    return frozenset(own_yaml.read(VALUES_FILE))
 
 
 Template = Annotated[str, AfterValidator(_check_field_names)]
@@ -787,13 +707,11 @@ class CacheKeeper(_Row):
     """Why it does not work with what a deployment asks for; with {role}, {pool} and {target}."""
 
     def runs_on(self, target: str) -> bool:
-        """Return whether it runs on a target."""
         return not self.targets or target in self.targets
 
 
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
-    """Return all engines by name."""
     return MappingProxyType(
         {file.stem: Engine.model_validate(own_yaml.read(file)) for file in sorted(FOLDER.glob("*.yaml"))}
     )
@@ -801,15 +719,13 @@ def load_engines() -> Mapping[str, Engine]:
 
 @functools.cache
 def load_routers() -> Mapping[str, Router]:
-    """Return all routers by name."""
-    return MappingProxyType({name: Router.model_validate(row) for name, row in own_yaml.read(ROUTERS_FILE).items()})
+    return _load_rows(ROUTERS_FILE, Router)
 
 
 @functools.cache
 def load_cache_keepers() -> Mapping[str, CacheKeeper]:
     """Return all that keep cached prompts in place of the engine, by name."""
-    rows = own_yaml.read(CACHE_KEEPERS_FILE)
-    return MappingProxyType({name: CacheKeeper.model_validate(row) for name, row in rows.items()})
+    return _load_rows(CACHE_KEEPERS_FILE, CacheKeeper)
 
 
 def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
@@ -820,10 +736,11 @@ def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
 
 @functools.cache
 def load_frameworks() -> Mapping[str, Framework]:
-    """Return all frameworks by name."""
-    return MappingProxyType(
-        {name: Framework.model_validate(row) for name, row in own_yaml.read(FRAMEWORKS_FILE).items()}
-    )
+    return _load_rows(FRAMEWORKS_FILE, Framework)
+
+
+def _load_rows(file: Path, row_type: type[_RowType]) -> Mapping[str, _RowType]:
+    return MappingProxyType({name: row_type.model_validate(row) for name, row in own_yaml.read(file).items()})
 
 
 def get_engine(engine: str, framework: str) -> Engine:
@@ -906,18 +823,10 @@ def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:
     """
     filled: list[str] = []
     for template in templates:
-        list_fields = [name for name in _parse_field_names(template) if isinstance(values.get(name), tuple)]
-        if list_fields:
-            filled += [
-                _fill(template, {**values, list_fields[0]: item}) for item in _list_items(values[list_fields[0]])
-            ]
-        else:
-            filled.append(_fill(template, values))
+        lists = {name: value for name in _parse_field_names(template) if isinstance(value := values.get(name), tuple)}
+        name, items = next(iter(lists.items()), ("", ("",)))
+        filled += [template.format_map({**values, name: item}) for item in items]
     return tuple(filled)
-
-
-def _list_items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else (str(value),)
 
 
 def fill_settings(parts: Iterable[Mapping[str, Any]], values: Values) -> dict[str, Any]:
@@ -941,7 +850,7 @@ def _fill_setting(value: Any, values: Values) -> Any:
         return value
     names = _parse_field_names(value)
     is_whole = len(names) == 1 and value == f"{{{next(iter(names))}}}"
-    return values[next(iter(names))] if is_whole else _fill(value, values)
+    return values[next(iter(names))] if is_whole else value.format_map(values)
 
 
 def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:
@@ -950,8 +859,4 @@ def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, st
     Raises:
         KeyError: a value that is asked for is missing in `values`.
     """
-    return {name: _fill(template, values) for part in parts for name, template in part.items()}
-
-
-def _fill(template: str, values: Mapping[str, Any]) -> str:
-    return template.format_map(values)
+    return {name: template.format_map(values) for part in parts for name, template in part.items()}

@@ -81,7 +81,6 @@ class Header(PlainData):
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property

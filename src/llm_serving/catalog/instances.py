@@ -310,7 +310,6 @@ def _merge_accelerators(
 
 
 def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the overlay's row that names the type."""
     return next((row for row in rows if name in row["types"]), None)
 
 

@@ -240,7 +240,6 @@ def _build_unknown_error(name: str) -> ModelError:
 
 @functools.cache
 def load() -> Mapping[str, Model]:
-    """Return all models of models.yaml by name."""
     rows = own_yaml.read(FILE)
     return MappingProxyType({name: _build_from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
 

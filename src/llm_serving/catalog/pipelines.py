@@ -30,7 +30,6 @@ _SUFFIXES = (".json", ".txt", ".model", ".jinja", ".safetensors")
 
 
 def is_index(config: Mapping[str, Any]) -> bool:
-    """Return whether a JSON file is the index of a pipeline."""
     return isinstance(config.get(CLASS_KEY), str) and "model_type" not in config
 
 

@@ -70,7 +70,6 @@ def find_folder() -> Path:
 
 
 def find(name: str) -> ModelRecord | None:
-    """Return the record of a model, or None where there is none that can be read."""
     path = _find_path(name)
     if path is None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def format_registry(account: str, region: str) -> str:
-    """Return the host of an account's registry in a region."""
     return f"{account}.dkr.ecr.{region}.{find_domain(region)}"
 
 

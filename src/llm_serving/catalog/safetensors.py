@@ -40,7 +40,6 @@ def compute_file_bytes(read: Callable[[int, int], bytes], size: int) -> int | No
 
 
 def describe_damage(size: int, expected: int | None) -> str:
-    """Return what is wrong with a file of that size."""
     return f"incomplete or damaged: {size} bytes, expected " + (
         "a safetensors header" if expected is None else f"{expected} by its header"
     )
@@ -54,5 +53,4 @@ def list_missing(index: Any, names: Container[str]) -> list[str]:
 
 
 def has_tokenizer(names: Container[str]) -> bool:
-    """Return whether one of the names is a tokenizer's."""
     return any(name in names for name in TOKENIZER_FILES)

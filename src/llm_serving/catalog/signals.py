@@ -74,7 +74,6 @@ def list_of_role(role: SignalRole) -> tuple[str, ...]:
 
 
 def list_program_names() -> Iterator[ProgramName]:
-    """Yield each signal with each program's name of it."""
     for name, signal in load().items():
         if signal.program:
             yield ProgramName(name, signal.program, signal.name)

@@ -68,7 +68,6 @@ def compute_cpu_cache_bytes(
     tensor_parallel: int,  # noqa: ARG001
     sequences: int,
 ) -> int:
-    """Return cache and buffers of one replica on CPU."""
     return compute_cache_bytes(model, sequences, context) + compute_buffer_bytes(model, context)
 
 

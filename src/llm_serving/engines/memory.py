@@ -240,5 +240,4 @@ def list_tensor_sizes(model: Architecture, instance: Instance) -> tuple[int, ...
 
 
 def divide_up(dividend: int, divisor: int) -> int:
-    """Return division rounded up."""
     return -(-dividend // divisor)

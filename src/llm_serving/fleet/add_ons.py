@@ -108,7 +108,6 @@ def _find_conditions(fleet: Fleet, catalog: Catalog) -> set[str]:
 
 
 def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
-    """Return what values may name."""
     eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
 
     def select_pools(predicate: Callable[[Group], bool]) -> list[str]:

@@ -39,7 +39,6 @@ def render(group: Group, cluster: str) -> str:
 
 
 def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
-    """Yield the agent's settings by name."""
     yield "ECS_CLUSTER", cluster
     if group.labels:
         yield "ECS_INSTANCE_ATTRIBUTES", json.dumps(dict(group.labels), separators=(",", ":"))

@@ -41,7 +41,6 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
 
 
 def build_node_class(fleet: Fleet, group: Group) -> Manifest:
-    """Return the specification of the group's nodes."""
     own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
     spec = {
         **_build_image(fleet, group),

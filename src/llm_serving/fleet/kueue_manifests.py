@@ -48,7 +48,6 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
 
 
 def _build_values(pool: str, pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, Any]:
-    """Return what the templates name of a pool."""
     nodes: Manifest = {"nodeLabels": {"fleet/pool": pool}}
     if taints := pool_groups[0].taints:
         nodes["tolerations"] = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in taints]

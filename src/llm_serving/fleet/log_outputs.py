@@ -27,7 +27,6 @@ def format_bucket_name(fleet: Fleet, account: str) -> str:
 
 
 def build_values(fleet: Fleet) -> dict[str, Any]:
-    """Build the outputs of the chart, of which one is on."""
     off: dict[str, Any] = {"enabled": False}
     return {
         "log_group": _build_group(fleet) if fleet.logs.to == CLOUDWATCH else off,

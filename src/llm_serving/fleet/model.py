@@ -173,7 +173,6 @@ KeyArn = Annotated[
 
 
 def parse_arn_region(arn: str) -> str:
-    """Return the region of what an ARN names."""
     return arn.split(":")[3]
 
 
@@ -555,11 +554,9 @@ class Fleet(Settings):
         return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
 
     def get_orchestrator(self, pool: Pool) -> Orchestrator:
-        """Return what places containers on the pool."""
         return pool.orchestrator or self.orchestrators[0]
 
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
-        """Return the zones that a pool may use."""
         return pool.zones or self.zones
 
     def _check_logs(self) -> Iterator[Conflict]:

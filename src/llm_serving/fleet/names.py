@@ -13,7 +13,6 @@ def format_deployment_name(fleet: Fleet, deployment: str) -> str:
 
 
 def format_cluster_name(fleet: Fleet) -> str:
-    """Return the name of the cluster, on EKS as on ECS."""
     return fleet.name
 
 

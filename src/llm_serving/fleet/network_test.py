@@ -73,7 +73,6 @@ def build_variables(group: Group, nodes: int, limit_s: int) -> dict[str, str]:
 
 
 def format_task_family(fleet: Fleet, pool: str) -> str:
-    """Return the family of the task definition that tests a pool on ECS."""
     return f"{fleet.name}-{pool}-network-test"
 
 

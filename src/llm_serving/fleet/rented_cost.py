@@ -14,7 +14,6 @@ from llm_serving.settings.document import Conflict
 
 
 def describe(fleet: Fleet, units: Sequence[Units]) -> str:
-    """Describe the cost of an hour in one line."""
     items, unpriced = price_units(fleet, units), list_unpriced(units)
     where = "" if all(item.is_regional_price for item in items) else " at us-east-1's prices"
     dates = join_words(sorted({item.source.date for item in items}))

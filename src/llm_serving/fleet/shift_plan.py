@@ -93,7 +93,6 @@ class PoolPlan:
 
     @property
     def instance_hours(self) -> Hours:
-        """Hours of instances."""
         planned = sum(allocation.total for allocation in self.allocations) * STEP_S / 3600
         return Hours(self.static_instances * DAYS * 24.0, planned, self.oracle_hours)
 

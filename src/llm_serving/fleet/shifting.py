@@ -22,7 +22,6 @@ class Allocation:
 
     @property
     def total(self) -> int:
-        """All instances of the pool."""
         return self.real_time + self.batch
 
 

@@ -160,7 +160,6 @@ def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
 
 
 def is_pipeline_folder(folder: Path) -> bool:
-    """Return whether a folder holds a pipeline of diffusers."""
     return (folder / pipelines.INDEX_FILE).is_file()
 
 

@@ -65,11 +65,9 @@ class Command:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that the command needs."""
         return cached_images.build_environment(self.renderer) if self.renderer else {}
 
     def format(self) -> str:
-        """Return the command line for a shell."""
         line = console.quote_command(self.arguments)
         if not self.renderer:
             return line

@@ -42,7 +42,6 @@ class ChartArchive:
     """The file that has the digest, or gets it."""
 
     def describe_pin(self) -> str:
-        """Return how it is pinned, in one line."""
         if self.digest:
             return f"pinned by {self.digest}"
         return f"pinned by version alone: its first digest goes to {console.shorten_path(self.digest_file)}"

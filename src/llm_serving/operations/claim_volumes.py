@@ -33,7 +33,6 @@ class ClaimVolume:
 
     @property
     def summary(self) -> str:
-        """What it is, for people."""
         return f"{self.gib:,} GiB of the claim {self.claim}"
 
 

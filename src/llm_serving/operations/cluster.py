@@ -52,7 +52,6 @@ class ClusterContext:
 
     @cached_property
     def api(self) -> KubeApi:
-        """The cluster's API."""
         return kube_api.open_api(self.aws.kubeconfig)
 
     @property

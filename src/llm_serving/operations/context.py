@@ -64,7 +64,6 @@ class FleetContext:
 
     @property
     def cloud_name(self) -> str:
-        """Where the resources are created, for people."""
         return "the embedded AWS" if self.endpoint else "AWS"
 
     @property

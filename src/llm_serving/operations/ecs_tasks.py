@@ -38,13 +38,11 @@ def get_address(state: dict[str, Any]) -> str:
 
 
 def find_security_group(ec2: Any, name: str) -> str | None:
-    """Return the id of a security group; None where there is none of that name."""
     groups = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [name]}])["SecurityGroups"]
     return str(groups[0]["GroupId"]) if groups else None
 
 
 def find_private_subnets(ec2: Any, fleet: Fleet, zones: Sequence[str]) -> list[str]:
-    """Return the fleet's private subnets in some of its zones."""
     if isinstance(fleet.network, ExistingNetwork):
         return [fleet.network.private_subnets[fleet.zones.index(zone)] for zone in zones]
     return [

@@ -59,7 +59,6 @@ def list_unpinned() -> list[str]:
 
 
 def locate(fleet_file: Path) -> Path:
-    """Return the lock file of a fleet file."""
     return fleet_file.resolve().parent / FILE
 
 
@@ -83,13 +82,11 @@ def read_charts(fleet_file: Path) -> dict[str, str]:
 
 
 def write(fleet_file: Path, digests: Mapping[str, str]) -> Path:
-    """Add images' digests to those beside a fleet file; returns the file."""
     with processes.lock_file(locate(fleet_file)):  # two builds may end at once
         return _write_all(fleet_file, {**_read_all(fleet_file), **digests})
 
 
 def write_charts(fleet_file: Path, digests: Mapping[str, str]) -> Path:
-    """Add charts' digests to those beside a fleet file; returns the file."""
     with processes.lock_file(locate(fleet_file)):
         return _write_all(fleet_file, {**_read_all(fleet_file), _CHARTS: {**read_charts(fleet_file), **digests}})
 

@@ -93,13 +93,11 @@ class KubeApi:
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in response["items"]]
 
     def find(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest | None:
-        """Return an object, or None if there is none of the name."""
         with _ignore_missing():
             return self._request(f"get {kind.kind} {name}", "get", kind, name=name, namespace=namespace)
         return None
 
     def has_kind(self, kind: Kind) -> bool:
-        """Return whether the cluster has objects of the kind."""
         with _ignore_missing():
             self._resolve(kind)
             return True
@@ -263,7 +261,6 @@ class KubeApi:
                 thread.join()
 
     def _open_connection(self, pod: str, namespace: str, port: int) -> socket.socket:
-        """Return a socket that leads to a port of a pod."""
         from kubernetes.stream import portforward
 
         with _translate_errors(f"forward a port to Pod {pod}"):

@@ -41,7 +41,6 @@ class StackPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the stack is up to date."""
         return not self.deferred_reason and self.plan.is_empty
 
     def build_payload(self) -> dict[str, Any]:

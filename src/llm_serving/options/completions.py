@@ -17,14 +17,12 @@ def complete_targets(incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Complete the name of a model in the catalog."""
     from llm_serving.catalog import models  # pydantic takes longer to import than a completion may take
 
     return _select_matches(incomplete, models.load())
 
 
 def complete_instance_types(incomplete: str) -> list[str]:
-    """Complete the name of an instance type in the catalog."""
     from llm_serving.catalog import instances  # as above
 
     return _select_matches(incomplete, instances.load())

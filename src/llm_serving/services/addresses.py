@@ -21,7 +21,6 @@ def build_endpoint_format(example: str) -> TextFormat:
 
 
 def build_cache_format(example: str) -> TextFormat:
-    """Return the form of the URL of a cache."""
     return TextFormat(
         r"rediss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[0-9]{1,2})?",
         "the address of Valkey or Redis, without user and password",

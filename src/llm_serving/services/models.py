@@ -74,5 +74,4 @@ def resolve_served_name(model: str) -> str:
 
 
 def build_bucket_prefix(model: str, weights_format: WeightsFormat = "safetensors") -> str:
-    """Prefix of a model in the fleet's model bucket."""
     return f"{FORMATS[weights_format].folder}/{resolve_served_name(model).replace(':', '/')}"

@@ -40,12 +40,10 @@ class Rendered(Settings, Generic[S]):
 
     @property
     def entry(self) -> Service:
-        """The service that clients call."""
         return next(service for service in self.services if service.is_entry)
 
     @property
     def scale_to_zero_services(self) -> tuple[Service, ...]:
-        """The services that may have no replica."""
         return tuple(service for service in self.services if service.replicas.min == 0)
 
     def find_conflicts(self) -> tuple[Iterator[Conflict], ...]:

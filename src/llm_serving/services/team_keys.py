@@ -41,7 +41,6 @@ class ApiKey(Secret):
 
 
 def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:
-    """List the secrets that a program may read."""
     return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in named if row)
 
 

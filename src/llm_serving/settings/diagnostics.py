@@ -129,7 +129,6 @@ def _list_free_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> lis
 
 
 def _build_example(model_type: type[BaseModel], loc: KeyPath) -> str:
-    """Return an example line for a missing key."""
     *_, (step, model) = walk_models(model_type, loc)
     field = get_fields(model)[str(step)] if model else None
     if field is None:
@@ -163,7 +162,6 @@ def format_value(value: Any) -> str:
 
 
 def _format_yaml(value: Any) -> str:
-    """Return a value as one line of YAML."""
     if isinstance(value, dict | list):
         return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
     return str(value)

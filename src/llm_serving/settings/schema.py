@@ -15,7 +15,6 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 def render(model_type: type[Settings], title: str) -> str:
-    """Return the schema as the file that is published."""
     return _format(build(model_type, title))
 
 

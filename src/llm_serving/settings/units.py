@@ -20,7 +20,6 @@ from pydantic_core.core_schema import CoreSchema
 
 
 def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> PydanticCustomError:
-    """Return a validation error with a reason and a fix."""
     # The texts go in as context: pydantic would read braces in a template as fields. The kind is one of a few literals.
     return PydanticCustomError(error_type, "{why}. Fix: {write}", {"why": reason, "write": fix})
 

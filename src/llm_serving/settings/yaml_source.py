@@ -380,7 +380,6 @@ _SYNTAX_ERRORS = {
 
 
 def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
-    """Describe a YAML syntax error and its fix."""
     problem = " ".join((error.problem or error.context or "it cannot be read").split())
     parser_text = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark

@@ -73,7 +73,6 @@ def _render_quotas(needs: list[Need]) -> Table:
 
 
 def _render_line(label: str, texts: list[Text]) -> Table:
-    """Render a label with lines of text next to it."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim bold", width=11)
     grid.add_column()

@@ -125,7 +125,6 @@ def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
 
 
 def explain(fits: Fits) -> list[str]:
-    """Describe each fit in a sentence."""
     return [
         f"{name}, {_format_split(fit)}: {_format_fit(fit)}" for name, type_fits in fits.items() for fit in type_fits
     ]

@@ -176,7 +176,6 @@ def _describe_kept(plan: DestroyPlan) -> str:
 
 
 def render_destroy_summary(plan: DestroyPlan) -> RenderableType:
-    """Render what was destroyed and what is kept."""
     counts = [f"{name} {len(plan.states[name].resources)}" for name in plan.stacks]
     if plan.with_data and plan.volumes:
         counts.append(f"volumes {len(plan.volumes)}")
@@ -190,5 +189,4 @@ def render_destroy_summary(plan: DestroyPlan) -> RenderableType:
 
 
 def format_with_data_command(context: FleetContext) -> str:
-    """Format the command that also deletes the data."""
     return f"blueprint fleet destroy --fleet {shlex.quote(console.shorten_path(context.document.path))} --with-data"

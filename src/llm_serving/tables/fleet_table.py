@@ -242,7 +242,6 @@ def _render_gauge(costs: cost.Cost, limit: float) -> Text:
 
 
 def _render_legend(fleet: Fleet, costs: cost.Cost, catalog: Catalog) -> Iterator[Text]:
-    """List the sources of the table, and what it does not show."""
     offer_source = instances.load_regions().get(fleet.region)
     if offer_source:
         yield _render_note(
@@ -306,7 +305,6 @@ def _describe_efa(instance: Instance) -> str:
 
 
 def _group_by_text(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Group the types that have the same text."""
     for text in dict.fromkeys(filter(None, texts.values())):
         yield join_words(kind for kind in texts if texts[kind] == text), text
 

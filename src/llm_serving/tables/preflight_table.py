@@ -91,7 +91,6 @@ def _format_command(command: Sequence[str], width: int, indent: int) -> Iterator
 
 
 def _group_options(words: Sequence[str]) -> Iterator[str]:
-    """Join each option with its value."""
     option = ""
     for word in words:
         if option and not word.startswith("--"):

@@ -44,7 +44,6 @@ class DeploymentDir:
 
     @property
     def data(self) -> Path:
-        """All that the deployment writes."""
         return self.root / FOLDER / self.name
 
     @property
@@ -54,7 +53,6 @@ class DeploymentDir:
 
     @property
     def reports(self) -> Path:
-        """Validation reports, in a subdirectory for each deployment."""
         return self.root / paths.RUNS
 
     @property

@@ -60,7 +60,6 @@ class Cell:
 
     @property
     def is_local(self) -> bool:
-        """Whether the target is this machine."""
         return registry.load_target(self.target).conventions.is_local
 
     @property

@@ -36,7 +36,6 @@ class Switch:
     """What changes of the rendered file, as a unified diff."""
 
     def write(self) -> None:
-        """Write the file in one step."""
         part = self.file.with_name(f".{self.file.name}.{os.getpid()}")
         part.write_bytes(self.text.encode("utf-8"))
         shutil.copymode(self.file, part)

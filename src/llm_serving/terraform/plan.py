@@ -73,7 +73,6 @@ class Plan:
 
     @property
     def destroy(self) -> int:
-        """Resources to destroy."""
         return self._count("delete")
 
     @property

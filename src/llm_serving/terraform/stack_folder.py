@@ -25,7 +25,6 @@ def read_stack(folder: Path) -> dict[str, Any]:
 
 
 def count_resources(folder: Path) -> int:
-    """Return how many resources a synthesized stack has."""
     return sum(map(len, read_stack(folder).get("resource", {}).values()))
 
 

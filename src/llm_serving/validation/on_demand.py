@@ -44,7 +44,6 @@ class Tool(Protocol):
 
 
 def locate_cache() -> Path:
-    """Return the directory of all environments."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "llm-serving-blueprints"
 
@@ -119,7 +118,6 @@ def _find_python(tool: Tool) -> str:
 
 
 def read_version(package: str, executables: Path) -> str:
-    """Return the version of a distribution in an environment."""
     name = re.sub(r"[-_.]+", "_", package)
     folders = executables.parent.glob(f"lib/python3*/site-packages/{name}-*.dist-info")
     return next((folder.name.removesuffix(".dist-info").partition("-")[2] for folder in folders), "unknown")

@@ -59,14 +59,12 @@ class OpenAIUser(User):  # type: ignore[misc]
         return api_key.build_headers(self.plan.url)
 
     def path(self) -> str:
-        """Return the path of the API."""
         pooled = self.plan.pooled
         if pooled:
             return pooled.path
         return "/v1/chat/completions" if self.plan.traffic.api == "chat" else "/v1/completions"
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
-        """Return the JSON body of a prompt."""
         model = prompt.model or self.plan.models[0]
         pooled = self.plan.pooled
         if pooled:

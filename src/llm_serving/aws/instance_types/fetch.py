@@ -36,7 +36,6 @@ class InstanceTypeApi:
         return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
 
     def describe_source(self) -> str:
-        """Return who answers."""
         url = self._create_client("ec2", PRICE_REGION).meta.endpoint_url
         if self._endpoint:
             return f"the copy of EC2's answers that moto {importlib.metadata.version('moto')} carries"

@@ -10,7 +10,6 @@ _TAG = "fleet"
 
 
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
-    """None where the fleet has no budget."""
     if not fleet.budget_to:
         return []
     return [Check("price", "budget", lambda: [_check_tag(aws)], ("ce:ListCostAllocationTags",))]

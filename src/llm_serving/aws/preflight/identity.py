@@ -104,7 +104,6 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
 
 
 def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
-    """Return the roles that the fleet's services act by."""
     buys_spot = any("spot" in pool.buy for pool in fleet.pools.values())
     users = {"pools", *fleet.orchestrators, *(["spot"] if buys_spot else [])}
     return [role for role in account_needs.load_fleet().service_roles if role.needed_by in users]

@@ -25,7 +25,6 @@ Capacity Blocks for ML"; 2026-11."""
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
-    """One for each reservation that a pool names, or that the fleet makes."""
     named_checks = [
         _build_named_check(aws, fleet, name, option)
         for name, pool in fleet.pools.items()

@@ -33,7 +33,6 @@ Source: ECS developer guide, "Supported Regions for Amazon ECS on AWS Fargate", 
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
-    """Return the zones, and the types."""
     return [
         Check("zones", "zones", lambda: _check_zones(aws, fleet), ("ec2:DescribeAvailabilityZones",)),
         Check(

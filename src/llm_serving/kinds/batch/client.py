@@ -104,11 +104,9 @@ class BatchClient:
             after = page["last_id"]
 
     def list_workers(self) -> list[dict[str, Any]]:
-        """Read the workers' latest reports."""
         return list(self._get("/workers")["data"])
 
     def list_teams(self) -> list[dict[str, Any]]:
-        """Read the usage of each team."""
         return list(self._get("/teams")["data"])
 
     def cancel(self, batch_id: str) -> dict[str, Any]:

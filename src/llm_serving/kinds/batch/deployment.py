@@ -48,17 +48,14 @@ class BatchDeployment(Deployment):
 
     @property
     def batch_workers(self) -> tuple[Service, ...]:
-        """The services that send rows."""
         return tuple(service for service in self.services if service.role == WORKER)
 
     @property
     def engines(self) -> tuple[Service, ...]:
-        """The engines of its own replicas."""
         return self.serving.workers if self.serving else ()
 
     @property
     def worker_count(self) -> int:
-        """How many of them run."""
         return sum(worker.replicas.max for worker in self.batch_workers)
 
     @property

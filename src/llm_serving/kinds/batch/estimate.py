@@ -179,7 +179,6 @@ def _price(usd_h: float | None, least: float, most: float | None) -> dict[str, f
 
 
 def _judge(least: float, most: float | None, waiting_s: float, deadline_s: float) -> bool | None:
-    """Judge whether the deadline holds; None if that is uncertain."""
     if least > deadline_s:
         return False
     if most is not None and waiting_s + most <= deadline_s:

@@ -124,7 +124,6 @@ def _locate_keys(blueprint: Document[Blueprint], environment: Environment) -> Js
 
 
 def _build_workers(settings: Blueprint, environment: Environment, document: dict[str, JsonValue]) -> list[Service]:
-    """Build the workers as processes of this machine."""
     worker = _build_service(environment, WORKER, document)
     return [
         worker.model_copy(update={"name": name, "env": {**worker.env, "BATCH_WORKER": name}})
@@ -135,7 +134,6 @@ def _build_workers(settings: Blueprint, environment: Environment, document: dict
 def _build_api(
     environment: Environment, document: dict[str, JsonValue], port: int, stack: BatchStack | None
 ) -> Service:
-    """Build the Batch API; it uses no cache."""
     api = _build_service(environment, API, {**document, "cache": None})
     state_machine = (
         {"BATCH_STATE_MACHINE": cloud.format_state_machine(environment, stack.workflow)}

@@ -62,7 +62,6 @@ def _shorten(count: int) -> str:
 
 
 def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Render one job, and what its workers do."""
     counts, tokens = job["request_counts"], job["tokens"]
     done = counts["completed"] + counts["failed"]
     lines = [

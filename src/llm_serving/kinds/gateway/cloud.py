@@ -112,7 +112,6 @@ def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
 
 
 def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> GatewayStack:
-    """Resolve the data of the stack."""
     balancer = settings.load_balancer
     return GatewayStack(
         orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
@@ -146,7 +145,6 @@ def _find_reserve(settings: Blueprint) -> int | None:
 def build_services(
     settings: Blueprint, fleet: Fleet, deployment: GatewayDeployment, env: dict[str, str], places: Iterable[Place[Any]]
 ) -> tuple[Service, Service]:
-    """Build the containers: the meter and the gateway."""
     gateway = _build_gateway(settings, fleet, deployment, env, list(places))
     return _build_meter(deployment, gateway, settings.audit), gateway
 
@@ -231,7 +229,6 @@ def _build_metrics_call(what: str, deployment: str, port: int, role_kind: str) -
 
 
 def build_command(*words: str) -> tuple[str, ...]:
-    """Build the command of a program in the image."""
     return ("python3", "-m", cloud_program.__name__, *words)
 
 

@@ -63,7 +63,6 @@ class Place(NamedTuple):
 
 
 def main(program: str, *arguments: str) -> None:
-    """Become the program."""
     place = read_place(_connect("ssm"), os.environ[PLACE_VARIABLE])
     if program == "gateway":
         run_gateway(place, *arguments)

@@ -73,5 +73,4 @@ class GatewayDeployment(Deployment):
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """All that the gateway calls."""
         return (*itertools.chain.from_iterable(self.routes.values()), *self.embeddings)

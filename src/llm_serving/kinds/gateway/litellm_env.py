@@ -31,7 +31,6 @@ _NODE_PINS = ("package.json", "package-lock.json")
 
 
 def find_program(name: str) -> Path:
-    """Return a program of the environment."""
     return FOLDER / "bin" / name
 
 

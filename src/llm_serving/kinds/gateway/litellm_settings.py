@@ -146,7 +146,6 @@ def list_bedrock_models(settings: Blueprint) -> tuple[str, ...]:
 
 
 def parse_name(backend_id: str) -> str:
-    """Return the name in a backend's id."""
     return backend_id.rpartition("/")[2].partition("#")[0]
 
 

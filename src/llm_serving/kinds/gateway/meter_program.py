@@ -23,7 +23,6 @@ INTERVAL_S = 60
 
 
 def build_settings(backends: Sequence[Backend], keep_s: float, location: str) -> dict[str, str]:
-    """Build its variables."""
     settings = {BACKENDS_VARIABLE: litellm_settings.dump(backends), KEEP_VARIABLE: f"{keep_s:g}"}
     return {**settings, EXPORT_VARIABLE: location} if location else settings
 

@@ -199,7 +199,6 @@ def count_prompt(data: Mapping[str, Any]) -> int:
 
 
 def count_characters(value: Any) -> int:
-    """Count the characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -69,7 +69,6 @@ def _build_rule(
 
 
 def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
-    """Build what alerts may name of a role."""
     namespace = f'namespace="{names.SERVING_NAMESPACE}"'
     labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
     name = f"{deployment.name}-{role.name}"
@@ -108,7 +107,6 @@ def build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str
 
 
 def fill(text: str, words: Mapping[str, str]) -> str:
-    """Replace each ${NAME} that the words have."""
     for name, word in words.items():
         text = text.replace(f"${{{name}}}", word)
     return text

@@ -30,7 +30,6 @@ class SelectedParsers(NamedTuple):
 
 
 def select(settings: Blueprint, role: EngineRole, model: Model) -> SelectedParsers:
-    """Return what the engine reads the answers of a role with."""
     row, model_settings = find_row(settings.engine, model), settings.select_model_settings(role)
     if settings.is_pooled:
         return SelectedParsers("", "", row.chat_template if row.model_config_json else "", row.model_config_json)

@@ -34,7 +34,6 @@ class Dashboards(NamedTuple):
 
 
 def build(deployment: ServingDeployment) -> Dashboards:
-    """Build all dashboards of a deployment."""
     words = _list_words(deployment)
     files: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []

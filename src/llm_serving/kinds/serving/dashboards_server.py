@@ -125,7 +125,6 @@ def _find_metrics_address(deployment: ServingDeployment, service: Service) -> st
 
 
 def build_local(deployment: ServingDeployment) -> dict[str, dict[str, Any]]:
-    """Build the dashboards that a deployment on this machine has data for."""
     files = dashboards.build(deployment).files
     return {name: files[name] for name in _LOCAL}
 

@@ -204,7 +204,6 @@ class ServingDeployment(Deployment):
 
     @property
     def engine_roles(self) -> tuple[Role, ...]:
-        """The roles that run an engine."""
         return tuple(role for role in self.roles if role.kind == "engine")
 
     @property
@@ -215,11 +214,9 @@ class ServingDeployment(Deployment):
 
     @property
     def router(self) -> Role:
-        """The one endpoint."""
         return self.roles[-1]
 
     def list_services(self, role: Role) -> tuple[Service, ...]:
-        """Return what the target runs of a role."""
         return tuple(service for service in self.services if service.role == role.name)
 
     @property

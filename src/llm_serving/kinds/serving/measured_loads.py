@@ -179,7 +179,6 @@ def _describe_shape(traffic: Traffic) -> dict[str, Any]:
 
 
 def _group(loads: Iterable[MeasuredLoad]) -> dict[tuple[str, Split, str], list[MeasuredLoad]]:
-    """Return the loads by accelerator, split and precision."""
     groups: dict[tuple[str, Split, str], list[MeasuredLoad]] = {}
     for load in loads:
         assert load.setup.instance.accelerators
@@ -189,7 +188,6 @@ def _group(loads: Iterable[MeasuredLoad]) -> dict[tuple[str, Split, str], list[M
 
 
 def _build_load(load: MeasuredLoad, model: Model) -> Load:
-    """Return a load with its simulation on one replica."""
     setup, traffic, device = load.setup, load.traffic, load.setup.instance.accelerators
     assert device
     step, batch = StepTime(model, device, setup.split, setup.kv_type), vllm.select_batch(device)

@@ -44,12 +44,10 @@ class Node:
 
     @property
     def tuning(self) -> Tuning:
-        """The settings of the engine."""
         return self.settings.tuning
 
     @property
     def speculative(self) -> Speculative | None:
-        """The settings of speculative decoding."""
         return self.settings.tuning.speculative
 
     @property
@@ -118,7 +116,6 @@ def list_names(node: Node) -> list[str]:
 
 
 def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
-    """Return the values in the arguments of all options."""
     values: dict[str, str | int | tuple[str, ...]] = {}
     for option in OPTIONS:
         values |= option.values(node)

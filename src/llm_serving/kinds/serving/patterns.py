@@ -49,7 +49,6 @@ class Pattern(PatternFacts):
 
 @functools.cache
 def load_patterns() -> Mapping[str, Pattern]:
-    """Return all patterns by name."""
     patterns = {}
     for file in sorted(paths.PATTERNS.glob(f"*/{FILE_NAME}")):
         blueprint = own_yaml.read(file)
@@ -62,7 +61,6 @@ def load_patterns() -> Mapping[str, Pattern]:
 
 
 def list_names() -> list[str]:
-    """Return names of all patterns."""
     return list(load_patterns())
 
 

@@ -35,7 +35,6 @@ _STATISTICS = ("p50", "p90", "p95", "p99", "mean")
 
 
 def list_limits(slo: Slo) -> list[Limit]:
-    """Return an SLO's limits of latency."""
     limits = []
     for metric in search.METRICS:
         percentiles: Percentiles = getattr(slo, metric)

@@ -103,7 +103,6 @@ class Context:
 
     @property
     def engine(self) -> engines.Engine:
-        """The engine's row."""
         return engines.get_engine(self.blueprint.engine, self.blueprint.framework)
 
     @property
@@ -118,7 +117,6 @@ class Context:
 
     @property
     def router(self) -> engines.Router:
-        """Return the router's row."""
         return get_router(self.blueprint)
 
     def is_node_service(self, nodes: int) -> bool:
@@ -404,7 +402,6 @@ def _build_process_name(context: Context, role: str, nodes: int, replica: int, r
 
 
 def _build_shared_values(context: Context, node: Node, served_model: ServedModel) -> Values:
-    """Return the values that all processes of a role share."""
     role, role_placement, draft = node.role, node.placement, served_model.draft
     rank_count = sum(
         compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
@@ -453,7 +450,6 @@ def _count_threads(context: Context, role_placement: Placement, rank_count: int)
 
 
 def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
-    """Return values of one process."""
     environment, conventions = context.environment, context.conventions
     cache_folder = f"{environment.data_folder}/cache"
     return {
@@ -521,7 +517,6 @@ def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[
 
 
 def _build_adapter_folder(adapter: str) -> str:
-    """Return the folder that an adapter is copied to."""
     return f"adapter-{adapter}"
 
 
@@ -646,7 +641,6 @@ def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
 
 
 def select_entry_port(context: Context) -> int:
-    """Return the port that clients call."""
     return _select_port(context, "router", ROUTER_PORT)
 
 

@@ -355,7 +355,6 @@ def explain(answer: Answer, name: str) -> str:
 
 
 def count_replicas(candidate: Candidate) -> dict[str, int]:
-    """Return the replicas of each role."""
     if candidate.configuration.is_disaggregated:
         return {"prefill": candidate.prefill_replicas, "decode": candidate.replicas}
     return {"worker": candidate.replicas}
@@ -388,7 +387,6 @@ LIMITS_IN_WORDS = {
 
 
 def describe(candidate: Candidate) -> str:
-    """Return in a line why it is what it is."""
     ranks, counts = candidate.configuration.split.ranks, count_replicas(candidate)
     total = sum(counts.values())
     words = " and ".join(f"{count} {name}" for name, count in counts.items()) if len(counts) > 1 else str(total)

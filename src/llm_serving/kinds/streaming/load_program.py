@@ -20,7 +20,6 @@ _HEAP_MB = 1024
 
 
 def build(deployment: StreamingDeployment) -> LoadProgram | None:
-    """Build the program; None for a deployment on this machine."""
     name, stack, environment = deployment.name, deployment.stack, deployment.environment
     if operator_stream := deployment.operators:
         return LoadProgram(

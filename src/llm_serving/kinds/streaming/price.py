@@ -12,7 +12,6 @@ from llm_serving.settings.document import Conflict
 
 
 def list_units(stack: StreamStack) -> Iterator[Units]:
-    """Yield what the stack rents."""
     for service, count in (
         (stack.broker_type, stack.brokers),
         ("kafka-storage-gib", stack.brokers * stack.broker_gib),

@@ -45,7 +45,6 @@ def locate() -> Path:
 
 
 def locate_cache() -> Path:
-    """Return the program of Redis."""
     return locate() / _SERVERS / "redis-server"
 
 
@@ -106,7 +105,6 @@ def install(on_progress: Callable[[str], None]) -> None:
 
 
 def build_command(main: str, *arguments: str, heap_mb: int) -> tuple[str, ...]:
-    """Build the command of a program of the job or of Flink."""
     return (*build_java(heap_mb=heap_mb), main, *arguments)
 
 

@@ -133,7 +133,6 @@ def build_job(
 
 
 def build_belongings(plan: DeploymentPlan, name: str, uid: str, urls: Sequence[str]) -> list[Manifest]:
-    """Build what the Job owns."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}
     values = {
         "metadata": {**_build_metadata(plan, name), "ownerReferences": [owner]},

@@ -560,7 +560,6 @@ def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
 
 
 def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
-    """Return the state of one of the release's pods."""
     status = pod.get("status", {})
     containers = status.get("containerStatuses", [])
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}

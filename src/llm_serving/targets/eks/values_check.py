@@ -71,7 +71,6 @@ def _list_schema_errors(file: YamlFile, chart: str) -> Iterator[Mistake]:
 
 
 def _compare(file: YamlFile, deployment: Deployment) -> Iterator[Mistake]:
-    """Yield the values that contradict the deployment."""
     if file.data.get("fullnameOverride"):
         reason = "deploy, status and logs find objects by the release's name"
         yield _build_mistake(file, ("fullnameOverride",), reason, "remove it, and choose `name` in blueprint.yaml")

@@ -93,7 +93,6 @@ def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int
 
 
 def is_listening(process: Service) -> bool:
-    """Whether a server listens on the port of a process."""
     with socket.socket() as connection:
         connection.settimeout(1)
         return connection.connect_ex((process.host, process.port)) == 0

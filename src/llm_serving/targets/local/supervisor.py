@@ -63,7 +63,6 @@ class ProcessState:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself."""
         return self.state in FAILED_STATES
 
 
@@ -153,7 +152,6 @@ class Supervisor:
 
 
 def find_running(directory: DeploymentDir) -> Supervisor | None:
-    """Find the supervisor of a deployment; None if none answers."""
     supervisor = Supervisor(directory)
     return supervisor if supervisor.pid is not None else None
 

@@ -84,7 +84,6 @@ class LocalTarget(Target):
         return DeploymentStatus(directory.name, deployment.url if deployment else None, "processes", rows, missing)
 
     def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:  # noqa: ARG002
-        """Read the workers' logs."""
         return status.list_starts(self.find_directory(folder))
 
     def show_logs(

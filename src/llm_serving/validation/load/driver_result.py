@@ -39,7 +39,6 @@ class Progress(BaseModel):
 
 
 def read_progress(folder: Path, index: int) -> Progress | None:
-    """Return the progress of a process; None before it has any."""
     try:
         return Progress.model_validate_json((folder / name_part(PROGRESS_FILE, index)).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValidationError):

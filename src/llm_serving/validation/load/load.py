@@ -98,7 +98,6 @@ class Load:
         return sum(self.shard.select(lengths))
 
     def take(self) -> Item:
-        """Wait for the next item and return it."""
         item: Item = self._ready.get()
         self._busy += 1
         return item

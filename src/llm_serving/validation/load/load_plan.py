@@ -94,7 +94,6 @@ class Shard:
     count: int = 1
 
     def select(self, items: Iterable[_T]) -> Iterator[_T]:
-        """Yield its own of all items."""
         return itertools.islice(items, self.index, None, self.count)
 
     def count_own(self, total: int) -> int:

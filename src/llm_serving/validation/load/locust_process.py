@@ -37,7 +37,6 @@ def main() -> None:
 
 
 def run(plan: LoadPlan, shard: Shard, user_file: Path) -> None:
-    """Play a process's share of the plan."""
     user_classes, _ = load_locustfile(str(user_file.resolve()))
     if not user_classes:
         raise SystemExit(

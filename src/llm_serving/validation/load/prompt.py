@@ -32,7 +32,6 @@ class Prompt:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one message of text."""
         return len(self.messages) == 1 and isinstance(self.messages[0]["content"], str)
 
     @property

@@ -94,7 +94,6 @@ class Connection:
 
     @property
     def kernel_times(self) -> bool:
-        """Whether times are the kernel's."""
         return sys.platform == "linux" and self._url.scheme == "http"
 
     def close(self) -> None:

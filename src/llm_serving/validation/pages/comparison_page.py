@@ -35,7 +35,6 @@ def format_value(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Format a change, with its sign."""
     if math.isnan(share):
         return "–"
     return f"{'+' if share > 0 else '−'}∞" if math.isinf(share) else f"{share:+.1%}".replace("-", "−")

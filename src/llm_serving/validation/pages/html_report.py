@@ -103,7 +103,6 @@ def _build_cell(run_report: Report, metric: Metric, statistic: str, limit: float
 
 
 def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
-    """Return the table of metrics by statistic."""
     slo = run_report.settings["slo"]
     return {
         metric: {

@@ -323,13 +323,11 @@ class _UntitledSchema(GenerateJsonSchema):
 
 
 def build_schema() -> dict[str, Any]:
-    """Return the JSON Schema of report.json."""
     tree = Report.model_json_schema(schema_generator=_UntitledSchema, mode="serialization")
     return {"$schema": _UntitledSchema.schema_dialect, **tree}
 
 
 def render_schema() -> str:
-    """Return the published schema file."""
     return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

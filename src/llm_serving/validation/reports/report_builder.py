@@ -401,7 +401,6 @@ def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
 
 
 def list_metrics(target: LoadTarget) -> tuple[Metric, ...]:
-    """Return the latencies that the answers of a target have."""
     return ("e2e_ms",) if target.is_pooled else get_args(Metric)
 
 

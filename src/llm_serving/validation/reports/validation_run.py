@@ -59,7 +59,6 @@ class ValidationRun:
 
     @property
     def duration_s(self) -> float:
-        """Time of the load."""
         return float(self.report["duration_s"])
 
     @property
@@ -96,7 +95,6 @@ Measure = Callable[[ValidationRun, float], Interval]
 
 
 def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
-    """Return how to measure each number that all of these runs have."""
     reports = [entry.report for entry in runs]
     latencies = [
         metric
@@ -166,7 +164,6 @@ def _measure_errors(run: ValidationRun, confidence: float) -> Interval:
 
 
 def _estimate_mean(values: Sequence[float], confidence: float) -> Interval:
-    """Estimate the mean of units with its bounds."""
     error = sample_statistics.compute_t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(fmean(values) - error, fmean(values), fmean(values) + error)
 

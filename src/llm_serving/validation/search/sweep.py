@@ -238,7 +238,6 @@ def is_overloaded(report: Report) -> bool:
 
 
 def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
-    """Return what a report says of its load."""
     metrics, cost = report.metrics, report.cost
     ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
     return Point(

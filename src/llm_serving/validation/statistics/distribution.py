@@ -74,7 +74,6 @@ class Distribution:
 
 
 def collect(samples: Sequence[Sample]) -> dict[Metric, Distribution]:
-    """Collect the latencies of all requests."""
     return {
         "ttft_ms": Distribution(tuple((_get_latency(sample, sample.ttft_ms),) for sample in samples)),
         "itl_ms": Distribution(tuple(_collect_gaps(samples))),

@@ -50,7 +50,6 @@ def summarize(answered: Sequence[Sample]) -> dict[str, Latency]:
 
 
 def _measure(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Yield the latencies of an answer."""
     if sample.ttfo_ms is not None:
         yield "ttfo_ms", sample.ttfo_ms
     yield from (("icl_ms", gap.ms * gap.tokens) for gap in sample.gaps)

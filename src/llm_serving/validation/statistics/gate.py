@@ -46,7 +46,6 @@ class Goodput(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """Their share of all requests; None without one."""
         return self.good / self.total if self.total else None
 
 

@@ -46,7 +46,6 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
-    """Return the services as they are, and how the gateway is asked."""
     config: dict[str, JsonValue] = {
         "engine": context.blueprint.engine,
         "strategy": context.router.policies[context.policy],

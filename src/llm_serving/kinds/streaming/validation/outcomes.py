@@ -31,7 +31,6 @@ class Outcomes(NamedTuple):
 
 
 def read(folder: Path) -> Outcomes:
-    """Read both files."""
     return Outcomes(*(_read_lines(folder / name) for name in FILES))
 
 
@@ -41,7 +40,6 @@ def _read_lines(file: Path) -> list[Mapping[str, Any]]:
 
 
 def count(outcomes: Outcomes) -> EventCounts:
-    """Count events by what became of them."""
     valid = {event["id"] for event in outcomes.sent if not event["bad"]} - _list_overtaken(outcomes)
     arrivals = Counter(outcome["id"] for outcome in outcomes.arrived)
     answered = {outcome["id"] for outcome in outcomes.arrived if outcome["kind"] == ANSWER}
@@ -61,7 +59,6 @@ def _list_overtaken(outcomes: Outcomes) -> set[str]:
 
 
 def count_reasons(outcomes: Outcomes) -> dict[str, int]:
-    """Count dead letters by reason."""
     return dict(Counter(outcome["kind"] for outcome in outcomes.arrived if outcome["kind"] != ANSWER))
 
 

@@ -116,7 +116,6 @@ def wait_listening(host: str, port: int, process: subprocess.Popen[bytes] | None
 
 
 def is_listening(host: str, port: int) -> bool:
-    """Return whether a server listens there."""
     with socket.socket() as connection:
         return connection.connect_ex((host, port)) == 0
 
