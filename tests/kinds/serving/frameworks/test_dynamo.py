@@ -340,14 +340,6 @@ REFUSED_PLANNERS = {
         "ecs",
         "framework: plain has no planner. Fix: set framework: dynamo, or scale: {queue: 4}.",
     ),
-    "this machine": (
-        PLANNED.replace("Qwen/Qwen3-32B", "tiny")
-        .replace("input_tokens: 3000, output_tokens: 1000, ", "")
-        .replace("8k", "2k"),
-        "local",
-        "this machine has no scaling adapter: the planner hands decisions to a program that starts replicas. "
-        "Fix: set scale: {queue: 4}.",
-    ),
     "no limit": (
         PLANNED.replace(", itl_ms: {p95: 40}", ""),
         "eks",
@@ -355,6 +347,13 @@ REFUSED_PLANNERS = {
         "Fix: set slo: {itl_ms: {p95: ...}}, or scale: {queue: 4}.",
     ),
 }
+
+
+def test_a_blueprint_with_a_planner_runs_on_this_machine_unchanged_and_says_that_nothing_scales(tmp_path: Path) -> None:
+    text = PLANNED.replace("Qwen/Qwen3-32B", "tiny").replace("input_tokens: 3000, output_tokens: 1000, ", "")
+    deployment = resolve(tmp_path, text.replace("8k", "2k"), "local", EKS_FLEET)
+    assert "Nothing scales on this machine: worker runs 1 of 1..4 replicas." in deployment.notes
+    assert not any("DYN_FORWARDPASS_METRIC_PORT" in service.env for service in deployment.services)
 
 
 @pytest.mark.parametrize("case", REFUSED_PLANNERS)

@@ -74,7 +74,7 @@ def check(
     if not conventions.is_local and not conventions.is_kubernetes:
         yield from _check_group_scaling(conventions.title, placed_roles)
     yield from _check_slo_scaling(settings, conventions, placed_roles)
-    yield from _check_planner(settings, conventions, placed_roles)
+    yield from _check_planner(settings, placed_roles)
     if conventions.max_replicas:
         yield from _check_max_replicas(conventions, placed_roles)
     if conventions.max_waiting:
@@ -457,9 +457,7 @@ def _check_slo_scaling(
             yield Conflict((*key_path, "scale", "slo"), reason, "remove slo", True)
 
 
-def _check_planner(
-    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def _check_planner(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles that a planner would scale where there is none, or where no limit tells it when."""
     frameworks = engines.load_frameworks()
     latencies = map_latencies(list(settings.roles.engine_roles))
@@ -476,9 +474,6 @@ def _check_planner(
             reason = f"framework: {settings.framework} has no planner"
             names = [name for name, row in frameworks.items() if row.planner_image]
             fix = f"set framework: {' or '.join(names)}, or scale: {{queue: 4}}"
-        elif not conventions.is_kubernetes:
-            where = "this machine" if conventions.is_local else conventions.title
-            reason = f"{where} has no scaling adapter: the planner hands decisions to a program that starts replicas"
         elif missing:
             reason = f"the SLO has no limit of {' and '.join(missing)}, which the planner keeps"
             fix = f"set slo: {{{', '.join(f'{field}: {{p95: ...}}' for field in missing)}}}, or scale: {{queue: 4}}"
