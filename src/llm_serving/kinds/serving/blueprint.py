@@ -515,6 +515,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
         if self.load_balancer and self.roles.router.replicas < MIN_ROUTERS:
             reason = "one router is in one zone, and the load balancer is for the loss of it"
             yield Conflict(("roles", "router", "replicas"), reason, f"set replicas: {MIN_ROUTERS} or more")
+        policy = self.roles.router.policy
+        if policy in ("cache-aware", "kv-aware") and not self.tuning.prefix_cache:
+            reason = "with tuning: {prefix_cache: off} no engine keeps a prompt that a router could follow"
+            yield Conflict(("roles", "router", "policy"), reason, "remove policy, or set prefix_cache: on", policy)
 
     def _check_pattern_roles(self) -> Iterator[Conflict]:
         pattern_roles = patterns.load_patterns()[self.pattern].roles

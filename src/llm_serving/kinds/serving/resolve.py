@@ -215,7 +215,8 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
     router = processes.get_router(blueprint)
     if "load-aware" not in router.policies:
         return blueprint.roles.router.policy or "round-robin"
-    is_cache_aware = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
+    shares_enough = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
+    is_cache_aware = shares_enough and blueprint.tuning.prefix_cache
     return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
 
 
@@ -561,8 +562,10 @@ def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:
 
 
 def _describe_policy(context: Context) -> str:
-    """Return the share of the prompts that decided the policy, and where it is from."""
+    """Return what decided the policy: the share of the prompts and where it is from, or that none is kept."""
     traffic, measured = context.blueprint.traffic, context.environment.measured
+    if not context.blueprint.tuning.prefix_cache:
+        return "since by tuning: {prefix_cache: off} no engine keeps a prompt"
     shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
     threshold = context.router.cache_aware_share
     comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"

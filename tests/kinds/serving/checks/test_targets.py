@@ -295,6 +295,28 @@ def test_kv_aware_routing_is_refused_without_cache_events(tmp_path: Path, text: 
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
 
+@pytest.mark.parametrize("framework", ["", "framework: dynamo\n"])
+@pytest.mark.parametrize("policy", ["cache-aware", "kv-aware"])
+def test_a_policy_that_follows_caches_is_refused_where_engines_keep_none(
+    tmp_path: Path, policy: str, framework: str
+) -> None:
+    text = f"{framework}tuning: {{prefix_cache: off}}\n" + format_aggregated("tiny", pool="general").replace(
+        "traffic:", f"  router: {{policy: {policy}}}\ntraffic:"
+    )
+    assert f'roles.router.policy: "{policy}": with tuning: {{prefix_cache: off}} no engine keeps a prompt' in get_error(
+        tmp_path, text, "local"
+    )
+    resolve_blueprint(tmp_path, text.replace("prefix_cache: off", "prefix_cache: on"), "local")
+
+
+def test_without_caches_the_default_policy_follows_the_load_whatever_the_prompts_share(tmp_path: Path) -> None:
+    text = format_aggregated("tiny", pool="general").replace("traffic: {", "traffic: {shared_prefix: 90%, ")
+    notes = resolve_blueprint(tmp_path, text, "local").notes
+    assert any("policy is cache-aware" in note for note in notes)
+    notes = resolve_blueprint(tmp_path, f"tuning: {{prefix_cache: off}}\n{text}", "local").notes
+    assert "The router's policy is load-aware, since by tuning: {prefix_cache: off} no engine keeps a prompt." in notes
+
+
 @pytest.mark.parametrize(("text", "message"), REFUSED_LOCALLY)
 def test_settings_that_need_an_accelerator_are_refused_on_local_alone(tmp_path: Path, text: str, message: str) -> None:
     assert get_error(tmp_path, text, "local") == message
