@@ -6,7 +6,7 @@ import ipaddress
 import itertools
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -139,6 +139,7 @@ CASES = [
         "shared: {size: 1Ti, claim: kv}",
         "disk: 100Gi, shared: {size: 1Ti, claim: kv}",
     )),
+    (f"pattern: multi-model\nroles: {{models: {{one: {{model: {SMALL}, pool: p5en}}, two: {{model: {SMALL}, shares: one}}}}}}\n{TRAFFIC}", "eks"),
 ]  # fmt: skip
 """Blueprints that ask for every option of the engine between them, and the target of each."""
 
@@ -159,16 +160,24 @@ def _resolve(folder: Path, text: str, target: str) -> ServingDeployment:
 
 def _list_engine_arguments(deployments: Iterable[ServingDeployment]) -> list[list[str]]:
     """What the engine's own parser is given: all after `vllm serve`, whatever joins the machines before it."""
-    commands = set()
-    for deployment in deployments:
-        for worker in deployment.workers:
-            commands |= {command for command in (worker.command, worker.worker_command) if "serve" in command}
+    lines = {
+        line
+        for deployment in deployments
+        for worker in deployment.workers
+        for line in (worker.command, worker.worker_command)
+    }
+    # Several engines in one service.
+    commands = [command for line in lines for command in _split_at(line, "--engine") if "serve" in command]
     # Kubernetes fills in a follower's number before the engine sees it, and the templates lie in the engine's image.
     filled = (
         [re.sub(r"^/vllm-workspace/.*", __file__, word.replace("$(LWS_WORKER_INDEX)", "1")) for word in command]
         for command in commands
     )
     return sorted(command[command.index("serve") + 1 :] for command in filled)
+
+
+def _split_at(words: Sequence[str], divider: str) -> list[list[str]]:
+    return [list(group) for is_divider, group in itertools.groupby(words, divider.__eq__) if not is_divider]
 
 
 def _list_all_engine_arguments(folder: Path) -> list[list[str]]:
@@ -258,7 +267,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
         f"{registry}/router:0.1.17-9",
-        f"{registry}/vllm:0.32.0-efa.3",
+        f"{registry}/vllm:0.32.0-efa.4",
     )
     [engine] = deployment.workers
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
@@ -278,10 +287,10 @@ def test_a_limit_of_requests_at_a_replica_takes_the_image_with_its_module(tmp_pa
     modules = [word for flag, word in itertools.pairwise(words) if flag == "--middleware"]
     assert modules == ["bounded_queue.BoundedQueue", *(["event_sources.EventSources"] if policy == "kv-aware" else [])]
     assert engine.env["PYTHONPATH"] == "/opt/vllm"
-    assert deployment.roles[0].image.endswith("/vllm:0.32.0-efa.3")
+    assert deployment.roles[0].image.endswith("/vllm:0.32.0-efa.4")
     without = _resolve(tmp_path, text.replace(", max_requests: 48", ""), "eks")
     assert "--max-num-queued-reqs" not in without.workers[0].command
-    assert without.roles[0].image.endswith("/vllm:0.32.0-efa.3") == (policy == "kv-aware")
+    assert without.roles[0].image.endswith("/vllm:0.32.0-efa.4") == (policy == "kv-aware")
 
 
 def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: Path) -> None:

@@ -137,6 +137,34 @@ class WideExperts(CommandPart):
     """Models whose experts the engine copies, by transformers' `model_type`."""
 
 
+class Sleeping(_Row):
+    """What an engine keeps that sleeps, so that others have its accelerators: its weights go to the host's memory."""
+
+    source: str
+    read_on: str
+    accelerator_bytes: int
+    """Memory of an accelerator that it keeps."""
+
+    split_accelerator_bytes: int
+    """The same where a model is split over several: what they communicate with is kept too."""
+
+    host_copies: float
+    """Most memory of the host for each byte of weights, which it keeps awake too."""
+
+    host_bytes: int
+    """Other memory of the host, for each accelerator."""
+
+    load_copies: Mapping[Quantization, float] = {}
+    """Most memory of an accelerator for each byte of weights while they are loaded, where it is more than they."""
+
+    copy_bytes_s: float
+    """Weights of an accelerator that are copied from or to the host in a second."""
+
+    def compute_host_bytes(self, weight_bytes: int, accelerators: int) -> int:
+        """Return memory of the host that an engine takes, awake or asleep, with so many weights on each accelerator."""
+        return accelerators * (int(self.host_copies * weight_bytes) + self.host_bytes)
+
+
 class EngineLimits(_Row):
     """What the engine runs on one kind of accelerator, where its programs are compiled for fixed shapes."""
 
@@ -229,6 +257,9 @@ class Platform(CommandPart):
 
     device: str
     """The engine's name of the processor."""
+
+    sleeping: Sleeping | None = None
+    """None where an engine that sleeps frees nothing of the processor."""
 
     base_bytes: int = 0
     """Memory of one replica besides weights and KV cache, where it uses the machine's own memory."""

@@ -268,6 +268,9 @@ class Service(ResolvedData):
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the variables that the target sets."""
 
+    caches: tuple[str, ...] = ()
+    """Names of its caches on this machine, where several programs of it have their own; empty for that of its name."""
+
     address_variables: tuple[str, ...] = ()
     """Variables that must hold the replica's own address, where only the target knows it."""
 

@@ -51,7 +51,7 @@ class DeploymentStatus:
     """What to say where there are no rows."""
 
     notes: Sequence[str] = ()
-    """What does not work beside the replicas, such as their scaling."""
+    """What the rows do not say, such as scaling that does not work."""
 
     @property
     def unready(self) -> list[str]:

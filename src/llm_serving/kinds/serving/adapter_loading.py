@@ -163,6 +163,9 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
             f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: use {' or '.join(roles)}."
         )
     role = roles[name]
+    if role.sleepers:
+        reason = "its models take turns on the same accelerators, and load adapters when they start alone"
+        raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: add the adapter to the blueprint and deploy it.")
     if not role.served_model or not role.served_model.adapters:
         reason = "its engines started without adapters, and then load none"
         raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: add an adapter to the blueprint and deploy it.")

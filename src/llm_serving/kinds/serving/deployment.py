@@ -88,6 +88,9 @@ class Role(ResolvedData):
     served_model: ServedModel | None = None
     """The model; None for the router, which serves what the engines do."""
 
+    sleepers: tuple[ServedModel, ...] = ()
+    """Models that take turns with it on the same accelerators."""
+
     pool: str = ""
     """The fleet's pool; empty if it needs no dedicated node."""
 
@@ -134,6 +137,11 @@ class Role(ResolvedData):
 
     metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of its processes' metrics, by the catalog's names."""
+
+    @property
+    def served_models(self) -> tuple[ServedModel, ...]:
+        """All models of its replicas."""
+        return (self.served_model, *self.sleepers) if self.served_model else ()
 
 
 class PoolMaster(ResolvedData):
@@ -248,9 +256,7 @@ class ServingDeployment(Deployment):
     @property
     def served_models(self) -> tuple[ServedModel, ...]:
         """The models that clients can name, each once."""
-        return tuple(
-            {role.served_model.name: role.served_model for role in self.engine_roles if role.served_model}.values()
-        )
+        return tuple({model.name: model for role in self.engine_roles for model in role.served_models}.values())
 
     @property
     def loaded_models(self) -> tuple[LoadedModel, ...]:

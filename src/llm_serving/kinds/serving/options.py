@@ -17,7 +17,7 @@ from llm_serving.kinds.serving import answer_parsers, patterns
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
 from llm_serving.kinds.serving.placement import Placement, count_accelerators
-from llm_serving.kinds.serving.roles import EngineRole, get_max_requests
+from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, get_shared
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
@@ -346,6 +346,17 @@ OPTIONS = (
         "role.max_requests",
         "remove max_requests, or set roles.router.max_requests",
         lambda node: {"replica_requests": node.max_requests or 0},
+    ),
+    Option(
+        "shares",
+        lambda node: get_shared(node.role),
+        "role.shares",
+        lambda node: f"set pool: {node.role.pool} in its place{_describe_other_engines(node, 'shares')}",
+    ),
+    Option(
+        "takes-turns",
+        lambda node: node.placement.awake_share,
+        values=lambda node: {"awake_share": f"{node.placement.awake_share or 0:g}"},
     ),
     Option("tools", lambda node: node.parsers.tools, values=lambda node: {"tools": node.parsers.tools}),
     Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),

@@ -22,7 +22,7 @@ from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.deployment import Parallelism
-from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.kinds.serving.roles import EngineRole, get_shared
 from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
@@ -80,6 +80,9 @@ class Placement:
 
     cache_limit: int | None = None
     """Most bytes of the KV cache of an accelerator; None for all that is free."""
+
+    awake_share: float | None = None
+    """Share of an accelerator's memory that its engine may use while other models sleep there; None where none do."""
 
     @property
     def instance(self) -> Instance:
@@ -217,6 +220,7 @@ class _PlacementSearch:
             labels={"fleet/pool": self.role.pool},
             tolerations=self._list_tolerations(),
             fit=self._compute_common_fit(available_types),
+            awake_share=self._utilization if self._others else None,
         )
 
     def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
@@ -284,11 +288,35 @@ class _PlacementSearch:
         )
 
     @property
+    def _others(self) -> list[str]:
+        """The roles whose models sleep on its accelerators while its own is awake."""
+        name, sharers = self.key_path[-1], self.settings.roles.sharers
+        head = get_shared(self.role) or name
+        return [other for other in (head, *sharers.get(head, ())) if other != name]
+
+    @property
     def _utilization(self) -> float:
         """Share of an accelerator's memory that the engine uses."""
         if self._wide_experts:
             return self._wide_experts.memory_share
-        return self._find_reckoned("utilization", self._memory_model.UTILIZATION)
+        share = self._find_reckoned("utilization", self._memory_model.UTILIZATION)
+        return round(share - self._kept_share, 3) if self._others else share
+
+    @property
+    def _kept_share(self) -> float:
+        """Share of an accelerator's memory that other models keep while they sleep: of the pool's smallest."""
+        rows = require_pool(self.fleet, self.key_path, self.role)[1]
+        devices = [row.accelerators for row in rows if row.accelerators]
+        shares = [self._compute_kept_share(device, self.role.accelerators) for device in devices]
+        return max(shares, default=0.0)
+
+    def _compute_kept_share(self, device: Accelerators, accelerators: int) -> float:
+        sleeping = self._select_platform(device).sleeping
+        if sleeping is None:
+            return 0.0
+        kept_bytes = sleeping.split_accelerator_bytes if accelerators > 1 else sleeping.accelerator_bytes
+        visible_bytes = memory.compute_rank_bytes(device) * memory.VISIBLE_SHARE
+        return math.ceil(1000 * len(self._others) * kept_bytes / visible_bytes) / 1000  # as it is written
 
     def _find_reckoned(self, setting: str, default: float) -> float:
         """Return a number of the engine's own options in the blueprint, else the default."""
@@ -407,9 +435,16 @@ class _PlacementSearch:
         misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
         capacity = "a node" if self._takes_cpus else f"{self.role.accelerators} {unit}"
-        reason = f"it does not fit into {capacity} of the pool {self.role.pool}: {misfits}"
+        reason = f"it does not fit into {capacity} of the pool {self.role.pool}{self._describe_kept()}: {misfits}"
         key_path = self.settings.find_model_key_path(self.key_path, self.role, "model")
         raise PlacementError(Conflict(key_path, reason, self._describe_alternatives(), self.model.name))
+
+    def _describe_kept(self) -> str:
+        """Return what models that sleep leave of an accelerator; empty where there are none."""
+        if not self._others:
+            return ""
+        models = "a model that sleeps" if len(self._others) == 1 else f"{len(self._others)} models that sleep"
+        return f", of whose memory {models} there keep{'s' * (len(self._others) == 1)} {self._kept_share:.1%}"
 
     def _describe_alternatives(self) -> str:
         """Return the smallest way to hold the model: more accelerators, or types with more memory."""
@@ -425,7 +460,15 @@ class _PlacementSearch:
             if instance.accelerators and instance.accelerators.kind == "gpu"
             for degree in memory.list_tensor_sizes(model, instance)
             if self._memory_model.compute_fit(
-                model, instance, ReplicaSetup(degree, context=context, dtype=self.settings.tuning.kv_cache)
+                model,
+                instance,
+                ReplicaSetup(
+                    degree,
+                    context=context,
+                    dtype=self.settings.tuning.kv_cache,
+                    utilization=self._memory_model.UTILIZATION
+                    - self._compute_kept_share(instance.accelerators, degree),
+                ),
             ).fits
         ]
         if not candidates:
@@ -437,7 +480,8 @@ class _PlacementSearch:
         suggestions = [
             f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
         ]
-        return f"set {' or '.join(suggestions)}, or use a smaller model"
+        own_place = "set pool in place of shares for one of them, or " if self._others else ""
+        return f"{own_place}set {' or '.join(suggestions)}, or use a smaller model"
 
     def _describe_several_nodes(self) -> str:
         """Return how a replica gets several nodes, as part of a fix; empty where no pattern of its roles has them."""
@@ -490,7 +534,8 @@ class _PlacementSearch:
         memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * memory.NODE_SHARE)
         device = types[0].accelerators
         devices = -(-per_node // device.ranks) if device else 0
-        queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
+        engine_count = 1 + len(self._others)
+        queue_bytes = min(engine_count * (SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES), memory_bytes // 2)
         self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
         self._check_disk(types)
         efa = min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0

@@ -129,9 +129,10 @@ def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, outpu
 
 
 def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[Limit]) -> float | None:
-    if deployment.environment.conventions.is_local or deployment.task == tasks.DRAW:
-        return None
     roles = deployment.engine_roles
+    takes_turns = any(role.sleepers for role in roles)
+    if deployment.environment.conventions.is_local or deployment.task == tasks.DRAW or takes_turns:
+        return None
     rates = [rate for role in roles if (rate := _predict_role(deployment, role, lengths, limits))]
     if not rates or len(rates) < len(roles):
         return None

@@ -405,10 +405,12 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
     role, role_placement, draft = node.role, node.placement, served_model.draft
     rank_count = sum(
         compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
-        for engine_role in context.blueprint.roles.engine_roles.values()
+        for engine_role in context.blueprint.roles.replica_roles.values()
     )
     return {
-        "weights": _locate_weights(context, role_placement, served_model.weights, WEIGHTS_FOLDER),
+        "weights": _locate_weights(
+            context, role_placement, served_model.weights, name_weights_folder(context, role_placement)
+        ),
         "served_model": served_model.name,
         "host": context.environment.member_host,
         "context": served_model.context,
@@ -452,6 +454,9 @@ def _count_threads(context: Context, role_placement: Placement, rank_count: int)
 def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
     environment, conventions = context.environment, context.conventions
     cache_folder = f"{environment.data_folder}/cache"
+    # An engine beside another in a container has its own too.
+    takes_turns = context.blueprint.roles.takes_turns(role)
+    own_cache = process_name if conventions.is_local else role if takes_turns else ""
     return {
         "port": _select_port(context, process_name, ENGINE_PORT),
         "hidden_host": environment.hidden_host,
@@ -463,14 +468,19 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
         "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
-        "cache": cache_folder if not conventions.is_local else f"{cache_folder}/{process_name}",
+        "cache": f"{cache_folder}/{own_cache}" if own_cache else cache_folder,
         "compile_cache": COMPILE_CACHE_FOLDER,
-        "module_folder": environment.module_folder or context.engine.module_folder,
+        "module_folder": locate_modules(context),
         "rank": GROUP_RANK if conventions.is_kubernetes and rank else rank,
         "leader_address": GROUP_LEADER
         if conventions.is_kubernetes
         else build_peer_name(context, f"{role}-{replica}-0"),
     }
+
+
+def locate_modules(context: Context) -> str:
+    """Return the folder of the modules in images/ that the engine loads."""
+    return context.environment.module_folder or context.engine.module_folder
 
 
 def build_peer_name(context: Context, service: str) -> str:
@@ -538,7 +548,13 @@ def _list_copied_weights(context: Context, role_placement: Placement, served_mod
     if context.streams(role_placement):
         return {}
     drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
-    return {WEIGHTS_FOLDER: served_model.weights.uri} | drafts
+    return {name_weights_folder(context, role_placement): served_model.weights.uri} | drafts
+
+
+def name_weights_folder(context: Context, role_placement: Placement) -> str:
+    """Return the folder that a role's weights are copied to: of several models each has its own."""
+    has_own = role_placement.role in context.blueprint.roles.models
+    return f"{WEIGHTS_FOLDER}-{role_placement.role}" if has_own else WEIGHTS_FOLDER
 
 
 def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
@@ -776,7 +792,7 @@ def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> s
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
     """Return requests that a replica may have more than another before its queue counts more than a cached prefix."""
-    replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.engine_roles.values())
+    replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.replica_roles.values())
     return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
@@ -25,9 +25,10 @@ from llm_serving.kinds.serving import (
     placement,
     processes,
     services,
+    sharing,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets
+from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets, turns
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
@@ -38,6 +39,7 @@ from llm_serving.kinds.serving.roles import (
     RouterPolicy,
     compute_fixed_replicas,
     get_max_requests,
+    get_shared,
     resolve_scale,
 )
 from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
@@ -81,13 +83,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     )
     conflicts = [*engine_arguments.check_written(context, placed_roles), *frameworks.check(context, placed_roles)]
     raise_mistakes(blueprint.locate(conflicts))
-    engine_roles = [
-        _build_role(context, blueprint, key_path[-1], role, role_placement)
+    built_roles = {
+        key_path[-1]: _build_role(context, blueprint, key_path[-1], role, role_placement)
         for key_path, role, role_placement in placed_roles
-    ]
-    engine_services = []
-    for (_, role, role_placement), resolved_role in zip(placed_roles, engine_roles, strict=True):
-        engine_services += services.build_engine_services(context, role, role_placement, resolved_role)
+    }
+    engine_roles, engine_services = _fold(context, placed_roles, built_roles)
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
     adapted = frameworks.adapt(context, placed_roles, (*engine_services, router_service))
@@ -141,6 +141,29 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
 
 
+def _fold(
+    context: Context, placed_roles: Sequence[PlacedRole], built_roles: Mapping[str, Role]
+) -> tuple[list[Role], list[Service]]:
+    """Return the roles that have replicas, and their services: those of models that share them are folded into them."""
+    sharers = context.blueprint.roles.sharers
+    placed = {key_path[-1]: (role, role_placement) for key_path, role, role_placement in placed_roles}
+    engine_roles, engine_services = [], []
+    for key_path, role, role_placement in sharing.list_replicated(placed_roles):
+        name = key_path[-1]
+        others = [built_roles[other] for other in sharers.get(name, ())]
+        head = sharing.fold_role(built_roles[name], others) if others else built_roles[name]
+        engine_roles.append(head)
+        head_services = services.build_engine_services(context, role, role_placement, head)
+        if others:
+            other_services = [services.build_engine_services(context, *placed[row.name], row) for row in others]
+            head_services = [
+                sharing.fold_service(context, first, rest)
+                for first, *rest in zip(head_services, *other_services, strict=True)
+            ]
+        engine_services += head_services
+    return engine_roles, engine_services
+
+
 def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int | None:
     """Return the user of the images that a framework brings; None for that of the chart."""
     pair = framework.engines.get(settings.engine)
@@ -187,10 +210,12 @@ def _place_checked_roles(
     conflicts += adapters.check(settings, blueprint.path.resolve().parent, environment.target, conventions)
     raise_mistakes(blueprint.locate(conflicts))
     conflicts = [
-        *placement.check_pool_sizes(fleet.value, placed_roles),
+        *sharing.check(placed_roles),
+        *placement.check_pool_sizes(fleet.value, sharing.list_replicated(placed_roles)),
         *targets.check(settings, fleet.value, environment, placed_roles),
         *pictures.check(settings, placed_roles),
         *answer_parsers.check(settings, placed_roles),
+        *turns.check(settings, environment, placed_roles),
     ]
     fleet_conflicts = engine_limits.check_drivers(settings, fleet.value, environment, placed_roles)
     raise_mistakes([*blueprint.locate(conflicts), *fleet.locate(fleet_conflicts)])
@@ -200,7 +225,7 @@ def _place_checked_roles(
 def list_port_names(blueprint: Blueprint) -> list[str]:
     """Return names of the ports that a target must choose where processes share one machine."""
     return processes.list_port_names(
-        blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.engine_roles.items()}
+        blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.replica_roles.items()}
     )
 
 
@@ -248,7 +273,7 @@ def _place_roles(
         conflicts += model_conflicts
         if not environment.conventions.is_local:
             pool_conflicts = list(engine_limits.check_pool(settings, fleet, key_path, role))
-            conflicts += pool_conflicts
+            conflicts += pool_conflicts if not get_shared(role) else []
             if pool_conflicts:
                 continue
         try:
@@ -258,7 +283,8 @@ def _place_roles(
             role_placement = placement.place_role(settings, fleet, key_path, role, model, model_settings.context)
             placed_roles.append((key_path, role, role_placement))
         except PlacementError as error:
-            conflicts.append(error.conflict)
+            if not (get_shared(role) and error.conflict.key_path[-1] == "pool"):  # which the shared role reports
+                conflicts.append(error.conflict)
     return placed_roles, list(dict.fromkeys(conflicts))  # roles may share a model
 
 
@@ -303,7 +329,8 @@ def _leave_out_efa(resources: Resources) -> Resources:
 
 def _select_image(context: Context, role: EngineRole, role_placement: Placement, uses_efa: bool) -> str:
     engine = context.engine
-    needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(role)
+    takes_turns = context.blueprint.roles.takes_turns(role_placement.role)
+    needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(role) or takes_turns
     engine_image = engine.fleet_image if engine.fleet_image and needs_own else engine.image
     return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
 
@@ -334,7 +361,7 @@ def _build_prefetch(context: Context, role_placement: Placement, served_model: S
     uris = processes.list_prefetch_uris(context, role_placement, served_model)
     if not uris:
         return None
-    weight_bytes = served_model.weights.bytes if processes.WEIGHTS_FOLDER in uris else 0
+    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, role_placement) in uris else 0
     return Prefetch(
         image=context.pin_image(images.COPIER),
         uris=uris,
@@ -496,6 +523,13 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     for key_path, role, role_placement in placed_roles:
         if role_placement.model.vision:
             yield pictures.describe(context.blueprint, role, role_placement.model)
+        if get_shared(role):
+            continue
+        if settings.roles.takes_turns(key_path[-1]) and context.conventions.is_local:
+            yield (
+                f"On {title} all models of {key_path[-1]} stay in memory: one that sleeps frees only what it has on "
+                "an accelerator."
+            )
         device = role_placement.instance.accelerators
         if device and context.conventions.is_local:
             yield (

@@ -289,14 +289,69 @@ class ModelSettings(Settings):
     requests, so that their prefix is cached. Clients send it all the same."""
 
 
+class ModelSwitch(Settings):
+    """How models that share accelerators take turns: one is awake, the others sleep in the host's memory."""
+
+    least_awake: Annotated[Duration, Field(le=3600)] = parse_default("10s")
+    """Least time that a model with requests stays awake while another waits."""
+
+    finish: Annotated[Duration, Field(le=3600)] = parse_default("10s")
+    """Longest that its requests may then take to finish; what still runs stops, and goes on when it is awake again."""
+
+    waiting: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Most requests that wait for their model at a replica; more get 429 with Retry-After."""
+
+
 class ModelRole(AnsweringRole, ModelSettings):
     """One of many models behind one endpoint: clients use the name of its role, or its `served_name`, as `model`."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [key]} for key in ("pool", "shares")]})
+
+    pool: Name = Field(default_factory=str, validate_default=False)
+    """The fleet's pool that it runs on; of a role that `shares`, that role's."""
 
     model: ModelName
     """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
 
     served_name: ServedName | None = None
     """The `model` of clients, such as a hub id; default is the name of the role."""
+
+    shares: Name | None = None
+    """A role of another model whose replicas serve this one too, on the same accelerators: one of them is awake, the
+    others sleep in the host's memory until a request for them comes."""
+
+    switch: ModelSwitch | None = None
+    """How the models of a role that others share take turns."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (*super().find_conflicts(), self._check_place())
+
+    def _check_place(self) -> Iterator[Conflict]:
+        """Yield a role without a place, or with one beside that of the role that it shares."""
+        if self.shares is None:
+            if not self.pool:
+                yield Conflict(("pool",), "required field is missing", "set pool: NAME of the fleet, or shares: ROLE")
+            return
+        for key in SHARED_KEYS:
+            if key in self.model_fields_set:
+                yield Conflict((key,), f"it runs in the replicas of {self.shares}, which says it", f"remove {key}")
+
+
+SHARED_KEYS = ("pool", "replicas", "accelerators", "pipeline", "scale", "gang", "gives_way", "switch")
+"""Of a role that shares another's replicas, what that role says."""
+
+UNSHARED = {
+    "data": "data-parallel ranks never did",
+    "max_requests": "each engine would count its own, without those that wait for it to wake",
+    "warm_prompt": "what it computes beforehand is lost once the model sleeps",
+}
+"""Settings that no model has which takes turns with others, and why."""
+
+UNSHARED_SCALES = {
+    "kv_usage": "the caches of those that sleep are empty, which makes the average low",
+    "slo": "the engines do not measure how long a request waits for its model to wake",
+}
+"""The same of scaling."""
 
 
 class RouterRole(Settings):
@@ -340,9 +395,70 @@ class Roles(Settings):
 
     @property
     def engine_roles(self) -> dict[str, EngineRole]:
-        """The roles that run an engine, by name, in the order in which requests meet them."""
+        """The roles that run an engine, by name, in the order in which requests meet them.
+
+        One that shares another's replicas has all that is that role's, too.
+        """
         roles = {"worker": self.worker, "prefill": self.prefill, "decode": self.decode}
-        return {name: role for name, role in roles.items() if role} | dict(self.workers) | dict(self.models)
+        models = {name: self._fill_shared(role) for name, role in self.models.items()}
+        return {name: role for name, role in roles.items() if role} | dict(self.workers) | models
+
+    @property
+    def replica_roles(self) -> dict[str, EngineRole]:
+        """Of these, those that have replicas of their own."""
+        return {name: role for name, role in self.engine_roles.items() if not get_shared(role)}
+
+    @property
+    def sharers(self) -> dict[str, tuple[str, ...]]:
+        """The roles whose models sleep and wake in the replicas of another, by its name."""
+        sharers: dict[str, tuple[str, ...]] = {}
+        for name, role in self.models.items():
+            if role.shares:
+                sharers[role.shares] = (*sharers.get(role.shares, ()), name)
+        return sharers
+
+    def takes_turns(self, name: str) -> bool:
+        """Return whether the model of a role is one of several on the same accelerators."""
+        return name in self.sharers or bool(get_shared(self.engine_roles[name]))
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_sharing(), self._check_turns())
+
+    def _check_sharing(self) -> Iterator[Conflict]:
+        """Yield roles that share what is not there, or what is shared itself."""
+        for name, role in self.models.items():
+            if not role.shares:
+                if role.switch and name not in self.sharers:
+                    reason = "no other model shares its accelerators"
+                    yield Conflict(("models", name, "switch"), reason, f"remove switch, or set shares: {name} for one")
+                continue
+            head = self.models.get(role.shares)
+            others = [other for other, row in self.models.items() if other != name and not row.shares]
+            fix = f"name one of {', '.join(others)}" if others else "remove shares, and set pool"
+            if head is None or role.shares == name:
+                reason = "it is the role itself" if head else "there is no such role of a model"
+                yield Conflict(("models", name, "shares"), reason, fix, role.shares)
+            elif head.shares:
+                reason = f"{role.shares} itself shares the replicas of {head.shares}"
+                yield Conflict(("models", name, "shares"), reason, fix, role.shares)
+
+    def _check_turns(self) -> Iterator[Conflict]:
+        """Yield settings that models do not have which take turns on the same accelerators."""
+        for head, names in self.sharers.items():
+            for name in (head, *names):
+                written = self.models[name].model_fields_set if name in self.models else set[str]()
+                for key, reason in UNSHARED.items():
+                    if key in written:
+                        yield Conflict(("models", name, key), f"models take turns here, and {reason}", f"remove {key}")
+            scale = self.models[head].scale if head in self.models else None
+            for key, reason in UNSHARED_SCALES.items():
+                if scale and getattr(scale, key):
+                    fix = "set scale: {queue: 4}"
+                    yield Conflict(("models", head, "scale", key), f"models take turns here, and {reason}", fix)
+
+    def _fill_shared(self, role: ModelRole) -> ModelRole:
+        head = self.models.get(role.shares or "")
+        return role.model_copy(update={key: getattr(head, key) for key in SHARED_KEYS}) if head else role
 
     def get_weight(self, name: str) -> int:
         """Return the weight of the replicas of a role."""
@@ -365,6 +481,11 @@ class Roles(Settings):
 
 DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: the engines' production guides, 2026-11."""
+
+
+def get_shared(role: EngineRole) -> str:
+    """Return the role whose replicas serve this one's model too; empty where it has its own."""
+    return (role.shares if isinstance(role, ModelRole) else None) or ""
 
 
 def get_max_requests(role: EngineRole) -> int | None:

@@ -66,11 +66,15 @@ def build_router_service(
     context: Context, router: Role, engine_roles: Sequence[Role], engine_services: Sequence[Service]
 ) -> Service:
     """Build the service of the router, which clients call."""
-    served_model = next(role.served_model for role in engine_roles if role.served_model)
+    alone = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
+    served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
     built = processes.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
     if context.blueprint.auth and not context.conventions.is_local:
         update["secrets"] = list_read(context.blueprint.auth.keys.stored)
+    if context.conventions.is_local and not alone and built.probe:
+        # It is asked again later, and a request would wake a model. The page fails until a replica is found.
+        update["probe"] = Probe(path="/v1/models", body={}, deadline_s=built.probe.deadline_s)
     if context.conventions.is_kubernetes:
         # With no engine there is no answer, and the request that wakes one must find the router.
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH

@@ -177,7 +177,8 @@ def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
 def _describe_role(role: Role) -> str:
     nodes = f" over {role.nodes} nodes" if role.nodes > 1 else ""
     types = " or ".join(role.instance_types)
-    return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}"
+    models = f", for {' and '.join(model.name for model in role.served_models)} in turns" if role.sleepers else ""
+    return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}{models}"
 
 
 def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:

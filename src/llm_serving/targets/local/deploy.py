@@ -144,7 +144,7 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     starting = [process for process in plan.deployment.workers if not supervisord.read_state(process.name).pid]
     if plan.deployment.loaded_models:
         engine_setups.find(plan.deployment.engine, plan.deployment.framework).prepare(
-            plan.directory.get_cache_path(process.name) for process in starting
+            plan.directory.get_cache_path(name) for process in starting for name in process.caches or (process.name,)
         )
     for process in starting:
         supervisord.start(process.name)

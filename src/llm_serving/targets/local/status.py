@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import re
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -61,6 +64,24 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
     states = supervisord.list_states()
     with ThreadPoolExecutor(len(states) or 1) as pool:
         return list(pool.map(lambda state: _build_status(state, expected.get(state.name)), states))
+
+
+def list_awake(directory: DeploymentDir) -> list[str]:
+    """List in sentences which model is awake in each process whose models take turns."""
+    deployment = directory.load_deployment()
+    processes = [process for process in deployment.workers if "awake" in process.metrics] if deployment else []
+    return [f"{process.name}: {model} is awake." for process in processes for model in _read_awake(process)]
+
+
+def _read_awake(process: Service) -> list[str]:
+    """Return the model that is awake; none where it does not say."""
+    url = f"http://{process.host}:{process.port}{process.metrics_path}"
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+            page = response.read().decode()
+    except (OSError, http.client.HTTPException):
+        return []
+    return re.findall(rf'(?m)^{process.metrics["awake"]}{{model_name="([^"]*)"}} 1', page)
 
 
 def list_starts(directory: DeploymentDir) -> list[Start]:

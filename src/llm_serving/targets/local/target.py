@@ -81,7 +81,10 @@ class LocalTarget(Target):
         ports = directory.load_ports()
         rows = [{**asdict(state), "port": ports.get(state.name)} for state in status.list_process_states(directory)]
         missing = f"{directory.name}: not deployed here. Fix: run blueprint deploy {console.shorten_path(folder)}"
-        return DeploymentStatus(directory.name, deployment.url if deployment else None, "processes", rows, missing)
+        notes = tuple(status.list_awake(directory)) if rows else ()
+        return DeploymentStatus(
+            directory.name, deployment.url if deployment else None, "processes", rows, missing, notes
+        )
 
     def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:  # noqa: ARG002
         return status.list_starts(self.find_directory(folder))

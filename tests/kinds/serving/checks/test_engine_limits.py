@@ -148,6 +148,12 @@ REFUSED = [
         "image of vLLM, for GPUs, alone. Fix: remove max_requests, or set roles.router.max_requests.",
     ),
     (
+        f"pattern: multi-model\nroles:\n  models:\n    one: {{model: {QWEN}, pool: trainium, accelerators: 64}}\n"
+        f"    two: {{model: {QWEN}, shares: one}}\n{TRAFFIC_AND_SLO}",
+        f'6:42: roles.models.two.shares: "one": the documentation of {PLUGIN} does not mention sleep mode. Fix: set pool: '
+        "trainium in its place.",
+    ),
+    (
         format_blueprint(extra="logs: json\n"),
         '7:7: logs: "json": vLLM 0.29.0, of which the plugin is, has no option for it. Fix: set logs: text.',
     ),

@@ -11,7 +11,7 @@ from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engine_options import EngineOptions
 from llm_serving.catalog.engines import Engine
 from llm_serving.kinds.serving import processes
-from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
@@ -124,7 +124,11 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
         ):
             path = (*key_path, ARGUMENTS) if option in role.engine_arguments else (ARGUMENTS,)
             setting = context.engine.reckoned_arguments.get(option)
-            fix = f"set tuning.{setting}, and remove {option} here" if setting else f"remove {option}"
+            fix = (
+                f"set tuning.{setting}, and remove {option} here"
+                if setting in Tuning.model_fields
+                else f"remove {option}"
+            )
             yield Conflict((*path, option), reason, fix, _format_value(value))
         written_variables = {*context.engine.environment, *context.environment.env}
         for part in parts:

@@ -16,7 +16,7 @@ from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators
-from llm_serving.kinds.serving.roles import EngineRole, resolve_scale
+from llm_serving.kinds.serving.roles import EngineRole, get_shared, resolve_scale
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 
@@ -112,7 +112,7 @@ def check_settings(
             conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
             conflicts += _check_segments(settings, key_path, role, platform.limits)
             conflicts += _check_whole_node(settings, key_path, role, role_placement, platform.limits)
-        conflicts += _check_scale(settings, key_path, role)
+        conflicts += _check_scale(settings, key_path, role) if not get_shared(role) else ()
     # A setting of all roles is reported once.
     yield from dict.fromkeys(conflicts)
 

@@ -9,7 +9,7 @@ from llm_serving.catalog import engines, instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import auth, patterns, processes
+from llm_serving.kinds.serving import auth, patterns, processes, sharing
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.deployment import map_latencies
@@ -42,7 +42,7 @@ def check(
     settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield every mistake, in no particular order."""
-    conventions = environment.conventions
+    conventions, replicated = environment.conventions, sharing.list_replicated(placed_roles)
     yield from _check_offload(settings)
     yield from _check_keeper(settings, environment, placed_roles)
     yield from _check_tier_bucket(settings, fleet, conventions)
@@ -50,38 +50,38 @@ def check(
     if not conventions.is_local:
         yield from _check_claims(settings, conventions)
         yield from _check_host_memory(settings, placed_roles)
-        yield from _check_surge(settings, fleet, conventions, placed_roles)
+        yield from _check_surge(settings, fleet, conventions, replicated)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_router(settings)
-    yield from _check_named_replicas(settings, conventions, placed_roles)
+    yield from _check_named_replicas(settings, conventions, replicated)
     yield from _check_transfer_split(settings, placed_roles)
     yield from _check_kv_events(settings, environment.conventions, placed_roles)
     yield from engine_limits.check_settings(settings, environment, placed_roles)
     if conventions.is_local:
         yield from _check_variables(settings, placed_roles)
-        yield from _check_one_machine(placed_roles)
-        yield from _check_cores(environment, placed_roles)
+        yield from _check_one_machine(replicated)
+        yield from _check_cores(environment, replicated)
     if conventions.orchestrator:
-        for key_path, role, _ in placed_roles:
+        for key_path, role, _ in replicated:
             yield from orchestrators.check(fleet, conventions, (*key_path, "pool"), role.pool, pool=role.pool)
         yield from _check_buckets(settings, fleet, environment, placed_roles)
     if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
     if conventions.is_kubernetes:
-        yield from _check_add_ons(settings, fleet, placed_roles)
+        yield from _check_add_ons(settings, fleet, replicated)
     if not conventions.is_local:
-        yield from _check_gangs(conventions, placed_roles)
+        yield from _check_gangs(conventions, replicated)
     if not conventions.is_local and not conventions.is_kubernetes:
-        yield from _check_group_scaling(conventions.title, placed_roles)
-    yield from _check_slo_scaling(settings, conventions, placed_roles)
-    yield from _check_planner(settings, placed_roles)
+        yield from _check_group_scaling(conventions.title, replicated)
+    yield from _check_slo_scaling(settings, conventions, replicated)
+    yield from _check_planner(settings, replicated)
     if conventions.max_replicas:
-        yield from _check_max_replicas(conventions, placed_roles)
+        yield from _check_max_replicas(conventions, replicated)
     if conventions.max_waiting:
-        yield from _check_waiting_replicas(fleet, conventions, placed_roles)
+        yield from _check_waiting_replicas(fleet, conventions, replicated)
     if conventions.runs_tasks:
-        yield from _check_task_interfaces(conventions.title, placed_roles)
-        yield from _check_gives_way(fleet, conventions.title, placed_roles)
+        yield from _check_task_interfaces(conventions.title, replicated)
+        yield from _check_gives_way(fleet, conventions.title, replicated)
 
 
 def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:

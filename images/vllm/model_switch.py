@@ -1,0 +1,678 @@
+"""Serve several models on the same accelerators: one is awake, the others sleep in the host's memory.
+
+    model-switch --listen HOST:PORT [--max-waiting N] ... --engine vllm serve A ... --engine vllm serve B ...
+
+Starts each engine with a Unix socket of its own, one after the other, and puts each to sleep before the next starts;
+the first named ends up awake. A request goes to the engine of its `model`, or to that which is awake where it names
+none. For another model than the one that is awake it waits, in the order of arrival; beyond --max-waiting requests get
+429 with Retry-After at once. The model of the oldest that waits comes next, once the one that is awake has been so for
+--least-awake seconds, or without a request for as long as a switch takes: new requests for that one wait too then, and
+those that run have --finish seconds. What still runs stops there, and is computed on, from the token where it was, when
+its model has its next turn, which it waits for like a request.
+
+GET /health is 200 while all engines run; /v1/models lists the models of all; /metrics has the engines' own, with those
+that wait here as one more engine's queue, and model_switch_*. An engine that ends ends this program, with status 1
+after a drain. With SIGTERM /health and new requests get 503, and those that it has are answered, for at most DRAIN_S
+seconds; then the engines end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import prometheus_client
+from aiohttp import web
+
+DRAIN_S = 10.0
+"""Longest wait for requests where the environment's DRAIN_S says nothing; below the 15 s of the local target."""
+
+END_S = 5.0
+"""For engines to end by themselves once they are asked to; then they are killed."""
+
+POLL_S = 0.5
+"""Between two looks whether an engine has loaded."""
+
+ANSWER_S = 2.0
+"""For answers on their way to clients once all are computed."""
+
+PAGE_S = 10
+"""Longest wait for an engine's own pages, which it answers awake and asleep."""
+
+SWITCH_S = 300
+"""Longest time to sleep or to wake; an engine that takes longer is broken."""
+
+MAX_BODY_BYTES = 64 * 2**20
+"""A request waits in memory; pictures of a prompt are in it."""
+
+QUEUE = "vllm:num_requests_waiting"
+"""The engines' metric of requests that wait (vllm/v1/metrics/loggers.py of 0.32.0)."""
+
+ENGINE = "--engine"
+"""Before each engine's command, whose own words may be -- too."""
+
+MODULE = "sleep_pages.SleepPages"
+"""The engines' own pages for this program, beside it."""
+
+SERVED = re.compile(
+    r"/v1/(?:chat/completions|completions|responses|embeddings|messages|messages/count_tokens)"
+    r"|/(?:v1/|v2/)?rerank|/(?:v1/)?score|/pooling|/classify|/tokenize|/detokenize"
+)
+"""Of the engines' pages, those that name a model and change nothing."""
+
+HOP_HEADERS = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+"""Of one connection alone. Source: RFC 9110, section 7.6.1."""
+
+OWN_HEADERS = HOP_HEADERS | {"content-encoding", "content-length", "expect", "host"}
+"""What aiohttp has done with of a request, or writes itself."""
+
+BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 20, 30, 60, 120, 300)
+"""Upper edges of the histogram of switches, in seconds."""
+
+
+class Refusal(Exception):
+    """An answer without a model's work."""
+
+    def __init__(self, status: int, message: str, retry_after_s: int = 0) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+    def build_response(self) -> web.Response:
+        """Return it in the form of OpenAI's errors."""
+        kinds = {429: "rate_limit_exceeded", 404: "not_found"}
+        kind = "server_error" if self.status >= 500 else kinds.get(self.status, "invalid_request_error")
+        headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
+        error = {"message": str(self), "type": kind, "param": None, "code": None}
+        return web.json_response({"error": error}, status=self.status, headers=headers)
+
+
+def _build_end() -> Refusal:
+    return Refusal(503, "this replica ends. Fix: ask again.", 1)
+
+
+class Broken(Exception):
+    """An engine does not do what it is asked to, or has ended."""
+
+
+class Metrics:
+    """What /metrics shows besides the engines' own."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        by_model: dict[str, Any] = {"labelnames": ["model_name"], "registry": self.registry}
+        self.awake = prometheus_client.Gauge("model_switch_awake", "1 for the model that is awake.", **by_model)
+        self.queue_registry = prometheus_client.CollectorRegistry()
+        self._waiting = prometheus_client.Gauge(
+            QUEUE, "Requests that wait for a turn.", ["engine", "model_name"], registry=self.queue_registry
+        )
+        self.stopped = prometheus_client.Gauge(
+            "model_switch_stopped", "Requests that stopped midway for another model's turn.", **by_model
+        )
+        self.refused = prometheus_client.Counter("model_switch_refused", "Requests that got 429.", **by_model)
+        self.seconds = prometheus_client.Histogram(
+            "model_switch_seconds", "From one model's sleep to the next awake.", buckets=BUCKETS, **by_model
+        )
+
+    def add(self, model: str) -> None:
+        """Show a model from its start."""
+        for metric in (self.awake, self.stopped, self.refused, self.seconds):
+            metric.labels(model)
+        self.find_waiting(model)
+
+    def find_waiting(self, model: str) -> prometheus_client.Gauge:
+        """Return the requests that wait for a model's turn, as of one more engine: who adds up a queue counts them."""
+        return self._waiting.labels("switch", model)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a turn and a queue."""
+
+    max_waiting: int
+    least_awake_s: float
+    finish_s: float
+
+
+SwitchOver = Callable[[str, str, bool], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """A request that waits for its model's turn; without `admitted`, the requests that stopped midway."""
+
+    model: str
+    admitted: asyncio.Future[None] | None = None
+
+
+class Turns:
+    """Decides which model is awake, and which requests it gets.
+
+    Args:
+        switch: puts the first model to sleep and wakes the second; the third says whether the first has requests.
+        awake: the model that is awake at first.
+    """
+
+    def __init__(self, switch: SwitchOver, awake: str, limits: Limits, metrics: Metrics) -> None:
+        self.awake = awake
+        self._switch, self._limits, self._metrics = switch, limits, metrics
+        self._tickets: list[_Ticket] = []  # in the order of arrival
+        self._under_way: Counter[str] = Counter()
+        self._is_open, self._is_ending = True, False
+        self._awake_since = self._idle_since = time.monotonic()
+        self._last_switch_s = 0.0
+        self._is_broken = False
+        self._change = asyncio.get_running_loop().create_future()
+        metrics.awake.labels(awake).set(1)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, model: str) -> AsyncIterator[None]:
+        """Wait until a model takes a request, and keep it awake for it within the limits.
+
+        Raises:
+            Refusal: too many wait, or an engine is broken.
+        """
+        if self._is_open and model == self.awake:
+            self._under_way[model] += 1
+        else:
+            await self._wait(model)
+        try:
+            yield
+        finally:
+            self._leave(model)
+
+    async def run(self) -> None:
+        """Switch as requests ask for it, for ever.
+
+        Raises:
+            Broken: a model could not be put to sleep or woken; who waits is refused.
+        """
+        try:
+            while True:
+                await self._wait_for(lambda: self._find_next() is not None)
+                await self._wait_for(self._has_had_its_turn, self._count_turn_s)
+                if self._find_next() is not None:  # who waited may have left
+                    await self._give_turn()
+        except Broken:
+            self._is_open, self._is_broken = False, True
+            self.refuse_all()
+            raise
+
+    def refuse_all(self) -> None:
+        """Answer those that wait: none of them gets a turn."""
+        for ticket in self._tickets:
+            if ticket.admitted and not ticket.admitted.done():
+                ticket.admitted.set_exception(_build_end())
+
+    def end(self) -> None:
+        """Switch as soon as the awake model has no request: no new ones come."""
+        self._is_ending = True
+        self._tell()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no request waits or runs."""
+        await self._wait_for(lambda: not self._tickets and not self._under_way.total())
+
+    async def _wait(self, model: str) -> None:
+        if self._is_broken:
+            raise _build_end()
+        if sum(ticket.admitted is not None for ticket in self._tickets) >= self._limits.max_waiting:
+            self._metrics.refused.labels(model).inc()
+            raise Refusal(429, "too many requests wait for their model. Fix: ask again later.", self._estimate_wait_s())
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = _Ticket(model, admitted)
+        self._tickets.append(ticket)
+        self._metrics.find_waiting(model).inc()
+        self._tell()
+        try:
+            await admitted
+        except BaseException:  # the client left, or nothing is served any more
+            if ticket in self._tickets:
+                self._tickets.remove(ticket)
+                self._tell()
+            elif admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+                self._leave(model)
+            raise
+        finally:
+            self._metrics.find_waiting(model).dec()
+
+    def _leave(self, model: str) -> None:
+        self._under_way[model] -= 1
+        if model == self.awake and not self._under_way[model]:
+            self._idle_since = time.monotonic()
+        if not self._under_way[model]:  # the last of those that stopped midway has left too
+            self._tickets = [ticket for ticket in self._tickets if ticket.admitted or ticket.model != model]
+        if model != self.awake:
+            self._metrics.stopped.labels(model).set(self._under_way[model])
+        self._tell()
+
+    def _find_next(self) -> str | None:
+        """Return the model of the oldest that waits for another than the one that is awake."""
+        return next((ticket.model for ticket in self._tickets if ticket.model != self.awake), None)
+
+    def _count_turn_s(self) -> float:
+        """Count the seconds that are left of the awake model's turn.
+
+        Its next request may come at once, and then cost two switches: an idle model keeps its turn for one's time.
+        """
+        end = self._awake_since + self._limits.least_awake_s
+        if not self._under_way[self.awake]:
+            idle_end = max(self._awake_since, self._idle_since) + self._last_switch_s
+            end = 0.0 if self._is_ending else min(end, idle_end)
+        return end - time.monotonic()
+
+    def _has_had_its_turn(self) -> bool:
+        return self._count_turn_s() <= 0 or self._find_next() is None
+
+    def _estimate_wait_s(self) -> int:
+        return max(1, math.ceil(self._count_turn_s() + self._last_switch_s))
+
+    async def _give_turn(self) -> None:
+        """Let the next model take the awake one's place, and admit all that wait for it."""
+        last = self.awake
+        self._is_open = False
+        deadline = time.monotonic() + self._limits.finish_s
+        await self._wait_for(lambda: not self._under_way[last], lambda: deadline - time.monotonic())
+        model = self._find_next()
+        if model is not None:
+            stopped = self._under_way[last]
+            started = time.monotonic()
+            await self._switch(last, model, stopped > 0)
+            self._last_switch_s = time.monotonic() - started
+            self._metrics.seconds.labels(model).observe(self._last_switch_s)
+            self._metrics.awake.labels(last).set(0)
+            self._metrics.awake.labels(model).set(1)
+            if self._under_way[last]:
+                self._tickets.append(_Ticket(last))
+                self._metrics.stopped.labels(last).set(self._under_way[last])
+            self._metrics.stopped.labels(model).set(0)
+            self.awake, self._awake_since = model, time.monotonic()
+        self._is_open = True
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let all in that wait for the awake model."""
+        for ticket in [ticket for ticket in self._tickets if ticket.model == self.awake]:
+            self._tickets.remove(ticket)
+            if ticket.admitted and not ticket.admitted.done():
+                self._under_way[self.awake] += 1
+                ticket.admitted.set_result(None)
+
+    async def _wait_for(self, is_so: Callable[[], bool], count_left_s: Callable[[], float] | None = None) -> None:
+        """Wait until a condition holds, or no time is left."""
+        while not is_so():
+            left_s = count_left_s() if count_left_s else None
+            if left_s is not None and left_s <= 0:
+                return
+            await asyncio.wait([self._change], timeout=left_s)
+
+    def _tell(self) -> None:
+        """Let all look again that wait for a condition."""
+        self._change.set_result(None)
+        self._change = asyncio.get_running_loop().create_future()
+
+
+class Engine:
+    """One model's engine, a child process that only this one reaches.
+
+    Args:
+        socket: path of the Unix socket that it gets.
+    """
+
+    def __init__(self, command: Sequence[str], socket: Path) -> None:
+        self.models: list[dict[str, Any]] = []
+        """Its entries of /v1/models: the model and its adapters."""
+
+        self._command = [*command, "--uds", str(socket), "--middleware", MODULE]
+        self._socket = socket
+        self._process: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name, once it is loaded."""
+        return str(self.models[0]["id"]) if self.models else self._socket.stem
+
+    async def start(self) -> None:
+        """Start it, and wait until it serves.
+
+        Raises:
+            Broken: it ended.
+        """
+        folders = [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+        self._process = await asyncio.create_subprocess_exec(*self._command, env=environment)
+        # A connection each: the engine closes idle ones, maybe just when the next request is sent.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PAGE_S),
+            auto_decompress=False,
+        )
+        while True:
+            with contextlib.suppress(Broken):
+                await self.ask("GET", "/health")
+                break
+            if self._process.returncode is not None:
+                raise Broken(f"{self.name}: it ended with status {self._process.returncode} before it served")
+            await asyncio.sleep(POLL_S)
+        self.models = json.loads(await self.ask("GET", "/v1/models"))["data"]
+
+    async def sleep(self, keep: bool) -> None:
+        """Free the accelerator.
+
+        Args:
+            keep: whether requests that run are computed on later; they end otherwise.
+        """
+        await self._set_sleeping("/sleep", is_sleeping=True, params={"mode": "keep" if keep else "abort"})
+
+    async def wake(self) -> None:
+        """Take the accelerator."""
+        await self._set_sleeping("/wake_up", is_sleeping=False)
+
+    async def ask(self, method: str, page: str, limit_s: float = PAGE_S, **options: Any) -> str:
+        """Return one of its own pages.
+
+        Raises:
+            Broken: it does not answer so.
+        """
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self.send(method, page, timeout=timeout, **options) as answer:
+                text: str = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Broken(f"{self.name}: {method} {page}: {error or type(error).__name__}") from error
+        if answer.status != 200:
+            raise Broken(f"{self.name}: {method} {page}: {answer.status} {text[:300]}")
+        return text
+
+    def send(self, method: str, page: str, **options: Any) -> Any:
+        """Send a request; returns the answer's context manager."""
+        assert self._session, "it has started"
+        return self._session.request(method, f"http://engine{page}", **options)
+
+    async def watch(self) -> None:
+        """Wait until it ends.
+
+        Raises:
+            Broken: it did.
+        """
+        assert self._process, "it has started"
+        raise Broken(f"{self.name}: the engine ended with status {await self._process.wait()}")
+
+    async def end(self) -> None:
+        """End it if it runs."""
+        if self._session:
+            await self._session.close()
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _set_sleeping(self, page: str, *, is_sleeping: bool, **options: Any) -> None:
+        answer = json.loads(await self.ask("POST", page, SWITCH_S, **options))
+        if answer["is_sleeping"] is not is_sleeping:
+            raise Broken(f"{self.name}: POST {page}: {answer}")
+
+
+class Switch:
+    """The engines, and the server before them."""
+
+    def __init__(self, engines: Sequence[Engine], limits: Limits) -> None:
+        self.is_ending = False
+        self._engines, self._limits, self._metrics = engines, limits, Metrics()
+        self._by_model: dict[str, Engine] = {}
+        self._turns: Turns | None = None
+
+    def build_app(self) -> web.Application:
+        """Build the server's application."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/health", self._report_health)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/version", self._tell_version)
+        app.router.add_post("/{page:.*}", self._answer)
+        return app
+
+    async def run(self) -> None:
+        """Load all engines, and switch between them.
+
+        Raises:
+            Broken: an engine ended, or did not do what it was asked to.
+        """
+        first = self._engines[0]
+        for engine in reversed(self._engines):
+            started = time.monotonic()
+            await engine.start()
+            if engine is not first:
+                await engine.sleep(keep=False)
+            log(f"{engine.name}: loaded in {time.monotonic() - started:.1f} s")
+            for row in engine.models:
+                if row["id"] in self._by_model:
+                    raise Broken(f"{row['id']}: two engines serve it. Fix: give each --served-model-name of its own")
+                self._by_model[row["id"]] = engine
+            self._metrics.add(engine.name)
+        self._turns = Turns(self._switch, first.name, self._limits, self._metrics)
+        await asyncio.gather(self._turns.run(), *(engine.watch() for engine in self._engines))
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse what is new, and wait for what is there, at most so many seconds."""
+        self.is_ending = True
+        if self._turns is None:
+            return
+        self._turns.end()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._turns.wait_until_idle(), limit_s)
+        self._turns.refuse_all()
+
+    async def _switch(self, last: str, model: str, keep: bool) -> None:
+        started = time.monotonic()
+        await self._by_model[last].sleep(keep)
+        asleep = time.monotonic()
+        await self._by_model[model].wake()
+        ended = time.monotonic()
+        log(f"{model} in place of {last}: {asleep - started:.1f} s to sleep, {ended - asleep:.1f} s to wake")
+
+    async def _report_health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=503 if self._turns is None or self.is_ending else 200)
+
+    async def _show_metrics(self, _request: web.Request) -> web.Response:
+        pages = await asyncio.gather(
+            *(engine.ask("GET", "/metrics") for engine in self._engines if engine.models), return_exceptions=True
+        )
+        own = prometheus_client.generate_latest(self._metrics.registry).decode()
+        queue = prometheus_client.generate_latest(self._metrics.queue_registry).decode()
+        text = own + merge_metrics((*(page for page in pages if isinstance(page, str)), queue))
+        return web.Response(body=text.encode(), headers={"Content-Type": prometheus_client.CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _list_models(self, _request: web.Request) -> web.Response:
+        if self._turns is None:
+            return _build_start().build_response()
+        rows = itertools.chain.from_iterable(engine.models for engine in self._engines)
+        return web.json_response({"object": "list", "data": list(rows)})
+
+    async def _tell_version(self, _request: web.Request) -> web.Response:
+        if self._turns is None:
+            return _build_start().build_response()
+        return web.Response(text=await self._engines[0].ask("GET", "/version"), content_type="application/json")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if not SERVED.fullmatch(request.path):
+                raise Refusal(404, f"{request.path}: no page of this server that takes a POST")
+            if self.is_ending:
+                raise _build_end()
+            if self._turns is None:
+                raise _build_start()
+            body = await _read_body(request)
+            engine = self._find_engine(body)
+            async with self._turns.hold(engine.name):
+                return await _pass_on(request, body, engine)
+        except Refusal as refusal:
+            return refusal.build_response()
+
+    def _find_engine(self, body: bytes) -> Engine:
+        assert self._turns, "it has started"
+        try:
+            model = json.loads(body).get("model", self._turns.awake)
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise Refusal(400, "the body is no JSON object. Fix: name a model of /v1/models in one.") from error
+        if not isinstance(model, str) or model not in self._by_model:
+            known = ", ".join(sorted(self._by_model))
+            raise Refusal(404, f"model: {str(model)[:200]}: it is not served here. Fix: set one of {known}.")
+        return self._by_model[model]
+
+
+def _build_start() -> Refusal:
+    return Refusal(503, "the models are loaded. Fix: ask again later.", 5)
+
+
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Refusal(413, f"the body has more than {MAX_BODY_BYTES:,} bytes. Fix: send less.") from error
+
+
+async def _pass_on(request: web.Request, body: bytes, engine: Engine) -> web.StreamResponse:
+    """Send a request to its engine, and the answer to the client as it comes."""
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in OWN_HEADERS}
+    response: web.StreamResponse | None = None
+    try:
+        async with engine.send("POST", request.path, data=body, headers=headers) as answer:
+            response = web.StreamResponse(status=answer.status)
+            for name, value in answer.headers.items():
+                if name.lower() not in HOP_HEADERS:
+                    response.headers.add(name, value)
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await response.write(part)
+            await response.write_eof()
+    except aiohttp.ClientError as error:
+        if response is None or not response.prepared:
+            raise Refusal(502, f"the engine did not answer: {type(error).__name__}") from error
+        if request.transport:  # a cut stream must not look whole
+            request.transport.close()
+    return response
+
+
+def merge_metrics(pages: Iterable[str]) -> str:
+    """Return the engines' metrics as one page, each with its type once; what has no model's name is left out."""
+    families: dict[str, list[str]] = {}
+    for page in pages:
+        family, is_first = "", False
+        for line in page.splitlines():
+            if line.startswith("# "):
+                name = line.split(" ", 3)[2]
+                if name != family:
+                    family, is_first = name, name not in families
+                if is_first and family.startswith("vllm:"):
+                    families.setdefault(family, []).append(line)
+            elif family.startswith("vllm:"):
+                families.setdefault(family, []).append(line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def log(message: str) -> None:
+    """Write a line beside the engines' own."""
+    print(f"model-switch: {message}", flush=True)
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run the engines and the server until a signal or an engine's end; return the exit status."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    host, _, port = options.listen.rpartition(":")
+    with tempfile.TemporaryDirectory(prefix="switch-") as folder:  # which nobody else may enter
+        engines = [Engine(command, Path(folder) / f"{number}.sock") for number, command in enumerate(options.engines)]
+        switch = Switch(engines, Limits(options.max_waiting, options.least_awake, options.finish))
+        app = web.AppRunner(
+            switch.build_app(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=ANSWER_S,
+            keepalive_timeout=120,
+        )
+        await app.setup()
+        await web.TCPSite(app, host.strip("[]"), int(port), backlog=4096).start()
+        work, signalled = asyncio.create_task(switch.run()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({work, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            error = work.exception() if work.done() else None
+            if isinstance(error, Broken):
+                log(f"error: {error}")
+            elif error:
+                raise error
+            await switch.drain(float(os.environ.get("DRAIN_S") or DRAIN_S))
+            return 1 if error else 0
+        finally:
+            work.cancel()
+            await app.cleanup()
+            await asyncio.gather(*(engine.end() for engine in engines))
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the options, and the engines' commands, each after a word of its own."""
+    groups: list[list[str]] = [[]]
+    for word in arguments:
+        if word == ENGINE:
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    return groups[0], groups[1:]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the arguments and run; return the exit status."""
+    parser = argparse.ArgumentParser(
+        "model-switch",
+        usage=f"%(prog)s --listen HOST:PORT [options] {ENGINE} COMMAND... {ENGINE} COMMAND...",
+        description=__doc__,
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", required=True, help="for clients")
+    parser.add_argument("--max-waiting", metavar="N", type=int, default=256, help="that wait for a turn; 429 beyond it")
+    parser.add_argument("--least-awake", metavar="S", type=float, default=10.0, help="seconds of a turn, at least")
+    parser.add_argument("--finish", metavar="S", type=float, default=10.0, help="seconds for what runs at a turn's end")
+    words, engines = split(arguments)
+    options = parser.parse_args(words)
+    if len(engines) < 2 or not all(engines):
+        parser.error(f"it takes two commands of engines or more, each after {ENGINE}")
+    if options.least_awake + options.finish <= 0:
+        parser.error("--least-awake and --finish are both 0: requests of two models would stop each other for ever")
+    options.engines = engines
+    return asyncio.run(serve(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""What models cannot have that take turns on the same accelerators (`shares` of a role), and where they lack room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_serving.catalog.engines import Sleeping
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.services.environment import Environment
+from llm_serving.settings.document import Conflict
+from llm_serving.settings.units import format_bytes
+
+_MODES = {"mm_encoder_tp_mode": "data", "sleep_mode_offload_cudagraph": False}
+"""Options of the engine with which it keeps more of an accelerator while it sleeps, and their values."""
+
+
+def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield settings of models that take turns, and replicas without room for them."""
+    if settings.roles.sharers:
+        yield from _check_settings(settings)
+    placed = {key_path[-1]: (key_path, role, placement) for key_path, role, placement in placed_roles}
+    for head, names in settings.roles.sharers.items():
+        members = [placed[name] for name in (head, *names) if name in placed]
+        for member in members:
+            yield from _check_arguments(settings, member)
+        if head in placed and not environment.conventions.is_local:
+            yield from _check_place(placed[head], members)
+
+
+def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
+    """Yield what holds for all roles."""
+    tuning = settings.tuning
+    for key, value in (
+        ("kv_tiers", tuning.kv_tiers and ", ".join(tuning.kv_tiers.names)),
+        ("kv_offload", tuning.kv_offload and f"{tuning.kv_offload / 2**30:g}Gi"),
+    ):
+        if value:
+            reason = "each model that sleeps would keep its own in the host's memory, which holds their weights"
+            yield Conflict(("tuning", key), reason, f"remove {key}, or shares", value)
+    if tuning.quantization:
+        reason = "an engine that can sleep keeps the weights as stored beside the smaller ones until all are loaded"
+        fix = "remove quantization, and use a checkpoint that is stored so"
+        yield Conflict(("tuning", "quantization"), reason, fix, tuning.quantization)
+    if settings.roles.router.policy == "kv-aware":
+        reason = "a model that sleeps loses its cache, and the router would go on counting on it"
+        yield Conflict(("roles", "router", "policy"), reason, "set policy: load-aware, or remove shares", "kv-aware")
+
+
+def _check_arguments(settings: Blueprint, member: PlacedRole) -> Iterator[Conflict]:
+    key_path, role, _ = member
+    arguments = settings.merge_arguments(role)
+    for option, value in _MODES.items():
+        if option in arguments and arguments[option] == value:
+            path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
+            reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
+            yield Conflict((*path, option), reason, f"remove {option}, or shares", str(value))
+
+
+def _check_place(head: PlacedRole, members: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield replicas in which the models of `members` do not sleep, or whose memory they exceed."""
+    key_path, role, placement = head
+    if placement.nodes > 1:
+        reason = f"a replica has {placement.nodes} nodes, and models that share accelerators take turns on one"
+        yield Conflict(
+            (*key_path, "accelerators"), reason, "use a pool of larger types, or remove shares", role.accelerators
+        )
+        return
+    if placement.instance.accelerators is None:
+        reason = "an engine that sleeps on CPU frees no memory"
+        yield Conflict((*key_path, "pool"), reason, "use a pool of types with GPUs, or remove shares", role.pool)
+        return
+    sleeping = placement.platform.sleeping
+    if sleeping is None:
+        return  # `shares` is refused for the engine
+    yield from _check_loading(members, sleeping)
+    needed = sum(
+        sleeping.compute_host_bytes(entry.fit.weight_bytes, role.accelerators) for _, _, entry in members if entry.fit
+    )
+    room = placement.resources.memory_bytes - placement.resources.shared_memory_bytes
+    if needed > room:
+        reason = (
+            f"its {len(members)} models take up to {format_bytes(needed)} of the host's memory, for all but one sleep: "
+            f"{sleeping.host_copies:g} times their weights, and {format_bytes(sleeping.host_bytes)} of each for an "
+            f"accelerator; a replica's share of {placement.instance.name} has {format_bytes(room)} for it"
+        )
+        fix = "use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for one"
+        yield Conflict((*key_path, "pool"), reason, fix, role.pool)
+
+
+def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterator[Conflict]:
+    """Yield models that do not fit while they are loaded, for what the engine lays out anew is freed at the end."""
+    for key_path, _, placement in members:
+        fit, quantization = placement.fit, placement.model.quantization
+        copies = sleeping.load_copies.get(quantization, 1)
+        if fit and copies * fit.weight_bytes > fit.budget_bytes:
+            reason = (
+                f"its weights are {quantization}, of which an engine that can sleep holds up to "
+                f"{format_bytes(int(copies * fit.weight_bytes))} while it loads them, more than the "
+                f"{format_bytes(fit.budget_bytes)} of one accelerator"
+            )
+            fix = "set pool in place of shares for it, or use accelerators with more memory"
+            yield Conflict((*key_path, "model"), reason, fix, placement.model.name)

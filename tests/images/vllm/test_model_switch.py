@@ -1,0 +1,668 @@
+"""Turns of models on the same accelerators: the rules, the program with engines without a model, and with vLLM on CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.hub import make_tiny
+from llm_serving.targets.local import engine_env
+from tests import dns_discovery
+
+PROGRAM = Path(__file__).parents[3] / "images" / "vllm" / "model_switch.py"
+ENGINE = Path(__file__).with_name("sleeping_engine.py")
+LIMIT_S = 120
+FOR_EVER_S = 10_000.0
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("model_switch", PROGRAM)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["model_switch"] = loaded  # which its dataclasses look themselves up in
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+class Clients:
+    """Requests to turns, each held until the test ends it, and the switches that they caused."""
+
+    def __init__(
+        self, module: ModuleType, max_waiting: int = 10, least_awake_s: float = 0, finish_s: float = 0
+    ) -> None:
+        self.events: list[str] = []
+        self.switch_s = 0.0
+        self.module = module
+        self.metrics = module.Metrics()
+        limits = module.Limits(max_waiting, least_awake_s, finish_s)
+        self.turns = module.Turns(self._switch, "a", limits, self.metrics)
+        self.keeper = asyncio.create_task(self.turns.run())
+        self.ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def _switch(self, last: str, model: str, keep: bool) -> None:
+        self.events.append(f"{last}>{model}{' keeping' if keep else ''}")
+        await asyncio.sleep(self.switch_s)
+
+    async def send(self, *names: str) -> None:
+        """Send requests; the first letter of each is its model."""
+        for name in names:
+            self.ends[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._hold(name))
+        await settle()
+
+    async def _hold(self, name: str) -> None:
+        async with self.turns.hold(name[0]):
+            self.events.append(name)
+            await self.ends[name].wait()
+
+    async def end(self, *names: str) -> None:
+        """Let requests end."""
+        for name in names:
+            self.ends[name].set()
+        await settle()
+
+    async def wait_for(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+    def read(self, metric: str, model: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"model_switch_{metric}", {"model_name": model})
+
+    def count_waiting(self, model: str) -> float | None:
+        labels = {"engine": "switch", "model_name": model}
+        return self.metrics.queue_registry.get_sample_value("vllm:num_requests_waiting", labels)
+
+
+async def settle() -> None:
+    """Let all that can happen without time happen."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_requests_of_the_awake_model_go_at_once_and_another_waits_for_its_turn(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=FOR_EVER_S)
+        await clients.send("a1", "b1", "a2")
+        assert clients.events == ["a1", "a2"], "the time of a's turn is not over"
+        assert clients.count_waiting("b") == 1
+        await clients.end("a1")
+        assert clients.events == ["a1", "a2"]
+        await clients.end("a2")
+        assert clients.events == ["a1", "a2", "a>b", "b1"], "no request needs the rest of a's turn"
+
+    asyncio.run(run())
+
+
+def test_an_idle_model_keeps_its_turn_for_as_long_as_a_switch_takes(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=FOR_EVER_S)
+        clients.switch_s = 0.2
+        await clients.send("b1")
+        await clients.wait_for(lambda: "b1" in clients.events)
+        await clients.end("b1")
+        await clients.send("a1")
+        await clients.send("b2")
+        assert clients.events == ["a>b", "b1", "b2"], "b's next request came in that time"
+        await clients.end("b2")
+        await clients.wait_for(lambda: "a1" in clients.events)
+        assert clients.events[3:] == ["b>a", "a1"]
+
+    asyncio.run(run())
+
+
+def test_at_the_end_a_turn_is_as_long_as_its_requests(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=FOR_EVER_S)
+        await clients.send("a1", "b1")
+        clients.turns.end()
+        await settle()
+        assert clients.events == ["a1"]
+        await clients.end("a1")
+        assert clients.events == ["a1", "a>b", "b1"]
+        await clients.end("b1")
+        await clients.turns.wait_until_idle()
+
+    asyncio.run(run())
+
+
+def test_what_runs_may_finish_before_the_switch_and_what_is_new_waits(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, finish_s=FOR_EVER_S)
+        await clients.send("a1", "b1")
+        await clients.send("a2")
+        assert clients.events == ["a1"]
+        await clients.end("a1")
+        # b1 runs, a2 is the oldest that waits: b is not let in again, and gets no second turn before a.
+        await clients.send("b2")
+        assert clients.events == ["a1", "a>b", "b1"]
+        await clients.end("b1")
+        assert clients.events == ["a1", "a>b", "b1", "b>a", "a2"]
+        await clients.end("a2")
+        assert clients.events[-2:] == ["a>b", "b2"]
+
+    asyncio.run(run())
+
+
+def test_the_oldest_that_waits_is_next_whatever_its_model(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, finish_s=FOR_EVER_S)
+        await clients.send("a1", "c1", "b1", "c2")
+        await clients.end("a1")
+        assert clients.events[1:] == ["a>c", "c1", "c2"]
+        await clients.end("c1", "c2")
+        assert clients.events[4:] == ["c>b", "b1"]
+
+    asyncio.run(run())
+
+
+def test_requests_that_stop_midway_get_a_turn_though_nobody_else_asks_for_their_model(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=0.05)
+        await clients.send("a1", "b1")
+        await clients.wait_for(lambda: clients.read("stopped", "a") == 1)
+        await clients.wait_for(lambda: clients.read("stopped", "b") == 1)
+        assert clients.events[:4] == ["a1", "a>b keeping", "b1", "b>a keeping"]
+        await clients.end("a1", "b1")
+        await clients.turns.wait_until_idle()
+        assert (clients.read("stopped", "a"), clients.read("stopped", "b")) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_those_that_stopped_midway_and_have_all_left_get_no_turn(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=0.05)
+        await clients.send("a1", "b1")
+        await clients.wait_for(lambda: clients.turns.awake == "b")
+        clients.tasks["a1"].cancel()
+        await settle()
+        await asyncio.sleep(0.1)  # twice b's turn
+        assert clients.events == ["a1", "a>b keeping", "b1"]
+        assert clients.read("stopped", "a") == 0
+
+    asyncio.run(run())
+
+
+def test_who_leaves_while_it_waits_causes_no_switch(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, finish_s=FOR_EVER_S)
+        await clients.send("a1", "b1")
+        clients.tasks["b1"].cancel()
+        await settle()
+        assert clients.count_waiting("b") == 0
+        await clients.send("a2")
+        await clients.end("a1")
+        assert clients.events == ["a1", "a2"]
+
+    asyncio.run(run())
+
+
+def test_who_leaves_at_the_moment_of_its_turn_holds_nothing(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, finish_s=FOR_EVER_S)
+        await clients.send("a1", "b1")
+        clients.ends["a1"].set()
+        while clients.turns.awake != "b":
+            await asyncio.sleep(0)
+        clients.tasks["b1"].cancel()
+        await settle()
+        assert clients.events == ["a1", "a>b"]
+        await clients.turns.wait_until_idle()
+        await clients.send("a2")
+        assert clients.events[2:] == ["b>a", "a2"]
+
+    asyncio.run(run())
+
+
+def test_beyond_the_bound_a_request_is_refused_at_once_with_the_time_to_come_again(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, max_waiting=2, least_awake_s=FOR_EVER_S)
+        await clients.send("a1", "b1", "c1", "b2", "a2")
+        error = clients.tasks["b2"].exception()
+        assert isinstance(error, module.Refusal)
+        assert error.status == 429
+        assert 1 < error.retry_after_s <= FOR_EVER_S
+        assert clients.events == ["a1", "a2"], "the awake model's own need no place in the queue"
+        assert clients.read("refused_total", "b") == 1
+
+    asyncio.run(run())
+
+
+def test_a_broken_engine_ends_all_that_wait(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module)
+
+        async def fail(*_: object) -> None:
+            raise module.Broken("b: POST /wake_up: 500")
+
+        clients.turns._switch = fail
+        await clients.send("b1")
+        await clients.send("b2", "a1")
+        assert isinstance(clients.keeper.exception(), module.Broken)
+        errors = [clients.tasks[name].exception() for name in ("b1", "b2", "a1")]
+        assert [getattr(error, "status", None) for error in errors] == [503, 503, 503]
+
+    asyncio.run(run())
+
+
+Program = tuple["subprocess.Popen[bytes]", str, Path]
+Start = Callable[..., Program]
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """Start the program with engines without a model; returns its process, its URL and its log."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*options: str, engines: tuple[str, ...] = ("alpha", "beta"), drain_s: int = LIMIT_S) -> Program:
+        [port] = processes.claim_free_ports(1)
+        command = [sys.executable, str(PROGRAM), "--listen", f"127.0.0.1:{port}", *options]
+        for engine in engines:
+            command += ["--engine", sys.executable, str(ENGINE), *engine.split()]
+        log = folder / "log"
+        with log.open("wb") as output:
+            started.append(processes.spawn(command, environment={"DRAIN_S": str(drain_s)}, output=output))
+        return started[-1], f"http://127.0.0.1:{port}", log
+
+    try:
+        yield run
+    finally:
+        for process in started:
+            processes.stop(process)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of engines that no test puts to sleep."""
+    with starting(tmp_path_factory.mktemp("shared")) as run:
+        _, url, _ = run()
+        wait_for_all(url)
+        yield url
+
+
+def ask(url: str, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any, str]:
+    """Return status, headers and text of an answer; 0 where nothing answers."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
+            return response.status, response.headers, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read().decode()
+    except OSError as error:
+        return 0, {}, type(error).__name__
+
+
+def complete(url: str, model: str, tokens: int = 1, **fields: Any) -> tuple[int, Any, str]:
+    return ask(url, "/v1/completions", {"model": model, "max_tokens": tokens, **fields})
+
+
+def wait_for_all(url: str) -> None:
+    processes.wait_until(lambda: ask(url, "/health")[0] == 200, "all engines", LIMIT_S)
+
+
+def read_metric(url: str, name: str, model: str, labels: str = "") -> float:
+    page = ask(url, "/metrics")[2]
+    [value] = re.findall(rf'(?m)^{re.escape(name)}{{{labels}model_name="{model}"}} (\S+)$', page)
+    return float(value)
+
+
+def wait_for_stream(url: str) -> None:
+    processes.wait_until(lambda: read_metric(url, "vllm:running", "alpha") == 1, "alpha's stream", LIMIT_S)
+
+
+def read_pids(log: Path) -> dict[str, int]:
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return {row["engine"]: row["pid"] for row in rows}
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_a_request_wakes_the_engine_of_its_model_and_its_adapters(start: Start) -> None:
+    _, url, log = start("--least-awake", "0")
+    wait_for_all(url)
+    assert [row["id"] for row in json.loads(ask(url, "/v1/models")[2])["data"]] == [
+        "alpha", "alpha-adapter", "beta", "beta-adapter"
+    ]  # fmt: skip
+    assert read_metric(url, "model_switch_awake", "alpha") == 1
+    for model in ("alpha", "beta", "beta-adapter", "alpha"):
+        status, headers, text = complete(url, model, 2)
+        assert (status, headers["X-Engine"]) == (200, model.partition("-")[0])
+        assert text.count("data: ") == 2
+    assert [read_metric(url, "model_switch_seconds_count", name) for name in ("alpha", "beta")] == [1, 1]
+    assert [read_metric(url, "vllm:asleep", name) for name in ("alpha", "beta")] == [0, 1]
+    page = ask(url, "/metrics")[2]
+    assert page.count("# TYPE vllm:running gauge") == 1
+    assert "process_memory" not in page, "which has no model's name"
+    assert len(re.findall(r"(?m)^model-switch: .* in place of .* to sleep, .* to wake$", log.read_text())) == 2
+
+
+def test_engines_load_one_after_the_other_and_no_request_is_taken_before(start: Start) -> None:
+    _, url, log = start()
+    processes.wait_until(lambda: ask(url, "/health")[0] != 0, "the server", LIMIT_S)
+    wait_for_all(url)
+    lines = [line.split()[:2] for line in log.read_text().splitlines() if "loaded in" in line]
+    assert lines == [["model-switch:", "beta:"], ["model-switch:", "alpha:"]]
+    assert log.read_text().index("beta: loaded") < log.read_text().index('"engine": "alpha"')
+
+
+def read_queue(url: str, model: str) -> float:
+    return read_metric(url, "vllm:num_requests_waiting", model, 'engine="switch",')
+
+
+@pytest.mark.parametrize(
+    "path", ["/sleep", "/wake_up", "/collective_rpc", "/v1/load_lora_adapter", "/v1/completions/../../sleep"]
+)
+def test_what_changes_an_engine_is_no_page_for_clients(url: str, path: str) -> None:
+    assert ask(url, path, {"model": "alpha"})[0] == 404
+    assert read_metric(url, "vllm:asleep", "alpha") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": "gamma"}, 404, "model: gamma: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
+        ({"model": ["alpha"]}, 404, "model: ['alpha']: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
+        ({"model": None}, 404, "model: None: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
+        ("alpha", 400, "the body is no JSON object. Fix: name a model of /v1/models in one."),
+    ],
+)  # fmt: skip
+def test_a_request_for_another_model_is_refused(url: str, body: Any, status: int, message: str) -> None:
+    code, _, text = ask(url, "/v1/completions", body)
+    assert (code, json.loads(text)["error"]["message"]) == (status, message)
+
+
+def test_a_request_without_a_model_wakes_none(start: Start) -> None:
+    _, url, _ = start("--least-awake", "0.1")
+    wait_for_all(url)
+    for awake in ("alpha", "beta"):
+        assert complete(url, awake)[1]["X-Engine"] == awake
+        status, headers, _ = ask(url, "/v1/completions", {"max_tokens": 1})
+        assert (status, headers["X-Engine"]) == (200, awake)
+
+
+def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_refused(url: str) -> None:
+    body = {"model": "alpha", "prompt": "x" * 2**20}
+    request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), {"X-Request-Id": "one"})
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
+        answer = json.loads(response.read())
+    assert answer["body"] == body
+    assert {name.lower(): value for name, value in answer["headers"].items()}["x-request-id"] == "one"
+    code, _, text = ask(url, "/tokenize", {"model": "alpha", "prompt": "x" * 2**26})
+    assert (code, json.loads(text)["error"]["message"]) == (
+        413,
+        "the body has more than 67,108,864 bytes. Fix: send less.",
+    )
+
+
+def test_a_stream_that_stops_midway_goes_on_in_its_model_s_next_turn(start: Start) -> None:
+    _, url, _ = start("--least-awake", "0.2", "--finish", "0")
+    wait_for_all(url)
+    with ThreadPoolExecutor(2) as users:
+        long = users.submit(complete, url, "alpha", 40, hold=0.05)
+        wait_for_stream(url)
+        short = users.submit(complete, url, "beta", 20, hold=0.05)
+        assert short.result()[2] == "".join(f"data: beta {number}\n\n" for number in range(20))
+        assert long.result()[2] == "".join(f"data: alpha {number}\n\n" for number in range(40))
+    assert read_metric(url, "model_switch_seconds_count", "alpha") >= 1, "its engine slept meanwhile"
+    assert read_metric(url, "model_switch_stopped", "alpha") == 0
+
+
+def test_who_disconnects_while_it_waits_leaves_the_queue(start: Start) -> None:
+    _, url, _ = start("--least-awake", "1000", "--max-waiting", "1")
+    wait_for_all(url)
+    body = json.dumps({"model": "beta", "max_tokens": 1}).encode()
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with ThreadPoolExecutor(1) as users:
+        runs = users.submit(complete, url, "alpha", 150, hold=0.05)
+        wait_for_stream(url)
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head.encode() + body)
+            processes.wait_until(lambda: read_queue(url, "beta") == 1, "the request", LIMIT_S)
+            code, headers, text = complete(url, "beta")
+            assert (code, json.loads(text)["error"]["type"]) == (429, "rate_limit_exceeded")
+            assert 1 <= int(headers["Retry-After"]) <= 1000
+            assert complete(url, "alpha")[0] == 200
+        processes.wait_until(lambda: read_queue(url, "beta") == 0, "its end", LIMIT_S)
+        assert not runs.done(), "alpha kept its turn"
+        assert runs.result()[0] == 200
+    assert read_metric(url, "model_switch_refused_total", "beta") == 1
+    assert read_metric(url, "model_switch_awake", "alpha") == 1
+
+
+def test_who_disconnects_while_it_runs_is_computed_no_longer(url: str) -> None:
+    body = json.dumps({"model": "alpha", "max_tokens": 100_000, "hold": 0.01}).encode()
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        wait_for_stream(url)
+    processes.wait_until(lambda: read_metric(url, "vllm:running", "alpha") == 0, "its end", LIMIT_S)
+
+
+def test_with_sigterm_what_runs_and_what_waits_is_answered_and_what_is_new_is_refused(start: Start) -> None:
+    process, url, log = start("--least-awake", "1000")
+    wait_for_all(url)
+    with ThreadPoolExecutor(2) as users:
+        runs = users.submit(complete, url, "alpha", 60, hold=0.1)
+        wait_for_stream(url)
+        waits = users.submit(complete, url, "beta", 2)
+        processes.wait_until(lambda: read_queue(url, "beta") == 1, "both", LIMIT_S)
+        process.send_signal(signal.SIGTERM)
+        processes.wait_until(lambda: ask(url, "/health")[0] == 503, "the drain", LIMIT_S)
+        code, headers, _ = complete(url, "alpha")
+        assert (code, headers["Retry-After"]) == (503, "1")
+        assert not runs.done(), "the new one came while it ran"
+        assert [runs.result()[2].count("data: "), waits.result()[2].count("data: ")] == [60, 2]
+    assert process.wait(LIMIT_S) == 0
+    assert not any(map(is_running, read_pids(log).values()))
+
+
+def test_a_drain_ends_at_its_limit_and_a_cut_stream_does_not_look_whole(start: Start) -> None:
+    process, url, _ = start("--least-awake", "1000", "--finish", "1000", drain_s=1)
+    wait_for_all(url)
+    with ThreadPoolExecutor(2) as users:
+        runs = users.submit(complete, url, "alpha", 100_000, hold=0.1)
+        wait_for_stream(url)
+        waits = users.submit(complete, url, "beta", 2)
+        processes.wait_until(lambda: read_queue(url, "beta") == 1, "both", LIMIT_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+        assert waits.result()[0] == 503
+        with pytest.raises(Exception, match="IncompleteRead"):
+            runs.result()
+
+
+def test_an_engine_that_ends_ends_the_program_after_the_others_requests(start: Start) -> None:
+    process, url, log = start("--least-awake", "1000", "--finish", "1000")
+    wait_for_all(url)
+    with ThreadPoolExecutor(1) as users:
+        runs = users.submit(complete, url, "alpha", 20, hold=0.1)
+        wait_for_stream(url)
+        os.kill(read_pids(log)["beta"], signal.SIGKILL)
+        processes.wait_until(lambda: ask(url, "/health")[0] in (0, 503), "the drain", LIMIT_S)
+        assert runs.result()[2].count("data: ") == 20
+    assert process.wait(LIMIT_S) == 1
+    assert "model-switch: error: beta: the engine ended with status -9" in log.read_text()
+    assert not is_running(read_pids(log)["alpha"])
+
+
+def test_the_stream_of_an_engine_that_ends_is_cut(start: Start) -> None:
+    process, url, _ = start()
+    wait_for_all(url)
+    with pytest.raises(Exception, match="IncompleteRead"):
+        complete(url, "alpha", 10, crash=3, hold=0.1)
+    assert process.wait(LIMIT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("engines", "page"),
+    [(("alpha /sleep", "beta"), "alpha: POST /sleep"), (("alpha", "beta /wake_up"), "beta: POST /wake_up")],
+)
+def test_an_engine_that_does_not_sleep_or_wake_ends_the_program(
+    start: Start, engines: tuple[str, ...], page: str
+) -> None:
+    process, url, log = start("--least-awake", "0", engines=engines)
+    wait_for_all(url)
+    assert complete(url, "alpha")[0] == 200
+    code, headers, _ = complete(url, "beta")
+    assert (code, headers["Retry-After"]) == (503, "1")
+    assert process.wait(LIMIT_S) == 1
+    assert f"model-switch: error: {page}: 500 out of memory" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"),
+    [
+        (("alpha", "beta late"), "error: 1: it ended with status 4 before it served"),
+        (("alpha", "alpha"), "error: alpha: two engines serve it. Fix: give each --served-model-name of its own"),
+    ],
+)
+def test_engines_that_cannot_serve_together_end_the_program(
+    start: Start, engines: tuple[str, ...], message: str
+) -> None:
+    process, _, log = start(engines=engines)
+    assert process.wait(LIMIT_S) == 1
+    assert message in log.read_text()
+    assert not any(map(is_running, read_pids(log).values()))
+
+
+def test_one_engine_alone_is_refused(start: Start) -> None:
+    process, _, log = start(engines=("alpha",))
+    assert process.wait(LIMIT_S) == 2
+    assert "it takes two commands of engines or more, each after --" in log.read_text()
+
+
+@pytest.mark.engine
+def test_the_router_finds_all_models_at_the_one_address(start: Start, tmp_path: Path) -> None:
+    _, url, _ = start("--least-awake", "0")
+    wait_for_all(url)
+    port = url.rpartition(":")[2]
+    dns_discovery.write_dns(tmp_path, worker=["127.0.0.1"])
+    router = ("--enable-igw", "--policy", "round_robin")
+    with dns_discovery.run_router(tmp_path, "--router=ROUTER", f"--worker=worker:{port}", router=router) as (front, _):
+        for model in ("beta", "alpha", "beta-adapter"):
+            processes.wait_until(lambda model=model: ask_router(front, model), f"an answer of {model}", LIMIT_S)  # type: ignore[misc]
+        assert not ask_router(front, "gamma")
+    assert read_metric(url, "model_switch_seconds_count", "beta") >= 1
+
+
+def ask_router(url: str, model: str) -> bool:
+    """Whether the model answers."""
+    status, _, text = complete(url, model, prompt="who?", stream=True)
+    return status == 200 and text.startswith(f"data: {model.partition('-')[0]} 0")
+
+
+@pytest.fixture(scope="module")
+def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Two engines of vLLM with one small model each, whose turns are short."""
+    folder = tmp_path_factory.mktemp("real")
+    model = make_tiny.make("tiny", folder / "tiny")
+    programs = engine_env.ensure()
+    [port] = processes.claim_free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [str(programs / "python"), str(PROGRAM), "--listen", url.removeprefix("http://")]
+    command += ["--least-awake", "0.5", "--finish", "0"]
+    for name in ("alpha", "beta"):
+        command += [
+            "--engine",
+            str(programs / "vllm"),
+            "serve",
+            str(model),
+            "--served-model-name",
+            name,
+            "--enforce-eager",
+        ]
+        command += ["--max-model-len", "4096", "--kv-cache-memory-bytes", str(2**26)]
+        command += ["--distributed-executor-backend", "uni"]
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(folder / "cache"), "DRAIN_S": str(LIMIT_S),
+    }  # fmt: skip
+    engine_env.copy_model_infos([folder / "cache"])
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = processes.spawn(command, environment=environment, output=output)
+    try:
+        processes.wait_until(lambda: ask(url, "/health")[0] == 200, f"vLLM, {log}", 4 * LIMIT_S)
+        yield process, url, log
+    finally:
+        processes.stop(process)
+
+
+TOKENS = 2000
+"""Longer than a turn."""
+
+
+def _generate(url: str, model: str, tokens: int) -> str:
+    status, _, text = complete(url, model, tokens, prompt="Once upon a time", temperature=0, ignore_eos=True)
+    assert status == 200, text
+    answer = json.loads(text)
+    assert (answer["model"], answer["usage"]["completion_tokens"]) == (model, tokens)
+    return str(answer["choices"][0]["text"])
+
+
+def _read_sleep(url: str, model: str) -> float:
+    page = ask(url, "/metrics")[2]
+    pattern = rf'vllm:engine_sleep_state{{engine="0",model_name="{model}",sleep_state="weights_offloaded"}} (\S+)'
+    [value] = re.findall(pattern, page)
+    return float(value)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_vllm_s_engines_take_turns_and_a_request_that_stopped_midway_has_the_text_of_one_that_did_not(
+    real_engines: Program,
+) -> None:
+    process, url, _ = real_engines
+    assert [_read_sleep(url, model) for model in ("alpha", "beta")] == [0, 1]
+    whole = _generate(url, "alpha", TOKENS)
+    assert _generate(url, "beta", 5) == _generate(url, "alpha", 5), "they have the same weights"
+    with ThreadPoolExecutor(1) as users:
+        long = users.submit(_generate, url, "alpha", TOKENS)
+        processes.wait_until(lambda: "vllm:num_requests_running" in ask(url, "/metrics")[2], "the metrics", LIMIT_S)
+        running = r'(?m)^vllm:num_requests_running{engine="0",model_name="alpha"} 1.0$'
+        processes.wait_until(lambda: bool(re.search(running, ask(url, "/metrics")[2])), "the request", LIMIT_S)
+        _generate(url, "beta", 5)
+        assert not long.done(), "the other came while it ran"
+        assert long.result() == whole
+    preempted = r'(?m)^vllm:num_preemptions_total{engine="0",model_name="alpha"} (\S+)$'
+    assert float(re.findall(preempted, ask(url, "/metrics")[2])[0]) >= 1, "its KV cache was dropped, and computed again"
+    assert [ask(url, path, {})[0] for path in ("/sleep", "/wake_up", "/collective_rpc")] == [404] * 3
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 0
