@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -33,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ SWITCH_S = 300
 
 MAX_BODY_BYTES = 64 * 2**20
 """A request waits in memory; pictures of a prompt are in it."""
+
+LOG = logging.getLogger("model-switch")
 
 QUEUE = "vllm:num_requests_waiting"
 """The engines' metric of requests that wait (vllm/v1/metrics/loggers.py of 0.32.0)."""
@@ -476,7 +480,7 @@ class Switch:
             await engine.start()
             if engine is not first:
                 await engine.sleep(keep=False)
-            log(f"{engine.name}: loaded in {time.monotonic() - started:.1f} s")
+            LOG.info(f"{engine.name}: loaded in {time.monotonic() - started:.1f} s")
             for row in engine.models:
                 if row["id"] in self._by_model:
                     raise Broken(f"{row['id']}: two engines serve it. Fix: give each --served-model-name of its own")
@@ -501,7 +505,7 @@ class Switch:
         asleep = time.monotonic()
         await self._by_model[model].wake()
         ended = time.monotonic()
-        log(f"{model} in place of {last}: {asleep - started:.1f} s to sleep, {ended - asleep:.1f} s to wake")
+        LOG.info(f"{model} in place of {last}: {asleep - started:.1f} s to sleep, {ended - asleep:.1f} s to wake")
 
     async def _report_health(self, _request: web.Request) -> web.Response:
         return web.Response(status=503 if self._turns is None or self.is_ending else 200)
@@ -603,9 +607,20 @@ def merge_metrics(pages: Iterable[str]) -> str:
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-def log(message: str) -> None:
-    """Write a line beside the engines' own."""
-    print(f"model-switch: {message}", flush=True)
+class JsonFormatter(logging.Formatter):
+    """A line as images/router/router_front.py writes those of the router."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time_text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": time_text, "program": record.name, "message": record.getMessage()})
+
+
+def set_log(log_format: str) -> None:
+    """Write lines beside the engines' own."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter("%(name)s: %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
 
 
 async def serve(options: argparse.Namespace) -> int:
@@ -631,7 +646,7 @@ async def serve(options: argparse.Namespace) -> int:
             await asyncio.wait({work, signalled}, return_when=asyncio.FIRST_COMPLETED)
             error = work.exception() if work.done() else None
             if isinstance(error, Broken):
-                log(f"error: {error}")
+                LOG.info(f"error: {error}")
             elif error:
                 raise error
             await switch.drain(float(os.environ.get("DRAIN_S") or DRAIN_S))
@@ -664,6 +679,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-waiting", metavar="N", type=int, default=256, help="that wait for a turn; 429 beyond it")
     parser.add_argument("--least-awake", metavar="S", type=float, default=10.0, help="seconds of a turn, at least")
     parser.add_argument("--finish", metavar="S", type=float, default=10.0, help="seconds for what runs at a turn's end")
+    parser.add_argument("--log", choices=("text", "json"), default="text", help="form of this program's own lines")
     words, engines = split(arguments)
     options = parser.parse_args(words)
     if len(engines) < 2 or not all(engines):
@@ -671,6 +687,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.least_awake + options.finish <= 0:
         parser.error("--least-awake and --finish are both 0: requests of two models would stop each other for ever")
     options.engines = engines
+    set_log(options.log)
     return asyncio.run(serve(options))
 
 

@@ -561,6 +561,15 @@ def test_engines_that_cannot_serve_together_end_the_program(
     assert not any(map(is_running, read_pids(log).values()))
 
 
+def test_its_own_lines_are_json_if_asked_to(start: Start) -> None:
+    _, url, log = start("--log", "json", "--least-awake", "0.1")
+    wait_for_all(url)
+    assert complete(url, "beta")[0] == 200
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    own = [row["message"].partition(":")[0] for row in rows if row.get("program") == "model-switch"]
+    assert own == ["beta", "alpha", "beta in place of alpha"] and all(row.get("time") or row["engine"] for row in rows)
+
+
 def test_one_engine_alone_is_refused(start: Start) -> None:
     process, _, log = start(engines=("alpha",))
     assert process.wait(LIMIT_S) == 2

@@ -162,6 +162,13 @@ def test_the_models_are_one_service_whose_replicas_start_all_engines(tmp_path: P
     assert service.resources == apart.workers[0].resources.model_copy(update=shared_memory), "its share of the node"
 
 
+def test_the_program_before_the_engines_logs_as_they_do(tmp_path: Path) -> None:
+    [service] = resolve_text(tmp_path, f"{BLUEPRINT}logs: json\n").workers
+    program, engines = split_engines(service)
+    assert program[program.index("--log") + 1] == "json"
+    assert all("--logging-config" in command for command in engines)
+
+
 def test_copied_weights_have_a_folder_each(tmp_path: Path) -> None:
     text = BLUEPRINT.replace("traffic:", "tuning: {stream_weights: off}\ntraffic:")
     [service] = resolve_text(tmp_path, text).workers

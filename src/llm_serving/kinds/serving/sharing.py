@@ -88,6 +88,7 @@ def _format_options(context: Context, head: Service) -> Iterator[str]:
     switch = context.blueprint.roles.models[head.role].switch or ModelSwitch()
     yield from ("--listen", f"{context.environment.member_host}:{head.port}")
     yield from ("--max-waiting", str(switch.waiting))
+    yield from () if context.blueprint.logs == "text" else ("--log", context.blueprint.logs)
     yield from ("--least-awake", f"{switch.least_awake:g}", "--finish", f"{switch.finish:g}")
 
 
