@@ -37,6 +37,15 @@ _HOOKS = ("request_guard.py", "personal_data.py", "semantic_cache.py")
 ADMIN, SALT = "admin", "salt"
 """Purposes of keys that come from the database's password."""
 
+_RUN_PROGRAM = """\
+import gc, runpy, sys
+gc.set_threshold(50_000, 20, 20)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Python searches for garbage after each 700 objects that an import makes. With a higher threshold LiteLLM imports in
+8.3 and 10.2 CPU-seconds, not 10.6 and 12.2 (two each, in turn, 2026-11-27)."""
+
 _APPLIED_TABLE = "blueprint_migrations"
 
 
@@ -94,7 +103,9 @@ def start(login: Login, secret: str, folder: Path, address: tuple[str, str], pro
     os.environ["PATH"] += f"{os.pathsep}{program.parent}"
     os.chdir(folder)
     host, port = address
-    os.execv(program, [str(program), "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"])
+    python = str(program.with_name("python3"))
+    words = [str(program), "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"]
+    os.execv(python, [python, "-P", "-c", _RUN_PROGRAM, *words])
 
 
 def migrate(login: Login, files: Sequence[Path]) -> None:
