@@ -10,8 +10,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
   `max_pixels`: its size, and the tokens.
-- `serve` runs `vllm serve` with `words` and `environment` in a fork, which need not import the engine, with its output in
-  a file, `log`: the exit status.
+- `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
+  with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork.
 - `mooncake` loads the settings of its connector from a file: what it takes, and how the names of a rank's prompts begin.
 - `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
   process: 0 unless it is a fork of the first.
@@ -20,12 +20,14 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 from __future__ import annotations
 
 import base64
+import ctypes
 import dataclasses
 import gc
 import io
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -37,6 +39,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from vllm import plugins
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
 from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.entrypoints.cli import main as vllm_main
@@ -53,6 +56,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_router.launch_router import parse_router_args
+
+PR_SET_PDEATHSIG = 1
+"""Linux's own: the signal that a process gets when its parent ends."""
 
 
 def parse_engine_port(words: list[str]) -> int:
@@ -170,21 +176,36 @@ def count_frozen_objects(with_plugins: bool) -> int:
     return gc.get_freeze_count() if system_utils.get_mp_context().get_start_method() == "fork" else 0
 
 
-def run_server(question: dict[str, Any]) -> int:
-    """The exit status of a server that does not come up."""
+def run_program(question: dict[str, Any]) -> int:
+    """The exit status of a program."""
     child = os.fork()
     if not child:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         log = os.open(question["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for output in (1, 2):
             os.dup2(log, output)
         os.environ.update(question["environment"])
-        sys.argv = ["vllm", *question["words"]]
+        plugins.plugins_loaded = False  # for this command line
+        os.execvp = lambda _, words: become(words[1:])  # type: ignore[assignment, return-value]
+        status = 1
         try:
-            vllm_main.main()
+            become(question["words"])
+            status = 0
         except BaseException:  # noqa: BLE001 - as Python does at its end
             traceback.print_exc()
-        os._exit(1)
+        sys.stdout.flush()
+        os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def become(words: list[str]) -> None:
+    """Run what the words start."""
+    sys.argv = words
+    if words[0] == "vllm":
+        vllm_main.main()
+    else:
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def load_mooncake_settings(file: str) -> tuple[dict[str, Any], str]:
@@ -207,7 +228,7 @@ HANDLERS = {
     "planner": count_cache_tokens,
     "parameters": count_parameters,
     "picture": describe_picture,
-    "serve": run_server,
+    "run": run_program,
     "mooncake": load_mooncake_settings,
     "processes": count_frozen_objects,
 }

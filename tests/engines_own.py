@@ -41,6 +41,8 @@ def _start() -> Iterator[subprocess.Popen[str]]:
             **os.environ,
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
+            "TORCH_COMPILE_DISABLE": "1",
+            "OMP_NUM_THREADS": "1",  # a fork has no other threads
             "TORCHINDUCTOR_CACHE_DIR": str(engine_env.ROOT / engine_env.FOLDER / "inductor"),
         },
     )

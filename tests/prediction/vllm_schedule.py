@@ -151,7 +151,7 @@ def main() -> None:
     """Print the outcome of each load by its name."""
     init_none_hash(sha256)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    print(json.dumps({name: run(job["model"], load) for name, load in job["loads"].items()}, indent=1))
+    print(json.dumps({name: run(job["model"], load) for name, load in job["loads"].items()}))
 
 
 if __name__ == "__main__":

@@ -417,10 +417,11 @@ def test_prismas_generator_writes_the_same_client_each_time(gateway: Running, tm
     generator = litellm_env.FOLDER / "node_modules" / "prisma" / "build" / "index.js"
     environment = {**os.environ, "PATH": f"{litellm_env.FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     clients = []
-    for lines in ("", "", "  recursive_type_depth = 5\n"):
-        changed = schema.replace("  recursive_type_depth = -1\n", lines) if lines else schema
+    head, _, _ = schema.partition("\nmodel ")
+    other = f"{head}\nmodel Other {{\n  id String @id\n}}\n"
+    for text in (schema, schema, other):
         (tmp_path / "schema.prisma").write_text(
-            changed.replace("generator client {", f'generator client {{\n  output = "{tmp_path}/prisma"')
+            text.replace("generator client {", f'generator client {{\n  output = "{tmp_path}/prisma"')
         )
         command = ["node", str(generator), "generate", f"--schema={tmp_path / 'schema.prisma'}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment)

@@ -1,6 +1,6 @@
 """The file tier of cached prompts with the real engine: what it evicts comes back, and a damaged file costs time alone.
 
-The engine runs in a process of its own on CPU, without an HTTP server. For its own tiers tests/cpu_tiers.py replaces the
+The engine runs in a process of its own on CPU, without an HTTP server: a fork of one that has imported it. For its own tiers tests/cpu_tiers.py replaces the
 copy from GPUs; connector, tiers, eviction, files and metrics are vLLM's. LMCache and its server run as they are rendered.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,34 +44,40 @@ HITS, QUERIES = "vllm:external_prefix_cache_hits", "vllm:external_prefix_cache_q
 READ_BYTES, FAILED = "vllm:kv_offload_tiering_read_bytes 1:fs", "vllm:kv_offload_tiering_promotion_job_failures 1:fs"
 
 
-def _run(settings: dict[str, Any], starter: Sequence[str] = ()) -> dict[str, Any]:
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(engine_probe: EngineProbe, tmp_path: Path) -> Run:
     """Run the program and return what it printed.
 
     Args:
+        settings: its own.
         starter: what starts it in place of the engine, and a server beside it.
     """
-    variables = {
-        "PYTHONPATH": str(PROGRAM.parent),
+    environment = {
         "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
     }
-    command = [*starter, str(engine_env.find_executables() / "python"), str(PROGRAM), json.dumps(settings)]
-    result = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    [answer] = [line for line in result.stdout.splitlines() if line.startswith('{"answers"')]
-    parsed: dict[str, Any] = json.loads(answer)
-    return parsed
+
+    def run_program(settings: dict[str, Any], starter: Sequence[str] = ()) -> dict[str, Any]:
+        log = tmp_path / "log"
+        words = [str(PROGRAM), json.dumps(settings)]
+        if starter:
+            words = [*starter[1:], starter[0], *words]
+        keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        [ended] = engine_probe("run", [{"words": words, "environment": environment | keys, "log": str(log)}])
+        assert ended == {"result": 0}, log.read_text()[-4000:]
+        [answer] = [line for line in log.read_text().splitlines() if line.startswith('{"answers"')]
+        return dict(json.loads(answer))
+
+    return run_program
 
 
-def test_an_evicted_prompt_comes_back_from_files_and_a_damaged_one_is_computed_again(tmp_path: Path) -> None:
+def test_an_evicted_prompt_comes_back_from_files_and_a_damaged_one_is_computed_again(tmp_path: Path, run: Run) -> None:
     settings = {"model": str(make_tiny.make("tiny", tmp_path / "model")), "folder": str(tmp_path / "kv")}
-    first = _run({**settings, "steps": [0, 1, 2, 3, 0]})
+    first = run({**settings, "steps": [0, 1, 2, 3, 0]})
     cached = [tokens for tokens, _ in first["answers"]]
     assert cached == [0, 0, 0, 0, CACHED_TOKENS], "each of four prompts is new, and the first was evicted"
     assert first["answers"][-1][1] == first["answers"][0][1], "the same text"
@@ -80,7 +85,7 @@ def test_an_evicted_prompt_comes_back_from_files_and_a_damaged_one_is_computed_a
     assert first["metrics"][READ_BYTES] == CACHED_TOKENS // CHUNK_TOKENS * CHUNK_BYTES
 
     # Another process on the same folder has the last prompt of the first one; then every file is half.
-    second = _run({**settings, "steps": [3, "truncate", 0]})
+    second = run({**settings, "steps": [3, "truncate", 0]})
     restarted, damaged = second["answers"]
     assert restarted == [CACHED_TOKENS, first["answers"][3][1]], "at its first request"
     assert damaged == [0, first["answers"][0][1]], "computed again, the same text"
@@ -107,23 +112,25 @@ def _render_lmcache(folder: Path) -> tuple[list[str], dict[str, Any], Path]:
     return command[: command.index(str(engine_env.find_executables() / "vllm"))], connector, Path(tier["base_path"])
 
 
-def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_server_computes(tmp_path: Path) -> None:
+def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_server_computes(
+    tmp_path: Path, run: Run
+) -> None:
     starter, connector, folder = _render_lmcache(tmp_path)
     model = make_tiny.make("tiny", tmp_path / "model")
     settings = {"model": str(model), "folder": str(folder), "connector": connector}
     cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
-    first = _run({**settings, "steps": [0, 1, 2, 0, "kill"]}, starter)
+    first = run({**settings, "steps": [0, 1, 2, 0, "kill"]}, starter)
     assert [tokens for tokens, _ in first["answers"]] == [0, 0, 0, cached_tokens, 0, 0, cached_tokens]
     texts = [text for _, text in first["answers"]]
     assert (texts[3], texts[5], texts[6]) == (texts[0], texts[1], texts[0])
 
     # Another engine, and another server with empty memory: from files, at the first request. Then every file is half.
-    second = _run({**settings, "steps": [1, 3, "truncate", 2]}, starter)
+    second = run({**settings, "steps": [1, 3, "truncate", 2]}, starter)
     assert second["answers"] == [[cached_tokens, texts[1]], [0, texts[4]], [0, texts[2]]]
     assert second["metrics"][HITS] == cached_tokens
 
     other = shutil.copytree(model, tmp_path / "other")
-    third = _run({**settings, "model": str(other), "steps": [1]}, starter)
+    third = run({**settings, "model": str(other), "steps": [1]}, starter)
     assert third["metrics"][HITS] == 0, "another model"
 
 
@@ -152,7 +159,7 @@ def _run_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
 
 
 def test_lmcache_serves_from_a_bucket_what_another_process_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starter, connector, _ = _render_lmcache(tmp_path)
     settings = {"model": str(make_tiny.make("tiny", tmp_path / "model")), "folder": "", "connector": connector}
@@ -161,9 +168,9 @@ def test_lmcache_serves_from_a_bucket_what_another_process_stored(
         tier = {"type": "s3", "s3_endpoint": host, "s3_region": "us-east-1", "disable_tls": True}
         place = next(place for place, word in enumerate(starter) if word.startswith("--l2-adapter="))
         starter[place] = f"--l2-adapter={json.dumps(tier)}"
-        first = _run({**settings, "steps": [0, 1, 2, 0]}, starter)
+        first = run({**settings, "steps": [0, 1, 2, 0]}, starter)
         assert len(list_keys()) >= PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS
-        second = _run({**settings, "steps": [0]}, starter)
+        second = run({**settings, "steps": [0]}, starter)
     cached_tokens = PROMPT_TOKENS // LMCACHE_CHUNK_TOKENS * LMCACHE_CHUNK_TOKENS
     assert second["answers"] == [[cached_tokens, first["answers"][0][1]]]
     assert second["metrics"][HITS] == cached_tokens

@@ -87,7 +87,7 @@ def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> Non
 
 
 PARSE = """
-import sys, types
+import json, sys, types
 
 class Field:
     default = None
@@ -100,23 +100,29 @@ engine = types.ModuleType("tensorrt_llm.llmapi")
 engine.BuildConfig = BuildConfig
 sys.modules |= {"tensorrt_llm": types.ModuleType("tensorrt_llm"), "tensorrt_llm.llmapi": engine}
 from dynamo.trtllm import args
-config = args.parse_args(sys.argv[1:])
-print(config.disaggregation_mode.value, config.tensor_parallel_size, config.publish_metrics, config.use_kv_events)
-print(config.extra_engine_args)
+for words in json.loads(sys.argv[1]):
+    try:
+        config = args.parse_args(words)
+    except SystemExit:
+        print()
+        continue
+    mode = config.disaggregation_mode.value
+    print(mode, config.tensor_parallel_size, config.publish_metrics, config.use_kv_events, config.extra_engine_args)
 """
 
 
-def parse(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Read a worker's options with Dynamo's own parser of TensorRT-LLM's workers, in Dynamo's environment."""
+def parse(commands: list[tuple[str, ...]]) -> list[list[str]]:
+    """Read workers' options with Dynamo's own parser of TensorRT-LLM's workers, in Dynamo's environment."""
     python = engine_setups.find("vllm", "dynamo").ensure() / "python"
-    return subprocess.run([python, "-c", PARSE, *words], capture_output=True, text=True, timeout=300, check=False)
+    command = [python, "-c", PARSE, json.dumps(commands)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return [line.split() for line in run.stdout.splitlines()]
 
 
 def test_its_own_parser_takes_the_options_of_tensorrt_llms_workers(tmp_path: Path) -> None:
     text = test_dynamo.choose("tensorrt-llm", test_dynamo.APART).replace("cache-aware", "kv-aware")
     prefill, decode, _ = test_dynamo.resolve(tmp_path, text, "eks", test_dynamo.EKS_FLEET).services
-    for worker in (prefill, decode):
-        words = worker.command[worker.command.index("dynamo.trtllm") + 1 :]
-        run = parse(words)
-        assert run.stdout.split() == [worker.role, "2", "True", "True", "/tmp/settings.json"], run.stderr
-    assert parse((*words, "--max_batch_size", "4")).returncode != 0, "as trtllm-serve spells it"
+    commands = [worker.command[worker.command.index("dynamo.trtllm") + 1 :] for worker in (prefill, decode)]
+    *parsed, refused = parse([*commands, (*commands[0], "--max_batch_size", "4")])
+    assert parsed == [[worker.role, "2", "True", "True", "/tmp/settings.json"] for worker in (prefill, decode)]
+    assert refused == [], "as trtllm-serve spells it"

@@ -190,9 +190,9 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
         _break_weights(plan, "cut", "demo-denied")
         engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in plan.deployment.workers)
         unreachable, truncated, nowhere, refused = plan.deployment.workers
-        failures = [_get_failure(supervisord, worker) for worker in (unreachable, truncated)]
+        failures = [_get_failure(supervisord, unreachable)]
         # The same at the same place of the engine's code: it is not imported for each.
-        failures += [_run_alone(plan, worker, engine_probe) for worker in (nowhere, refused)]
+        failures += [_run_alone(plan, worker, engine_probe) for worker in (truncated, nowhere, refused)]
         assert supervisord.read_state("aws").pid
     assert failures[0].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
     assert unreachable_url in failures[0].splitlines()[0]
@@ -207,9 +207,9 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
 
 def _run_alone(plan: DeploymentPlan, worker: Service, engine_probe: EngineProbe) -> str:
     """Run a worker that fails without the supervisor, and return the error."""
-    words = worker.command[worker.command.index("serve") :]
+    words = ["vllm", *worker.command[worker.command.index("serve") :]]
     log = plan.directory.get_log_path(worker.name)
-    [answer] = engine_probe("serve", [{"words": words, "environment": dict(worker.env), "log": str(log)}])
+    [answer] = engine_probe("run", [{"words": words, "environment": dict(worker.env), "log": str(log)}])
     return str(RoleFailed(plan.directory, worker.name, f"ended with exit status {answer['result']}"))
 
 
