@@ -88,7 +88,7 @@ def add_outputs(
     test_request = task.add_test_request_definition(
         stack,
         entry,
-        family=f"{stack.fleet.name}-{deployment.name}-ask",
+        family=f"{stack.fleet.name}-{deployment.name}_ask",  # no service's: those have no underscore
         url=url,
         roles=roles,
         logs=task.LogDestination(log_group, stack.fleet.region),

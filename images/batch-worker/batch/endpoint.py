@@ -11,6 +11,7 @@ import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -75,11 +76,18 @@ class NoAnswer(Exception):
 class Endpoint:
     """One base URL."""
 
-    def __init__(self, base: str, api_key: ApiKey, timeout_s: float, metrics: Sequence[str]) -> None:
+    def __init__(
+        self,
+        base: str,
+        api_key: ApiKey,
+        timeout_s: float,
+        metrics: Sequence[str],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._base, self._api_key = base, api_key
         self._metrics = metrics
         self._session = aiohttp.ClientSession(
-            headers={"X-Request-Class": "batch"},  # the fleet's routers count these apart
+            headers={**headers, "X-Request-Class": "batch"},  # the fleet's routers count these apart
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),

@@ -139,6 +139,9 @@ class Settings:
     has_priority: bool
     """Whether the engines schedule by `priority` of a request."""
 
+    headers: Mapping[str, str]
+    """Further headers of each request for an answer: its class at what holds requests before the engines."""
+
     api_key: KeySecret | None
     """None if the variable BLUEPRINT_API_KEY has it, or if there is none."""
 

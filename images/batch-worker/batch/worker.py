@@ -96,7 +96,9 @@ class Worker:
         limit = ConcurrencyLimit(settings.min_concurrency, settings.max_concurrency, is_shared=settings.is_shared)
         step_runner = StepRunner(Steps(self._store, settings, self._clock), self.mailbox)
         self.usage = Usage(self._store, settings, self._clock)
-        self._endpoint = Endpoint(settings.endpoint, self._api_key, settings.request_timeout_s, settings.metrics_urls)
+        self._endpoint = Endpoint(
+            settings.endpoint, self._api_key, settings.request_timeout_s, settings.metrics_urls, settings.headers
+        )
         runner = RowRunner(self._endpoint, settings, self._clock)
         self._limit = limit
         self.poller = Poller(settings, self._store, self.mailbox, step_runner, chunks, limit, self.usage, self._clock)

@@ -536,6 +536,9 @@ class Router(_Row):
     policies: Mapping[str, str]
     """The router's own name for each of a blueprint's policies; those that are missing are refused."""
 
+    absent_policies: Mapping[str, str] = {}
+    """Why one is missing, where more is to say than that the router has none."""
+
     base_bytes: int
     """Memory that it takes."""
 

@@ -86,6 +86,19 @@ class Deployment(ResolvedData):
         return ()
 
 
+class Traits(ResolvedData):
+    """What a deployment goes by where requests wait, as a gateway's request_guard.py reads it."""
+
+    has_priority: bool = False
+    """Whether it schedules by `priority` of a request."""
+
+    classes: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Headers of a request by its class, `high` or `low`; empty where it has no classes."""
+
+    caller_header: str = ""
+    """Header of a request with its caller, by which it takes turns; empty where it does not."""
+
+
 class FoundDeployment(ResolvedData):
     """What others need of a deployment to call it. Facts that are not known are empty."""
 
@@ -114,14 +127,8 @@ class FoundDeployment(ResolvedData):
     metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of what a worker measures of a whole request, by signal."""
 
-    has_priority: bool = False
-    """Whether it schedules by `priority` of a request."""
-
-    classes: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Headers of a request by its class, `high` or `low`; empty where it has no classes."""
-
-    caller_header: str = ""
-    """Header of a request with its caller, by which it takes turns; empty where it does not."""
+    traits: Traits = Traits()
+    """What it goes by where requests wait."""
 
     door: Door | None = None
     """None where everybody may call it."""

@@ -45,6 +45,33 @@ def send(answer: bytes | None, settings: Any, *, timeout_s: float = 60.0) -> Ans
     return asyncio.run(run())
 
 
+def test_a_request_has_the_headers_of_its_class_and_cannot_hide_that_it_is_of_a_batch(
+    batch_settings: Any,
+) -> None:
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.headers)
+        return web.json_response({})
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", answer)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            endpoint = Endpoint(
+                url, ApiKey(batch_settings), 60, (), {"x-objective": "chat-low", "X-Request-Class": "x"}
+            )
+            try:
+                await endpoint.send("/v1/completions", {"prompt": "x"})
+            finally:
+                await endpoint.close()
+
+    asyncio.run(run())
+    [headers] = seen
+    assert (headers["x-objective"], headers["X-Request-Class"]) == ("chat-low", "batch")
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

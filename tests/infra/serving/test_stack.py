@@ -251,6 +251,13 @@ def test_the_router_may_ask_cloud_map_for_its_engines_and_for_nobody_elses(stack
 
 
 @each_shape
+def test_no_role_can_have_the_family_of_test_requests(stacks: Stacks, shape: str) -> None:
+    families = {name: task["family"] for name, task in stacks[shape]["resource"]["aws_ecs_task_definition"].items()}
+    assert families.pop("ask-task") == f"fabric-{shape}_ask"
+    assert not any("_" in family for family in families.values())
+
+
+@each_shape
 def test_health_checks_and_test_requests_run_the_one_probe_program(stacks: Stacks, shape: str) -> None:
     program = Path(probe.__file__).read_text()
     for task in filter_by_type(stacks[shape], "aws_ecs_task_definition"):

@@ -188,7 +188,7 @@ zones: [us-west-2a, us-west-2b]
 pools:
   cores: {types: m7i.xlarge, size: 0..8, buy: [spot, on-demand], taints: [team=ads:NoSchedule]}
   general: {types: g6e.2xlarge, size: 0..8}
-add_ons: {schedulers: on}
+add_ons: {schedulers: on, gateway: on}
 """
 
 
@@ -309,6 +309,34 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
     assert "Rows give way to a queue at chat alone: on EKS a batch does not know its SLO." in deployment.notes
     on_ecs = resolve_on_ecs(tmp_path / "other", text)
     assert [read_document(worker)["metrics_urls"] for worker in on_ecs.batch_workers] == [[]]
+
+
+CHAT = """\
+pattern: aggregated
+framework: llm-d
+model: Qwen/Qwen3-0.6B
+context: 2k
+roles: {worker: {pool: general}}
+tuning: {priority: on}
+traffic: {users: 2, input_tokens: 100, output_tokens: 8}
+slo: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("priority", "headers"), [("on", {"x-llm-d-inference-objective": "chat-low"}), ("off", {})], ids=["classes", "none"]
+)
+def test_rows_are_of_the_low_class_where_llm_d_holds_requests_back(
+    tmp_path: Path, priority: str, headers: dict[str, str]
+) -> None:
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat/blueprint.yaml").write_text(CHAT.replace("priority: on", f"priority: {priority}"))
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    deployment = resolve_on("eks", tmp_path / "mine", text)
+    assert [read_document(worker)["headers"] for worker in deployment.batch_workers] == [headers]
+    assert read_document(deployment.api)["headers"] == headers
+    note = "chat holds rows back while people's requests wait: they are of its class low."
+    assert (note in deployment.notes) == bool(headers)
 
 
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:

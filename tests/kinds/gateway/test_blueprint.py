@@ -13,7 +13,7 @@ from llm_serving import paths, processes
 from llm_serving.kinds.gateway import gateway_program, litellm_settings, search
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
-from llm_serving.services.deployment import Door, FoundDeployment
+from llm_serving.services.deployment import Door, FoundDeployment, Traits
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 
@@ -170,7 +170,7 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
 ) -> None:
     classes = {"high": {"x-class": "big-a-high"}}
     traits = {"has_priority": True, "classes": classes, "caller_header": "x-caller"}
-    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update=traits))
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"traits": Traits(**traits)}))
     text = EVERY_KEY.replace("retries: 2", "retries: 2\n    cache: {keep: 5min}")
     text = text.replace("{models: small}", "{models: small, personal_data: block, priority: low}")
     text = text.replace("{deployment: big-a, weight: 3}", "{deployment: big-a, weight: 3, prompt_characters: 2k}")

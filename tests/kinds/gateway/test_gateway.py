@@ -54,7 +54,7 @@ from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
 from llm_serving.kinds.gateway.usage import REFUSED
 from llm_serving.services import deployments
-from llm_serving.services.deployment import Door, FoundDeployment
+from llm_serving.services.deployment import Door, FoundDeployment, Traits
 from llm_serving.targets.deployment_dir import DeploymentDir
 from tests import known_server
 from tests.images.router.test_keys import write_keys
@@ -187,8 +187,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
             "big-b": describe("big-b", engines["big-b"]).model_copy(update={"url": door_url, "door": door}),
         }
         classes = {"high": {"x-class": "short-high"}, "low": {"x-class": "short-low"}}
-        traits = {"has_priority": True, "classes": classes, "caller_header": "x-caller"}
-        found["short"] = found["short"].model_copy(update=traits)
+        traits = Traits(has_priority=True, classes=classes, caller_header="x-caller")
+        found["short"] = found["short"].model_copy(update={"traits": traits})
         patch.setattr(deployments, "find", lambda name, *_: found[name])
         patch.chdir(root)
         write_blueprint(root / "edge", redis_port, provider.url)

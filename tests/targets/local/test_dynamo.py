@@ -3,7 +3,9 @@ and replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving import processes
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import engine_setups
 from tests import serving
@@ -84,6 +87,44 @@ def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> Non
         load.wait_answers(8)
     assert load.failed == []
     assert serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS) > migrated, "it had some under way"
+
+
+def list_models(url: str) -> set[str]:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
+            return {row["id"] for row in json.load(response)["data"]}
+    except OSError:
+        return set()
+
+
+def test_a_frontend_takes_no_workers_of_a_release_whose_name_goes_on_after_its_own(
+    plan: DeploymentPlan, tmp_path: Path
+) -> None:
+    """A worker in the namespace of a release `other-b`, as the operator calls it, and frontends of a release `other`."""
+    [router] = plan.deployment.entries
+    frontend = router.command[: router.command.index("dynamo.frontend") + 1][-3:]
+    model = plan.deployment.workers[0].command[plan.deployment.workers[0].command.index("--model") + 1]
+    sibling, ports = "dyn://other-b-1a2b3c4d.backend.generate", processes.claim_free_ports(2)
+    loose = {name: value for name, value in router.env.items() if name != "DYN_NAMESPACE_PREFIX_STRICT"}
+    commands = [
+        (
+            [*frontend[:2], "dynamo.mocker", "--model-path", model, "--model-name", "sibling", "--endpoint", sibling],
+            router.env,
+        ),
+        *(
+            ([*frontend, "--http-host", "127.0.0.1", "--http-port", str(port), "--namespace-prefix", "other"], env)
+            for port, env in zip(ports, (loose, router.env), strict=True)
+        ),
+    ]
+    with contextlib.ExitStack() as started:
+        log = started.enter_context((tmp_path / "log").open("w"))
+        for command, env in commands:
+            process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
+            started.callback(process.wait, 60)
+            started.callback(process.terminate)
+        taking, own = (f"http://127.0.0.1:{port}" for port in ports)
+        processes.wait_until(lambda: list_models(taking) == {"other", "sibling"}, "the loose frontend's models", 180, 1)
+        processes.wait_until(lambda: list_models(own) == {"other"}, "the release's own model", 180, 1)
 
 
 PARSE = """

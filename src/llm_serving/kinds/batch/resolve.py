@@ -194,6 +194,8 @@ def _list_notes(
 def _describe_back_off(fed: str, environment: Environment, answering: Answering) -> Iterator[str]:
     """Describe what slows rows down in favor of the shared deployment's own requests."""
     title = environment.conventions.title
+    if answering.headers:
+        yield f"{fed} holds rows back while people's requests wait: they are of its class low."
     if not environment.conventions.is_local and answering.metrics_urls:
         yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
     elif not environment.conventions.is_local:
@@ -221,13 +223,15 @@ def _describe_endpoint(
         return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
     if found is None:
         raise ValueError("an endpoint has a model, a URL or a deployment")
+    headers = found.traits.classes.get("low", {})
     if not environment.conventions.is_local:
-        return Answering(found.url, found.metrics_urls, is_shared=True, has_priority=False)
+        return Answering(found.url, found.metrics_urls, is_shared=True, has_priority=False, headers=headers)
     return Answering(
         found.url,
         found.metrics_urls,
         is_shared=True,
-        has_priority=found.has_priority,
+        has_priority=found.traits.has_priority,
+        headers=headers,
         limits=tuple(worker_settings.list_limits(found)),
         engine=found.engine,
     )

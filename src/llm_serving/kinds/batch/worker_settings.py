@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from pydantic import JsonValue
@@ -57,6 +58,9 @@ class Answering(NamedTuple):
 
     has_priority: bool
     """Whether it schedules by `priority` of a request."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    """What a request has by which it comes after people's; empty where nothing reads any."""
 
     limits: tuple[Limit, ...] = ()
     """Limits of its SLO: workers send fewer rows if these are missed."""
@@ -142,6 +146,7 @@ def build(
         "endpoint": answering.url,
         "is_shared": answering.is_shared,
         "has_priority": answering.has_priority,
+        "headers": {**answering.headers},
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
         "team_keys": None,  # of the Batch API alone
         "metrics_urls": list(answering.metrics_urls),

@@ -30,9 +30,6 @@ _START_S = 600.0
 _LITELLM_BYTES, _METER_BYTES = 900_000_000, 60_000_000
 """Memory of the processes, measured at the same time; LiteLLM's under load."""
 
-_TRAITS = {"has_priority", "classes", "caller_header"}
-"""What of a deployment request_guard.py reads."""
-
 
 def list_port_names() -> list[str]:
     """List the ports that a target must choose if processes share one machine."""
@@ -76,7 +73,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
     }
     traits = {
-        place.id: found[place.backend.deployment].model_dump(include=_TRAITS, exclude_defaults=True)
+        place.id: found[place.backend.deployment].traits.model_dump(exclude_defaults=True)
         for place in places
         if place.backend.deployment
     }

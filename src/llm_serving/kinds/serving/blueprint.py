@@ -541,6 +541,9 @@ class Blueprint(BaseBlueprint, ModelSettings):
             if name in (*patterns.ENGINE_ROLES, "router"):
                 reason = f"{name} is the name of another role"
                 yield Conflict(("roles", "workers", name), reason, "name it after its accelerators, such as l40s")
+        if "router" in self.roles.models:
+            reason = "router is the name of another role"
+            yield Conflict(("roles", "models", "router"), reason, "name it after its model, such as qwen3")
         if self.roles.worker and self.roles.worker.weight > 1 and not workers:
             reason = "there are no workers on other accelerators to weigh it against"
             yield Conflict(("roles", "worker", "weight"), reason, "remove weight")

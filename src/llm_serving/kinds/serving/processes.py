@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving.catalog import engine_options, engines, images, registry
-from llm_serving.catalog.engines import CommandPart, Values
+from llm_serving.catalog.engines import CommandPart, Engine, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.fleet import image_cache
@@ -153,18 +153,13 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
     Args:
         replicas: by role.
     """
-    is_disaggregated, keeper = blueprint.is_disaggregated, blueprint.tuning.keeper
-    has_kv_events = blueprint.roles.router.policy == "kv-aware"
+    keeper = blueprint.tuning.keeper
+    engine = engines.get_engine(blueprint.engine, blueprint.framework)
     processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
     extra_names = [
-        name
-        for name, is_used in (
-            ("side", is_disaggregated),
-            ("events", has_kv_events),
-            ("replay", has_kv_events),
-            ("cache", keeper and keeper.server_bytes),
-        )
-        if is_used
+        *(["side"] if blueprint.is_disaggregated else []),
+        *list_event_ports(engine, blueprint.roles.router.policy),
+        *(["cache"] if keeper and keeper.server_bytes else []),
     ]
     return [
         "router",
@@ -780,6 +775,13 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
         scheme = "http://" if discovery == "addresses" else ""
         return tuple(f"{scheme}{process.host}:{process.port}{suffix}" for process in leaders)
     return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}{suffix}" for process in leaders)
+
+
+def list_event_ports(engine: Engine, policy: RouterPolicy | None) -> tuple[str, ...]:
+    """Return names of the ports at which an engine says what its cache holds; none where that goes another way."""
+    option = engine.options.get("kv-events") if policy == "kv-aware" else None
+    words = " ".join(option.arguments) if option else ""
+    return tuple(name for name in ("events", "replay") if f"{{kv_{name}_endpoint}}" in words)
 
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:

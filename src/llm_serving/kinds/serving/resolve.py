@@ -372,12 +372,9 @@ def _build_prefetch(context: Context, role_placement: Placement, served_model: S
 
 def _build_ports(context: Context, role: str, role_placement: Placement) -> dict[str, int]:
     """Return further ports that a container of a role listens at."""
-    option = context.engine.options.get("kv-events") if context.policy == "kv-aware" else None
-    event_words = " ".join(option.arguments) if option else ""
     port_uses = {
         "side": bool(context.transfer) and role in context.engine.transfers[context.transfer].listeners,
-        "events": "{kv_events_endpoint}" in event_words,
-        "replay": "{kv_replay_endpoint}" in event_words,
+        **dict.fromkeys(processes.list_event_ports(context.engine, context.policy), True),
         "master": role_placement.nodes > 1,
         "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
     }

@@ -11,7 +11,7 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import tasks
-from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.deployment import FoundDeployment, Traits
 from llm_serving.services.models import ServedModel
 from llm_serving.services.traffic import Draw, Traffic
 from llm_serving.settings.document import Document
@@ -205,8 +205,10 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         slo=deployment.slo,
         metrics_urls=tuple(deployment.metrics_urls.values()),
         metrics={str(signal): name for signal, name in metrics.items()},
-        has_priority=deployment.tuning.priority,
-        classes={name: {framework.class_header: f"{deployment.name}-{name}"} for name in classes},
-        caller_header=framework.caller_header,
+        traits=Traits(
+            has_priority=deployment.tuning.priority,
+            classes={name: {framework.class_header: f"{deployment.name}-{name}"} for name in classes},
+            caller_header=framework.caller_header,
+        ),
         door=deployment.door,
     )

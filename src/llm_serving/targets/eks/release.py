@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -147,10 +148,12 @@ def require_images(plan: DeploymentPlan) -> None:
 
 def require_objects(plan: DeploymentPlan) -> None:
     """Check that the cluster knows every kind of the release's objects, in the version that the chart writes, and that
-    their names are free: a release `a-b` with a role `c` has those of a release `a` with a role `b-c`.
+    their names are free: a release `a-b` with a role `c` has those of a release `a` with a role `b-c`, and a role
+    `engines` that of AIBrix's Service.
 
     Raises:
-        CheckFailed: it lacks kinds, which operators bring, or has objects of others; names all of them.
+        CheckFailed: it lacks kinds, which operators bring, has objects of others, or would have two of a name; names
+            all of them.
         Unavailable: the cluster does not answer.
     """
     api, objects = open_api(plan), _parse_objects(_render_objects(plan))
@@ -159,6 +162,12 @@ def require_objects(plan: DeploymentPlan) -> None:
         raise CheckFailed(
             f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
             f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
+        )
+    names = Counter(f"{item['kind']} {item['metadata']['name']}" for item in objects)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise CheckFailed(
+            f"{plan.deployment.name}: two of its objects would be {', '.join(twice)}: a role has the name of another "
+            f"part of the release. Nothing was changed. Fix: give the role another name in {plan.blueprint.path}"
         )
     if taken := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
         raise CheckFailed(

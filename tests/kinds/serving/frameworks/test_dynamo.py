@@ -11,7 +11,10 @@ from typing import Any, Literal
 import pytest
 
 from llm_serving.catalog import engine_options, engines
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.resolve import list_port_names
+from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from tests import matrix_cells
 from tests.kinds.serving import resolving
@@ -287,6 +290,16 @@ def test_prefill_and_decode_are_told_their_part_and_hand_over_by_nixl(tmp_path: 
     assert frontend.command[frontend.command.index("--router-mode") + 1] == "kv"
     assert deployment.framework_config["types"] == {"prefill": "prefill", "decode": "decode"}
     assert "--disaggregation-mode" not in resolve(tmp_path, ON_EKS, "eks", EKS_FLEET).services[0].command
+
+
+@pytest.mark.parametrize(("framework", "events"), [("dynamo", False), ("plain", True)])
+def test_its_workers_say_what_they_cached_through_sockets_and_claim_no_ports_for_it(
+    tmp_path: Path, framework: str, events: bool
+) -> None:
+    text = BLUEPRINT.replace("cache-aware", "kv-aware").replace("framework: dynamo", f"framework: {framework}")
+    (tmp_path / "blueprint.yaml").write_text(text)
+    names = list_port_names(load(tmp_path / "blueprint.yaml", Blueprint).value)
+    assert ("worker-0" in names, "worker-0-events" in names, "worker-0-replay" in names) == (True, events, events)
 
 
 LIMITS = "slo: {ttft_ms: {p50: 700, p95: 1500}, itl_ms: {p95: 40}}"

@@ -92,10 +92,10 @@ def test_requests_wait_in_the_picker_by_class_and_in_turn_for_each_caller(
     assert config["schedulingProfiles"][0]["plugins"][0] == {"pluginRef": name}, "no full engine is chosen"
     assert picker["objectives"] == {"high": 1, "low": -1}
     told = describe_for_others(deployment)
-    assert told.classes == {
+    assert told.traits.classes == {
         class_: {"x-llm-d-inference-objective": f"{deployment.name}-{class_}"} for class_ in ("high", "low")
     }
-    assert told.caller_header == "x-llm-d-inference-fairness-id"
+    assert told.traits.caller_header == "x-llm-d-inference-fairness-id"
 
 
 def test_without_classes_and_limit_the_picker_holds_nothing_back(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_without_classes_and_limit_the_picker_holds_nothing_back(tmp_path: Path)
     assert not {"featureGates", "flowControl"} & picker["config"].keys() and not picker["objectives"]
     limited = get_picker(resolve(tmp_path, format_blueprint(worker="{pool: gpus, max_requests: 8}")))
     assert limited["config"]["featureGates"] == ["flowControl"] and not limited["objectives"]
-    assert describe_for_others(resolve(tmp_path, format_blueprint())).classes == {}
+    assert describe_for_others(resolve(tmp_path, format_blueprint())).traits.classes == {}
 
 
 def test_engines_run_as_without_a_framework_and_the_router_is_nginx_before_a_proxy(tmp_path: Path) -> None:
@@ -151,7 +151,8 @@ MODELS = "  models: {small: {pool: gpus, model: Qwen/Qwen3-0.6B, context: 2k}}"
                 "roles:", "model: Qwen/Qwen3-0.6B\ncontext: 2k\nroles:"
             ),
             "eks",
-            'roles.router.policy: "kv-aware": the router of vllm under llm-d in the pattern aggregated has no such policy. '
+            'roles.router.policy: "kv-aware": llm-d\'s picker finds what engines say they cached by the tokens of each prompt, '
+            "from a vLLM beside it (`vllm launch render`) that is not rendered; cache-aware follows prompts by their text. "
             "Fix: use one of cache-aware, load-aware.",
         ),
     ],

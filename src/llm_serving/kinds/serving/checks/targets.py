@@ -229,8 +229,8 @@ def _check_router(settings: Blueprint) -> Iterator[Conflict]:
     under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
     described = f"the router of {settings.engine}{under} in the pattern {settings.pattern}"
     if role.policy and role.policy not in router.policies:
-        fix = f"use one of {', '.join(router.policies)}"
-        yield Conflict(("roles", "router", "policy"), f"{described} has no such policy", fix, role.policy)
+        reason = router.absent_policies.get(role.policy, f"{described} has no such policy")
+        yield Conflict(("roles", "router", "policy"), reason, f"use one of {', '.join(router.policies)}", role.policy)
     if role.max_requests and not any("{max_requests}" in argument for argument in router.front):
         reason, fix = f"{described} has no limit on requests in flight", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "max_requests"), reason, fix, role.max_requests)
