@@ -669,7 +669,7 @@ def test_a_role_with_the_name_of_another_part_of_the_release_is_refused_before_a
     assert (code, err.splitlines()[-1]) == (
         1,
         "twice: two of its objects would be Service twice-engines: a role has the name of another part of the release. "
-        f"Nothing was changed. Fix: give the role another name in {working_folder / 'twice/blueprint.yaml'}",
+        "Nothing was changed. Fix: give the role another name in twice/blueprint.yaml",
     )
     assert "Service/twice" not in connected_cluster.list_names(Kind("v1", "Service"), namespace=NAMESPACE)
 

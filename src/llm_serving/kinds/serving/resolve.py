@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
 
 from llm_serving.catalog import engines, images, models
 from llm_serving.catalog.architecture import ModelError
@@ -122,7 +124,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         notes=(
             *_list_notes(context, placed_roles),
             *_list_start_notes(context, engine_services),
-            *_list_image_notes(context, engine_roles),
+            *_list_image_notes(context, (*(role.image for role in engine_roles), *_find_images(adapted.config))),
         ),
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
         cached_prompts=tuple(
@@ -585,9 +587,18 @@ def _list_start_notes(context: Context, engine_services: Sequence[Service]) -> I
             )
 
 
-def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:
+def _find_images(config: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Yield the images of a framework's configuration, of what runs beside the engines."""
+    for key, value in config.items():
+        if isinstance(value, str) and key.lower().endswith("image"):
+            yield value
+        elif isinstance(value, dict):
+            yield from _find_images(value)
+
+
+def _list_image_notes(context: Context, references: Iterable[str]) -> Iterator[str]:
     """Yield images that are pulled by a tag which their registry can move; tags of the fleet's own never do."""
-    for image in dict.fromkeys(role.image for role in roles if role.image):
+    for image in dict.fromkeys(filter(None, references)):
         if "@" not in image and not image.startswith(f"{context.environment.registry}/"):
             yield f"{image} is pulled by its tag; `blueprint images pin` keeps the digest in images.lock.yaml."
 

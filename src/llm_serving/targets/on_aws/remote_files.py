@@ -13,6 +13,8 @@ from llm_serving.settings.document import raise_mistakes
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
 _URL_LIFE_S = 900
+"""Longer than the containers of all nodes take to read: two rounds of 300 s each (kinds/serving/adapter_loading.py). S3
+looks at a URL's age when a request begins."""
 
 _MAX_BYTES = 2**20
 """Most bytes of a file that are read; the settings of an adapter are about a thousand."""

@@ -109,7 +109,7 @@ def test_on_eks_the_operator_says_how_they_find_one_another(tmp_path: Path) -> N
     assert frontend.command[:3] == ("python3", "-m", "dynamo.frontend")
     assert frontend.command[3:7] == ("--http-host", "0.0.0.0", "--http-port", str(frontend.port))
     own = {name: value for item in (worker, frontend) for name, value in item.env.items() if name.startswith("DYN_")}
-    assert own == {"DYN_HTTP_OVERLOAD_STATUS_CODE": "429"}
+    assert own == {"DYN_HTTP_OVERLOAD_STATUS_CODE": "429", "DYN_NAMESPACE_PREFIX_STRICT": "true"}
     assert worker.port == 9090, "where the operator looks for health and metrics"
     assert worker.probe and frontend.probe
     assert (worker.probe.path, worker.probe.health, worker.probe.alive) == ("/health", "/health", "/live")
@@ -317,6 +317,10 @@ PLANNED_APART = (
 def test_each_role_has_a_planner_that_keeps_its_limit_within_its_bounds(tmp_path: Path) -> None:
     config = resolve(tmp_path, PLANNED, "eks", EKS_FLEET).framework_config
     assert config["plannerImage"] == "nvcr.io/nvidia/ai-dynamo/dynamo-planner:1.6.1"
+    note = (
+        f"{config['plannerImage']} is pulled by its tag; `blueprint images pin` keeps the digest in images.lock.yaml."
+    )
+    assert note in resolve(tmp_path, PLANNED, "eks", EKS_FLEET).notes
     kept = ("mode", "ttft_ms", "itl_ms", "min_endpoint", "max_gpu_budget")
     assert {name: [planner.get(key) for key in kept] for name, planner in config["planners"].items()} == {  # type: ignore[union-attr]
         "worker": ["agg", 700, 40, 1, 8]
@@ -470,7 +474,7 @@ def read_settings(command: Sequence[str]) -> dict[str, Any]:
 
 def test_its_worker_of_tensorrt_llm_gets_options_and_the_rest_in_the_engines_file(tmp_path: Path) -> None:
     extra = "tuning: {kv_cache: fp8, prefix_cache: off, sequences: 32, batch_tokens: 4k}\nslo:"
-    text = choose("tensorrt-llm").replace("slo:", extra)
+    text = choose("tensorrt-llm").replace("slo:", extra).replace("{policy: cache-aware}", "{policy: load-aware}")
     worker, frontend = resolve(tmp_path, text, "eks", EKS_FLEET).services
     assert worker.command[worker.command.index("-m") - 1 :] == (
         *("python3", "-m", "dynamo.trtllm", "--model", "/scratch/fetched/weights"),
