@@ -295,11 +295,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(working_folder: Path, b
     assert not (working_folder / ".blueprint").exists()
 
 
-def test_a_port_in_use_since_the_plan_is_refused_before_anything_starts(make_plan: PlanFactory) -> None:
-    plan = make_plan()
+def test_a_port_in_use_since_the_plan_is_refused_before_anybody_reads_changes_or_anything_starts(
+    make_plan: PlanFactory,
+) -> None:
+    plan, shown = make_plan(), list[str]()
     port = plan.deployment.workers[1].port
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable) as error:
-        deploy.deploy(plan, _agree)
+        deploy.deploy(plan, shown.append)
+    assert shown == []
     assert str(error.value) == (
         f"port {port} of worker-1 is in use. Fix: stop the program that listens, or run `blueprint destroy` first."
     )

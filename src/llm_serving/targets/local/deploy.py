@@ -287,11 +287,13 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         ):
             plan.directory.save_deployment(plan.deployment)  # a changed traffic or SLO needs no restart
             return None
-        confirm(diff(plan))
         orphan = supervisor.find_orphan(plan.directory)
+        if orphan is None:  # before anybody reads the changes
+            check_machine(plan, _list_missing_processes(plan))
+        confirm(diff(plan))
         if orphan is not None:  # it has the memory that this deployment needs
             supervisor.end_orphan(orphan)
-        check_machine(plan, _list_missing_processes(plan))
+            check_machine(plan, _list_missing_processes(plan))
         # All that can refuse runs before anything that serves is touched.
         planning.write_rendered(plan, force=force)
         with stop_on_failure(plan.directory):
