@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,15 @@ def test_a_deployment_names_what_differs_from_production(
     for word in ("fork", "garbage collection", "NIXL", f"{SHORTCUTS_VARIABLE}=off"):
         assert word in SHORTCUTS_NOTE
     assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.workers)
+
+
+def test_an_engine_without_shortcuts_says_nothing_of_them(
+    make_plan: PlanFactory, working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SHORTCUTS_VARIABLE, raising=False)
+    file = working_folder / "mine/blueprint.yaml"
+    file.write_text(file.read_text().replace("pattern: aggregated", "pattern: aggregated\nengine: llama.cpp"))
+    assert SHORTCUTS_NOTE not in make_plan().deployment.emulated
 
 
 def test_without_shortcuts_every_engine_process_runs_as_in_production(

@@ -34,6 +34,9 @@ _PIP_FOLDER = "bin"
 class EngineSetup(Protocol):
     """One engine's programs on this machine."""
 
+    has_shortcuts: bool
+    """Whether its processes take those of `engine_plugins`."""
+
     @property
     def executables(self) -> Path:
         """Folder of the engine's and the router's programs, whether it is set up or not."""
@@ -72,6 +75,8 @@ def find(engine: str = "", framework: str = "") -> EngineSetup:
 class _VllmSetup:
     """The default engine's, or that of a framework with it: `engine_env`."""
 
+    has_shortcuts = True
+
     def __init__(self, env: VllmEnv) -> None:
         self._env = env
 
@@ -95,6 +100,8 @@ class _VllmSetup:
 
 class _PackagedSetup:
     """An engine whose row says what its environment holds."""
+
+    has_shortcuts = False
 
     def __init__(self, row: LocalSetup, root: Path | None = None) -> None:
         self._row, self._root = row, root or engine_env.ROOT

@@ -94,7 +94,7 @@ def resolve_environment(
         ),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),
-        emulated=(*([SHORTCUTS_NOTE] if has_shortcuts else []), emulator.EMULATION_NOTE),
+        emulated=(*([SHORTCUTS_NOTE] if has_shortcuts and engine.has_shortcuts else []), emulator.EMULATION_NOTE),
     )
 
 
