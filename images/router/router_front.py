@@ -1,7 +1,7 @@
 """Run a router with nginx before it, which lets only the inference API through.
 
-    router-front --listen HOST:PORT --router HOST:PORT [--health-only] [--max-requests N] [--keys PLACE ...]
-        [--log json] -- vllm-router
+    router-front --listen HOST:PORT --router HOST:PORT [--health-only] [--repeat-500] [--max-requests N]
+        [--keys PLACE ...] [--log json] -- vllm-router
 
 vllm-router has its administration (adding and removing engines, flushing caches) on the port of the API, and forwards
 every path that it does not know to an engine. Here the router listens on a loopback address, and front.conf says which
@@ -16,6 +16,9 @@ Each request has an X-Request-Id, the caller's or one made here, which goes to t
 
 With --health-only, the router has neither /liveness nor /readiness: nginx answers the first itself, and the router's
 /health the second.
+
+With --repeat-500, a request that the router answers with 500 is sent to it once more, and the client gets that answer:
+for a router that takes its engines in turn and does not know which of them are gone.
 
 With --keys, nginx answers 401 to a request without a key whose hash is in the document, {"TEAM": ["sha256:HEX", ...]},
 and 429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. The document is a file,
@@ -162,6 +165,7 @@ def render(
     log: str = LOG_FORMATS[0],
     *,
     health_only: bool = False,
+    repeat_500: bool = False,
 ) -> str:
     """Return nginx's configuration.
 
@@ -173,6 +177,7 @@ def render(
         usage: HOST:PORT of what teams used; empty where no key is asked for.
         log: one of LOG_FORMATS.
         health_only: whether the router has /health alone.
+        repeat_500: whether a request that it answers with 500 is sent again.
     """
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     values = {
@@ -186,7 +191,10 @@ def render(
         "LOG": "access_log /dev/stdout json if=$is_logged;" if log == "json" else "",
         "FOLDER": str(folder),
         "LISTEN": listen,
-        "ROUTER": router,
+        # nginx repeats a request at another server alone: here the same, of which it remembers no failure.
+        "SERVERS": f"server {router} max_fails=0; server {router} max_fails=0;" if repeat_500 else f"server {router};",
+        "REPEATED": "http_500 non_idempotent" if repeat_500 else "off",
+        "REQUEST_BUFFERING": "on" if repeat_500 else "off",
         "READINESS": '"~^GET /readiness$" /health;' if health_only else "",
         "LIVENESS": "location = /liveness { access_log off; return 200; }" if health_only else "",
         "LIMIT": f"limit_conn requests {max_requests};" if max_requests else "",
@@ -243,6 +251,7 @@ def run(options: argparse.Namespace) -> int:
             options.usage,
             options.log,
             health_only=options.health_only,
+            repeat_500=options.repeat_500,
         )
         file.write_text(text, encoding="utf-8")
         keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
@@ -275,6 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-requests", metavar="N", type=int, default=0, help="in flight at most; 429 above it")
     parser.add_argument("--log", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="json: a line for each request too")
     parser.add_argument("--health-only", action="store_true", help="the router has no /liveness and no /readiness")
+    parser.add_argument("--repeat-500", action="store_true", help="a request that got 500 is sent once more")
     parser.add_argument("--keys", metavar="PLACE", help="FILE or secret:NAME of hashes by team; 401 without a key")
     parser.add_argument("--usage", metavar="HOST:PORT", default="", help="for what teams used; needed with --keys")
     parser.add_argument(

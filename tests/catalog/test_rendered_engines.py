@@ -403,7 +403,7 @@ def test_prefill_and_decode_of_tensorrt_llm_hand_the_cache_over(tmp_path: Path) 
 def test_a_team_needs_its_key_before_the_orchestrator_too(tmp_path: Path) -> None:
     deployment = _resolve_orchestrated(tmp_path, "auth: {keys: {secret: teams}}\n", "{max_requests: 64}")
     command = deployment.entries[0].command
-    assert {"--keys=secret:teams", "--max-requests=64", "--health-only"} <= {*command}
+    assert {"--keys=secret:teams", "--max-requests=64", "--health-only", "--repeat-500"} <= {*command}
 
 
 @pytest.mark.parametrize(

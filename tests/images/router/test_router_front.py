@@ -119,6 +119,9 @@ class Router:
     release: threading.Event = field(default_factory=threading.Event)
     """Ends the answers of /v1/completions?hold, which begin at once."""
 
+    failures: int = 0
+    """How many of the next requests it answers with 500."""
+
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
         router = self
@@ -130,6 +133,12 @@ class Router:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 router.requests.append((self.command, self.path))
                 router.headers.append(dict(self.headers))
+                if router.failures:
+                    router.failures -= 1
+                    self.send_response(500)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 self.send_response(200)
                 if self.path == "/v1/completions?stream":
                     self.send_header("Transfer-Encoding", "chunked")
@@ -231,6 +240,20 @@ def test_a_router_with_health_alone_is_alive_before_it_is_ready(router: Router) 
         assert router.requests == []
         assert send(port, "GET", "/readiness") == send(port, "POST", "/v1/completions") == 200
         assert router.requests == [("GET", "/health"), ("POST", "/v1/completions")]
+
+
+def test_a_request_that_got_500_is_sent_once_more_where_the_router_knows_no_gone_engine(router: Router) -> None:
+    with run_front(router, options=("--repeat-500",)) as (port, _):
+        for failures, status, sent in ((1, 200, 2), (2, 500, 2), (1, 200, 2), (0, 200, 1)):
+            router.requests.clear()
+            router.failures = failures
+            assert send(port, "POST", "/v1/completions") == status
+            assert router.requests == [("POST", "/v1/completions")] * sent
+    with run_front(router) as (port, _):
+        router.requests.clear()
+        router.failures = 1
+        assert send(port, "POST", "/v1/completions") == 500, "another router repeats requests itself"
+        assert len(router.requests) == 1
 
 
 @pytest.mark.parametrize(
