@@ -60,6 +60,12 @@ _SHARED = pytest.StashKey[dict[str, contextlib.ExitStack]]()
 _LAST_TESTS = pytest.StashKey[dict[str, pytest.Item]]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Put what was asked for of one folder side by side: pytest 9.1 makes a folder that it meets again anew, without the
+    fixtures of its conftest.py (`FixtureManager.pytest_make_collect_report`)."""
+    config.args.sort(key=lambda argument: Path(argument.partition("::")[0]).resolve().parts)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests by what they share, so that one worker sets it up once; the longest groups start first.
