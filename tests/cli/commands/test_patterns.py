@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def run_cli(
 def test_the_patterns_have_presets() -> None:
     assert ("disaggregated", "12x1+1x4") in PRESETS
     assert ("aggregated", "long-context") in PRESETS
+
+
+def test_the_list_says_of_each_pattern_what_its_page_begins_with(run_cli: Command) -> None:
+    code, out, _ = run_cli("list", "--json")
+    about = {entry["name"]: entry["about"] for entry in json.loads(out)}
+    assert (code, about.keys()) == (0, {folder.parent.name for folder in PATTERNS.glob("*/README.md")})
+    assert all(text.endswith(".") for text in about.values()), "whole sentences, of however many lines"
+    assert about["gateway"].endswith("and what it costs the fleet.")
 
 
 @pytest.mark.parametrize(("pattern", "preset"), PRESETS)

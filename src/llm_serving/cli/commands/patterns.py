@@ -155,9 +155,9 @@ def _inline_includes(folder: Path) -> None:
 
 
 def _read_summary(folder: Path) -> str:
-    """Read the first line of the pattern's README after its title."""
-    lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()]
-    return lines[1]
+    """Read the first paragraph of the pattern's README after its title."""
+    _title, summary, *_ = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")
+    return " ".join(summary.split())
 
 
 def _update_schema_comment(file: Path, schema: str) -> None:
