@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_serving import paths, processes
 from llm_serving.catalog import instances
@@ -29,6 +30,7 @@ from tests.charts.test_dynamo import render_graph
 from tests.charts.test_presets import NAMES, each_preset
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
+from tests.kinds.serving import resolving
 from tests.kinds.serving.frameworks import test_dynamo
 
 pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait for a build
@@ -125,6 +127,31 @@ def test_the_api_server_accepts_each_object_of_a_graph_with_planners(
     *others, planner = graph["spec"]["components"]
     wrong = {**graph, "spec": {**graph["spec"], "components": [*others, {**planner, "type": "scaler"}]}}
     assert validate(secured_cluster, [wrong], "restricted")
+
+
+def test_models_that_share_accelerators_are_one_workload_that_scales_by_their_queue(
+    secured_cluster: ControlPlane, render_chart: Render, tmp_path: Path
+) -> None:
+    shared = (paths.PATTERNS / "multi-model/presets/shared.yaml").read_text()
+    text = shared.replace("pool: wide", "pool: wide\n      replicas: 1..2\n      scale: {queue: 16}")
+    fleet = (paths.PATTERNS.parent / "fleet.yaml").read_text().replace("size: 0..1", "size: 0..2")
+    fleet += "add_ons: {operators: on, observability: on}\n"
+    deployment = resolving.resolve_files(tmp_path, f"name: mine\n{text}", fleet, "eks")
+    values = render.render_text(deployment, render.find_template(paths.PATTERNS / "multi-model", "eks"))
+    manifests = render_chart(yaml.safe_load(values))
+    assert validate(secured_cluster, manifests, "restricted") == []
+    [pod] = [pod for pod in build_pods(manifests) if pod["spec"]["containers"][0]["name"] == "chat"]
+    assert validate(secured_cluster, [pod], "restricted") == []
+    [container] = pod["spec"]["containers"]
+    assert container["command"][:2] == ["python3", "/opt/vllm/model_switch.py"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] in (4, "4")
+    environment = {row["name"]: row.get("value") for row in container["env"]}
+    # The engines' end and the last answers come after the drain: END_S and ANSWER_S of the program.
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= int(environment["DRAIN_S"]) + 7
+    startup = container["startupProbe"]
+    assert startup["failureThreshold"] * startup["periodSeconds"] > 2 * 600, "both models load, one after the other"
+    [scaler] = [manifest for manifest in manifests if manifest["kind"] == "ScaledObject"]
+    assert "vllm:num_requests_waiting" in scaler["spec"]["triggers"][0]["metadata"]["query"]
 
 
 GRAPH = Kind("nvidia.com/v1beta1", "DynamoGraphDeployment")

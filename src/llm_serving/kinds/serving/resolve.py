@@ -123,6 +123,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         environment=environment,
         notes=(
             *_list_notes(context, placed_roles),
+            *turns.describe(settings, environment, placed_roles),
             *_list_start_notes(context, engine_services),
             *_list_image_notes(context, (*(role.image for role in engine_roles), *_find_images(adapted.config))),
         ),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving.catalog import instances
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -138,3 +139,17 @@ def test_models_share_one_replicas_accelerators_of_the_pool(tmp_path: Path) -> N
     assert [service.resources.accelerators for service in deployment.workers] == [8]
     alone = format_blueprint(eight, first=LARGE, second=LARGE).replace("shares: chat", eight)
     assert "which grows to 1" in list_errors(tmp_path, alone)[0]
+
+
+def test_check_says_what_it_saves_and_costs(tmp_path: Path) -> None:
+    place = "pool: h100, replicas: 2, switch: {least_awake: 5s, finish: 4s}"
+    text = format_blueprint(place, extra=f"    more: {{model: {SMALL}, shares: chat}}\n")
+    [note] = [note for note in resolve_text(tmp_path, text).notes if "turns" in note]
+    price = instances.load()["p5.48xlarge"].prices["us-east-2"].usd_h / 8
+    assert note == (
+        f"chat, code and more take turns on the accelerator of a replica, for {price:.2f} USD/h on p5.48xlarge in place of "
+        f"{3 * price:.2f} for one each. They take up to 94.6 GB of its memory, and each that sleeps 2.68 GB of an "
+        "accelerator. A request for one that sleeps waits about 2 s for weights to change places, at 20 GB/s, which was not "
+        "measured here; while others have requests, up to 22 s (`switch` of chat: least_awake and finish)."
+    )
+    assert not any("20 GB/s" in note for note in resolve_text(tmp_path, text, "local").notes)

@@ -1,12 +1,15 @@
-"""What models cannot have that take turns on the same accelerators (`shares` of a role), and where they lack room."""
+"""Models that take turns on the same accelerators (`shares` of a role): what they cannot have, and what that saves and
+costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.roles import ModelSwitch
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_bytes
@@ -101,3 +104,39 @@ def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterato
             )
             fix = "set pool in place of shares for it, or use accelerators with more memory"
             yield Conflict((*key_path, "model"), reason, fix, placement.model.name)
+
+
+def describe(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+    """Yield of each group of models what it saves to let them take turns, and what it costs."""
+    placed = {key_path[-1]: (key_path, role, placement) for key_path, role, placement in placed_roles}
+    for head, names in settings.roles.sharers.items():
+        models = f"{', '.join((head, *names[:-1]))} and {names[-1]}"
+        role, sleeping = placed[head][1], placed[head][2].platform.sleeping
+        if environment.conventions.is_local or sleeping is None:
+            continue
+        fits = [fit for name in (head, *names) if (fit := placed[name][2].fit)]
+        host_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes, role.accelerators) for fit in fits)
+        copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
+        kept_bytes = sleeping.split_accelerator_bytes if role.accelerators > 1 else sleeping.accelerator_bytes
+        switch = settings.roles.models[head].switch or ModelSwitch()
+        switch_s = math.ceil(copied_bytes / sleeping.copy_bytes_s)
+        turn_s = switch.least_awake + switch.finish + switch_s
+        place = f"the {role.accelerators} accelerators" if role.accelerators > 1 else "the accelerator"
+        price = _describe_price(environment, placed[head][2], len(fits))
+        yield (
+            f"{models} take turns on {place} of a replica{price}. They take up to {format_bytes(host_bytes)} of its "
+            f"memory, and each that sleeps {format_bytes(kept_bytes)} of an accelerator. A request for one that sleeps "
+            f"waits about {switch_s} s for weights to change places, at {sleeping.copy_bytes_s / 1e9:g} GB/s, which "
+            f"was not measured here; while others have requests, up to {math.ceil(turn_s * len(names))} s (`switch` of "
+            f"{head}: least_awake and finish)."
+        )
+
+
+def _describe_price(environment: Environment, placement: Placement, count: int) -> str:
+    """Return the price of a replica beside that of one for each of `count` models; empty where it is unknown."""
+    row = placement.instance
+    price = row.prices.get(environment.region)
+    if price is None or row.accelerators is None:
+        return ""
+    usd_h = price.usd_h * placement.resources.accelerators / row.accelerators.count
+    return f", for {usd_h:.2f} USD/h on {row.name} in place of {count * usd_h:.2f} for one each"
