@@ -140,14 +140,15 @@ def test_models_that_share_accelerators_are_one_workload_that_scales_by_their_qu
     values = render.render_text(deployment, render.find_template(paths.PATTERNS / "multi-model", "eks"))
     manifests = render_chart(yaml.safe_load(values))
     assert validate(secured_cluster, manifests, "restricted") == []
-    [pod] = [pod for pod in build_pods(manifests) if pod["spec"]["containers"][0]["name"] == "chat"]
+    [pod, _] = build_pods(manifests)
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "chat"
     assert validate(secured_cluster, [pod], "restricted") == []
     [container] = pod["spec"]["containers"]
     assert container["command"][:2] == ["python3", "/opt/vllm/model_switch.py"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] in (4, "4")
     environment = {row["name"]: row.get("value") for row in container["env"]}
-    # The engines' end and the last answers come after the drain: END_S and ANSWER_S of the program.
-    assert pod["spec"]["terminationGracePeriodSeconds"] >= int(environment["DRAIN_S"]) + 7
+    # The engines' end and the last answers come after preStop and the drain: END_S and ANSWER_S of the program.
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= int(environment["DRAIN_S"]) + 10 + 7
     startup = container["startupProbe"]
     assert startup["failureThreshold"] * startup["periodSeconds"] > 2 * 600, "both models load, one after the other"
     [scaler] = [manifest for manifest in manifests if manifest["kind"] == "ScaledObject"]

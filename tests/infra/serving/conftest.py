@@ -83,6 +83,13 @@ SHAPES = {
         "    small: {model: Qwen/Qwen3-0.6B, pool: alone}\n"
         "    large: {model: Qwen/Qwen3-8B, pool: general, replicas: 2, gives_way: on}\n"
     ),
+    "shared": (
+        "pattern: multi-model\n"
+        "roles:\n"
+        "  models:\n"
+        "    one: {model: Qwen/Qwen3-1.7B, pool: general, replicas: 1..3, scale: {queue: 8}}\n"
+        "    two: {model: Qwen/Qwen3-0.6B, shares: one}\n"
+    ),
 }
 """Rest of blueprint.yaml by the deployment's name."""
 

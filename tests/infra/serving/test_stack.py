@@ -148,7 +148,7 @@ def test_an_engine_may_read_only_its_own_weights(stacks: Stacks, shape: str) -> 
     own_weights = [arn for arn in objects if "fabric-models-123456789012-us-west-2/models/Qwen/Qwen3-" in arn]
     adapters = ["arn:${data.aws_partition.partition.partition}:s3:::my-adapters/lora/sql/*"]
     assert sorted(objects) == sorted([*own_weights, *(adapters if shape == "aggregated" else [])])
-    assert len(own_weights) == (2 if shape == "multi-model" else 1)
+    assert len(own_weights) == (2 if shape in ("multi-model", "shared") else 1)
     key = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
     assert [key] in [
         resources for _, actions, resources in find_statements(stacks[shape]) if actions == ["kms:Decrypt"]
@@ -711,3 +711,15 @@ def test_the_first_choice_of_a_role_that_gives_way_says_so_and_is_left_to_the_fu
     assert "ignore_changes" not in services["small-0"].get("lifecycle", {}), "an apply sets it"
     alarms = filter_by_type(stacks["multi-model"], "aws_cloudwatch_metric_alarm")
     assert "small-running-alarm" in alarms and "large-running-alarm" not in alarms, "fewer tasks are no fault there"
+
+
+def test_models_that_share_accelerators_are_one_task_that_drains_and_starts_in_time(stacks: Stacks) -> None:
+    stack = stacks["shared"]
+    assert set(filter_by_type(stack, "aws_ecs_task_definition")) == {"one-task", "ask-task", "router-task"}
+    container = parse_containers(stack, "one-task".removesuffix("-task"))["one"]
+    assert [*container["entryPoint"], *container["command"]][:2] == ["python3", "/opt/vllm/model_switch.py"]
+    assert container["command"].count("--enable-sleep-mode") == 2
+    assert container["image"].endswith("/vllm:0.32.0-efa.4")
+    environment = {row["name"]: row["value"] for row in container["environment"]}
+    assert container["stopTimeout"] >= int(environment["DRAIN_S"]) + 7, "END_S and ANSWER_S of the program"
+    assert container["resourceRequirements"] == [{"type": "GPU", "value": "1"}]
