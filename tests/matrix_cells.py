@@ -1,4 +1,4 @@
-"""Cells of the matrix, built once for all of pytest's processes: the tests of charts are listed by them.
+"""Cells of the matrix, built and rendered once for all of pytest's processes: the tests of charts are listed by them.
 
 A pytest plugin; the cells lie in a folder that the first of the processes makes and removes.
 """
@@ -9,15 +9,19 @@ import functools
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from llm_serving import processes
-from llm_serving.targets import matrix, registry
+from llm_serving import paths, processes
+from llm_serving.targets import matrix, registry, render
 from llm_serving.targets.matrix import Cell
 
 _VARIABLE = "LLM_SERVING_TEST_CELLS"
+
+_Made = TypeVar("_Made")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,10 +40,24 @@ def build_all() -> list[Cell]:
 @functools.cache
 def build(target: str) -> tuple[Cell, ...]:
     """Return the cells of a target."""
+    return _make_once(target, lambda: tuple(matrix.build_cells(target)))
+
+
+def render_text(cell: Cell) -> str:
+    """Return what the template of a cell's pattern makes of its deployment."""
+    deployment = cell.deployment
+    assert deployment
+    source = render.find_template(paths.PATTERNS / cell.pattern, cell.target)
+    name = "-".join((cell.target, cell.pattern, cell.fleet, cell.engine, cell.framework))
+    return _make_once(name, lambda: render.render_text(deployment, source))
+
+
+def _make_once(name: str, make: Callable[[], _Made]) -> _Made:
+    """Return what another of pytest's processes has made under a name, or else make it."""
     folder = Path(os.environ[_VARIABLE])
-    file = folder / target
-    with processes.lock_file(folder / f"{target}.lock"):
+    file = folder / name
+    with processes.lock_file(folder / f"{name}.lock"):
         if not file.exists():
-            file.write_bytes(pickle.dumps(tuple(matrix.build_cells(target))))
-    cells: tuple[Cell, ...] = pickle.loads(file.read_bytes())
-    return cells
+            file.write_bytes(pickle.dumps(make()))
+    made: _Made = pickle.loads(file.read_bytes())
+    return made

@@ -33,10 +33,12 @@ OTHER_CELLS = [cell for cell in CELLS if not isinstance(cell.deployment, Serving
 """Of charts/batch."""
 
 
+def format_cell(cell: Cell) -> str:
+    return f"{cell.pattern}-{cell.fleet}-{cell.engine}-{cell.framework}"
+
+
 def parametrize_cells(cells: Sequence[Cell]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "cell", cells, ids=lambda cell: f"{cell.pattern}-{cell.fleet}-{cell.engine}-{cell.framework}"
-    )
+    return pytest.mark.parametrize("cell", cells, ids=format_cell)
 
 
 each_cell = parametrize_cells(CELLS)
@@ -45,9 +47,7 @@ each_other_cell = parametrize_cells(OTHER_CELLS)
 
 
 def render_values(cell: Cell) -> dict[str, Any]:
-    assert cell.deployment
-    text = render.render_text(cell.deployment, render.find_template(paths.PATTERNS / cell.pattern, "eks"))
-    chart_values: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
+    chart_values: dict[str, Any] = yaml.load(matrix_cells.render_text(cell), yaml.CSafeLoader)
     return chart_values
 
 
@@ -65,10 +65,13 @@ def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> N
     assert charts == [{"inference"}, {"batch"}]
 
 
-@each_cell
-def test_kubernetes_accepts_the_chart_s_objects(render_chart: Render, schema_location: str, cell: Cell) -> None:
-    manifests = yaml.dump_all(render_objects(render_chart, cell), Dumper=yaml.CSafeDumper)
-    assert objects.validate(manifests, schema_location) == []
+def test_kubernetes_accepts_the_chart_s_objects(render_chart: Render, schema_location: str) -> None:
+    cells = {format_cell(cell): render_objects(render_chart, cell) for cell in CELLS}
+    assert len(cells) == len(CELLS), "two cells share a name"
+    broken = {**cells[format_cell(CELLS[0])][0], "specs": {}}
+    errors = objects.validate_each({**cells, "broken": [broken]}, schema_location)
+    assert errors.pop("broken"), "it can fail"
+    assert errors == {name: [] for name in cells}
 
 
 @each_serving_cell

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
@@ -74,12 +73,11 @@ def test_helm_lint_passes(helm: Helm, name: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-@each_preset
-def test_its_objects_match_the_schemas_of_kubernetes_and_the_custom_kinds(
-    render_chart: Render, preset: Preset, schema_location: str, name: str
+def test_their_objects_match_the_schemas_of_kubernetes_and_the_custom_kinds(
+    render_chart: Render, preset: Preset, schema_location: str
 ) -> None:
-    manifests = yaml.dump_all(render_chart(preset(name)), Dumper=yaml.CSafeDumper)
-    assert objects.validate(manifests, schema_location) == []
+    rendered = {name: render_chart(preset(name)) for name in NAMES}
+    assert objects.validate_each(rendered, schema_location) == {name: [] for name in NAMES}
 
 
 @each_engine

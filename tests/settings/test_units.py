@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -189,6 +190,7 @@ def test_any_value_is_refused_with_a_fix_or_parsed_within_bounds(kind: str, valu
         assert all(math.isfinite(end) and end >= 0 for end in (result if isinstance(result, Bounds) else [result]))
 
 
+@functools.cache
 def _get_pattern(kind: str) -> str:
     """The form of a text in the kind's JSON Schema, without its anchors."""
     schema = KINDS[kind].json_schema()

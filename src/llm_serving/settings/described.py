@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, GetJsonSchemaHandler
@@ -34,15 +34,18 @@ class Described(BaseModel):
 def _read_descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the text below each field, of the class itself or of the base that it comes from."""
     bases = [base for base in reversed(model.__mro__) if issubclass(base, Described) and base is not Described]
-    texts = {name: text for base in bases for name, text in _read_own(base)}
+    texts = {name: text for base in bases for name, text in _read_own(base).items()}
     return {name: text for name, text in texts.items() if name in model.model_fields}
 
 
-def _read_own(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+@functools.cache  # Python parses a class's whole module for its source
+def _read_own(model: type[BaseModel]) -> dict[str, str]:
+    texts = {}
     [definition] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
     for field, below in itertools.pairwise(definition.body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = below.value.value if isinstance(below.value, ast.Constant) else None
             if isinstance(text, str):
-                yield field.target.id, inspect.cleandoc(text)
+                texts[field.target.id] = inspect.cleandoc(text)
+    return texts

@@ -102,11 +102,12 @@ def apply(text: str, changes: Mapping[str, str]) -> str:
     Raises:
         InputError: a key's value is shared by an anchor.
     """
+    data = yaml.safe_load(text)
     for key, value in changes.items():
         steps = key.split(".")
-        expected = _set_value(yaml.safe_load(text), steps, yaml.safe_load(value))
+        data = _set_value(data, steps, yaml.safe_load(value))
         text = _write_value(text, steps, value)
-        if yaml.safe_load(text) != expected:
+        if yaml.safe_load(text) != data:
             raise InputError(f"{key}: its value is shared by an anchor. Fix: write {key} without an anchor.")
     return text
 

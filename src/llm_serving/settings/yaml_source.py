@@ -7,6 +7,7 @@ What YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) st
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import stat
@@ -67,18 +68,25 @@ def parse(path: Path, text: str) -> YamlFile:
     Raises:
         InputError: it is no YAML at all. Lesser mistakes are gathered in the source.
     """
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        node, tagged = _compose(text)
     except yaml.MarkedYAMLError as error:
         raise InputError([_build_syntax_mistake(path, error)]) from None
-    finally:
-        loader.dispose()
     if node is None:
         raise _build_file_error(path, "it is empty", "write at least its required keys; `blueprint schema` lists them")
     yaml_file = YamlFile(path)
-    _Builder(yaml_file, loader.tagged).build(node)
+    _Builder(yaml_file, tagged).build(node)
     return yaml_file
+
+
+@functools.lru_cache(maxsize=16)  # a command reads its blueprint twice, for its kind and as a whole
+def _compose(text: str) -> tuple[yaml.Node | None, Sequence[tuple[str, yaml.Mark]]]:
+    """Return a text's tree, which nobody changes, and its tags."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node(), loader.tagged
+    finally:
+        loader.dispose()
 
 
 def format_key_path(key_path: Sequence[str | int]) -> str:

@@ -11,8 +11,9 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import planning, render
+from llm_serving.targets import planning
 from llm_serving.targets.eks import values_check
+from tests import matrix_cells
 from tests.charts import test_patterns
 from tests.infra import deployments
 from tests.infra.batch.conftest import FLEET, ON_EKS
@@ -121,8 +122,7 @@ def test_the_repositorys_own_templates_have_none_of_these_mistakes() -> None:
     assert len(cells) > 5
     for cell in cells:
         assert cell.deployment
-        text = render.render_text(cell.deployment, render.find_template(paths.PATTERNS / cell.pattern, "eks"))
-        assert list(values_check.find_mistakes(cell.deployment, text)) == []
+        assert list(values_check.find_mistakes(cell.deployment, matrix_cells.render_text(cell))) == []
 
 
 @pytest.mark.parametrize("shape", ON_EKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,11 @@ def render_page(
     name: str, folder: Path | None = None, *, filters: Mapping[str, Any] | None = None, **values: Any
 ) -> str:
     """Return a page from its template in `folder`, or in this package; `page.html.j2` is the base of all."""
+    return _open_templates(folder, tuple((filters or {}).items())).get_template(name).render(**values)
+
+
+@functools.cache  # compiling a template takes longer than rendering it, and `tune` renders its page at every load
+def _open_templates(folder: Path | None, filters: tuple[tuple[str, Any], ...]) -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*([folder] if folder else []), Path(__file__).parent]),
         autoescape=True,
@@ -42,8 +48,8 @@ def render_page(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    templates.filters |= {"number": format_optional, "time": _format_time, **(filters or {})}
-    return templates.get_template(name).render(**values)
+    templates.filters |= {"number": format_optional, "time": _format_time, **dict(filters)}
+    return templates
 
 
 def format_optional(value: float | None) -> str:
