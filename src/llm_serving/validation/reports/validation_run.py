@@ -7,6 +7,7 @@ in no interval of one run: with several runs of the same deployment, a run is th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class ValidationRun:
         ordered, count = sorted(self.samples, key=lambda sample: sample.start_s), len(self.samples)
         return [ordered[count * index // BATCHES : count * (index + 1) // BATCHES] for index in range(BATCHES)]
 
+    @functools.cached_property
+    def latencies(self) -> list[dict[Metric, Distribution]]:
+        """Latencies of each unit, which every percentile of each reads."""
+        return [distribution.collect(samples) for samples in self.split()]
+
     def compute_rates(self, count: Callable[[Sample], int]) -> list[float]:
         """Return what answered requests count a second in each unit: the runs, or equal parts of one run's time."""
         if self.repeats:
@@ -115,7 +121,7 @@ def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
 
 def _measure_latency(metric: Metric, percentile: str) -> Measure:
     def measure(run: ValidationRun, confidence: float) -> Interval:
-        units = [_list_values(distribution.collect(samples)[metric]) for samples in run.split()]
+        units = [_list_values(latencies[metric]) for latencies in run.latencies]
         if sum(map(bool, units)) < 2:
             return Interval(-math.inf, math.nan, math.inf)
         return sample_statistics.compute_clustered_interval(units, PERCENTILES[percentile], confidence)

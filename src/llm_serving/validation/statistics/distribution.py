@@ -6,6 +6,7 @@ Without the failures a percentile looks the better the more requests hang. No in
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,11 +89,12 @@ def _get_latency(sample: Sample, value: float | None) -> float:
 def _collect_gaps(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
     """Return the gaps of each answer; of a failed one also the average number of those that never came."""
     answered = [sample for sample in samples if sample.error is None]
-    counts = [sum(gap.tokens for gap in sample.gaps) for sample in answered]
-    typical = round(fmean(counts)) if counts else 1
+    typical = 1
+    if 0 < len(answered) < len(samples):  # only a failed one needs it
+        typical = round(fmean(sum(gap.tokens for gap in sample.gaps) for sample in answered))
     return [
         (
-            *(gap.ms for gap in sample.gaps for _ in range(gap.tokens)),
+            *itertools.chain.from_iterable(itertools.repeat(gap.ms, gap.tokens) for gap in sample.gaps),
             *([math.inf] * _count_missing(sample, typical) if sample.error is not None else []),
         )
         for sample in samples
