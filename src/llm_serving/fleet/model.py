@@ -11,55 +11,19 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from llm_serving.catalog import account_needs
 from llm_serving.catalog.eks import REGISTRY_ACCOUNTS, CsiDriver
-from llm_serving.fleet.pool import Orchestrator, Zone, check_unique
+from llm_serving.fleet.pool import FORMATS, Orchestrator, Zone, check_unique
 from llm_serving.fleet.pool import Pool as Pool
 from llm_serving.fleet.pool import Reservation as Reservation
 from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings, parse_default
-from llm_serving.settings.units import Days, OrOff, Spend, Switch, TextFormat, build_error
+from llm_serving.settings.units import Days, OrOff, Spend, Switch, build_error
 
-Name = Annotated[
-    str,
-    TextFormat(
-        "[a-z][a-z0-9-]{0,30}[a-z0-9]", "a name of 2 to 32 characters: a-z, 0-9 and -, a letter first", "general"
-    ),
-]
-Region = Annotated[str, TextFormat("[a-z]{2}(?:-[a-z]+)+-[0-9]", "an AWS region", "us-west-2")]
-VpcId = Annotated[
-    str,
-    TextFormat("vpc-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a VPC's id: vpc- and 8 or 17 of 0-9a-f", "vpc-0123456789abcdef0"),
-]
-SubnetId = Annotated[
-    str,
-    TextFormat(
-        "subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})",
-        "a subnet's id: subnet- and 8 or 17 of 0-9a-f",
-        "subnet-0123456789abcdef0",
-    ),
-]
-State = Annotated[
-    str,
-    TextFormat(
-        "local|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9._/-]+)?",
-        "a backend for Terraform's state: local or s3://BUCKET/PREFIX",
-        "s3://my-terraform-state/fleets",
-    ),
-]
-TagKey = Annotated[
-    str,
-    TextFormat(
-        "(?!aws:)[A-Za-z0-9 _.:/=+@-]{1,128}",
-        "a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-",
-        "team",
-    ),
-]
-TagValue = Annotated[
-    str,
-    TextFormat(
-        "[A-Za-z0-9 _.:/=+@-]{0,256}",
-        "a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-",
-        "serving",
-    ),
-]
+Name = Annotated[str, FORMATS["name"]]
+Region = Annotated[str, FORMATS["region"]]
+VpcId = Annotated[str, FORMATS["vpc-id"]]
+SubnetId = Annotated[str, FORMATS["subnet-id"]]
+State = Annotated[str, FORMATS["state"]]
+TagKey = Annotated[str, FORMATS["tag-key"]]
+TagValue = Annotated[str, FORMATS["tag-value"]]
 
 
 def parse_network(value: str, example: str) -> ipaddress.IPv4Network:
@@ -79,11 +43,7 @@ def _validate_vpc_cidr(value: str) -> str:
     return value
 
 
-Cidr = Annotated[
-    str,
-    TextFormat(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "10.0.0.0/16"),
-    AfterValidator(_validate_vpc_cidr),
-]
+Cidr = Annotated[str, FORMATS["cidr"], AfterValidator(_validate_vpc_cidr)]
 
 
 def _validate_caller_cidr(value: str) -> str:
@@ -95,13 +55,9 @@ def _validate_caller_cidr(value: str) -> str:
     return value
 
 
-CallerCidr = Annotated[
-    str,
-    TextFormat(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
-    AfterValidator(_validate_caller_cidr),
-]
+CallerCidr = Annotated[str, FORMATS["caller-cidr"], AfterValidator(_validate_caller_cidr)]
 
-AccountId = Annotated[str, TextFormat("[0-9]{12}", "an AWS account's number: 12 digits, in quotes", "123456789012")]
+AccountId = Annotated[str, FORMATS["account-id"]]
 
 
 def _validate_client(value: str) -> str:
@@ -113,63 +69,17 @@ def _validate_client(value: str) -> str:
     return value
 
 
-PrivateClient = Annotated[
-    str,
-    TextFormat(
-        r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})|[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}",
-        "an IPv4 network or a security group's id",
-        "10.8.0.0/16",
-    ),
-    AfterValidator(_validate_client),
-]
+PrivateClient = Annotated[str, FORMATS["private-client"], AfterValidator(_validate_client)]
 
-Email = Annotated[str, TextFormat(r"[^@\s]{1,64}@[A-Za-z0-9.-]{1,185}", "an e-mail address", "platform@example.com")]
-
-RoleArn = Annotated[
-    str,
-    TextFormat(
-        "arn:aws(?:-[a-z]+)*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}",
-        "an IAM role's ARN",
-        "arn:aws:iam::123456789012:role/platform",
-    ),
-]
-
-TopicArn = Annotated[
-    str,
-    TextFormat(
-        "arn:aws(?:-[a-z]+)*:sns:[a-z0-9-]{1,32}:[0-9]{12}:[A-Za-z0-9_-]{1,256}",
-        "a standard SNS topic's ARN",
-        "arn:aws:sns:us-west-2:123456789012:on-call",
-    ),
-]
-
-SecretArn = Annotated[
-    str,
-    TextFormat(
-        # ECR takes no other secret. Source: ECR API reference, CreatePullThroughCacheRule, credentialArn, 2026-11.
-        "arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:ecr-pullthroughcache/[A-Za-z0-9/_+=.@-]+",
-        "the ARN of a Secrets Manager secret whose name begins with ecr-pullthroughcache/",
-        "arn:aws:secretsmanager:us-west-2:123456789012:secret:ecr-pullthroughcache/docker-hub-AbCdEf",
-    ),
-]
-
-BucketName = Annotated[
-    str, TextFormat("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket, without s3://", "my-models")
-]
-TierBucketName = Annotated[
-    str, TextFormat("[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", "the name of an S3 bucket without dots", "my-kv")
-]
+Email = Annotated[str, FORMATS["email"]]
+RoleArn = Annotated[str, FORMATS["role-arn"]]
+TopicArn = Annotated[str, FORMATS["topic-arn"]]
+SecretArn = Annotated[str, FORMATS["secret-arn"]]
+BucketName = Annotated[str, FORMATS["bucket-name"]]
+TierBucketName = Annotated[str, FORMATS["tier-bucket-name"]]
 """Of a bucket whose name stands in the host of its address: S3's certificate is for names without dots."""
 
-KeyArn = Annotated[
-    str,
-    TextFormat(
-        # Policies name keys by their id: an alias may point to another key tomorrow.
-        "arn:aws(?:-[a-z]+)*:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[a-z0-9-]+",
-        "the ARN of a KMS key, not of its alias",
-        "arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012",
-    ),
-]
+KeyArn = Annotated[str, FORMATS["key-arn"]]
 
 
 def parse_arn_region(arn: str) -> str:
@@ -201,14 +111,7 @@ class NewNetwork(Settings):
     pull images through `image_cache`. ECR imports an image at its first pull, which takes a NAT gateway or a machine
     outside the VPC: pull each new image once from there (images/README.md)."""
 
-    endpoint_access: Annotated[
-        str,
-        TextFormat(
-            "open|account|o-[a-z0-9]{10,32}",
-            "open, account, or an AWS organization's id such as o-a1b2c3d4e5",
-            "account",
-        ),
-    ] = "open"
+    endpoint_access: Annotated[str, FORMATS["endpoint-access"]] = "open"
     """Identities that the VPC's endpoints serve: all with credentials, those of the fleet's account, or those of an
     organization by its id. Except for `open`, S3 serves only buckets of the same account or organization, and
     AWS's own for image layers, Amazon Linux and Systems Manager."""
@@ -312,14 +215,7 @@ class Storage(Settings):
         return tuple(dict.fromkeys(row.key for row in self.model_buckets if row.key))
 
 
-LogTarget = Annotated[
-    str,
-    TextFormat(
-        r"cloudwatch|s3|(?:search|vpc)-[a-z][a-z0-9-]{2,27}-[a-z0-9]{26}\.[a-z0-9-]+\.es\.amazonaws\.com(?:\.cn)?",
-        "a place for logs: cloudwatch, s3, or the host of a domain of OpenSearch Service",
-        "cloudwatch",
-    ),
-]
+LogTarget = Annotated[str, FORMATS["log-target"]]
 
 
 class Logs(Settings):
@@ -399,14 +295,10 @@ class Eks(Settings):
     """Drivers of volumes besides EBS, one or a list: efs, fsx, s3; default is none. Each uses resources of every node.
     FSx's can create only file systems with the fleet's tag: `extraTags: fleet=NAME` in their StorageClass."""
 
-    al2023: (
-        Annotated[str, TextFormat("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
-    ) = None
+    al2023: Annotated[str, FORMATS["eks-al2023"]] | None = None
     """Release of the AL2023 nodes' AMI; the pinned one by default."""
 
-    bottlerocket: (
-        Annotated[str, TextFormat(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None
-    ) = None
+    bottlerocket: Annotated[str, FORMATS["eks-bottlerocket"]] | None = None
     """Release of the Bottlerocket nodes' AMI; the pinned one by default."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
@@ -427,10 +319,7 @@ class Eks(Settings):
 class Ecs(Settings):
     """The ECS cluster."""
 
-    al2023: (
-        Annotated[str, TextFormat(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")]
-        | None
-    ) = None
+    al2023: Annotated[str, FORMATS["ecs-al2023"]] | None = None
     """Release of the container instances' AMI; the pinned one by default."""
 
     container_insights: Literal["standard", "enhanced"] = "standard"

@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings
-from llm_serving.settings.units import Machines, Switch, TextFormat
+from llm_serving.settings.units import Machines, Switch, read_formats
 
 Orchestrator = Literal["eks", "ecs"]
 
-Zone = Annotated[str, TextFormat("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", "an Availability Zone", "us-west-2a")]
-InstanceType = Annotated[str, TextFormat(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "an EC2 instance type", "g6e.2xlarge")]
-ReservationId = Annotated[
-    str, TextFormat("cr-[0-9a-f]{17}", "a reservation's id: cr- and 17 of 0-9a-f", "cr-0123456789abcdef0")
-]
-SnapshotId = Annotated[
-    str,
-    TextFormat(
-        "snap-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a snapshot's id: snap- and 17 of 0-9a-f", "snap-0123456789abcdef0"
-    ),
-]
-ImageId = Annotated[
-    str, TextFormat("ami-(?:[0-9a-f]{8}|[0-9a-f]{17})", "an AMI's id: ami- and 17 of 0-9a-f", "ami-0123456789abcdef0")
-]
-LabelKey = Annotated[
-    str,
-    TextFormat(
-        r"(?!.*kubernetes\.io/)(?!.*k8s\.io/)(?!fleet/)(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
-        "a label's key of your own: letters, digits and ._-, not below kubernetes.io, k8s.io or fleet",
-        "team",
-    ),
-]
-LabelValue = Annotated[
-    str,
-    TextFormat(
-        "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
-        "a label's value of up to 63 characters: letters, digits and ._-",
-        "ads",
-    ),
-]
-TaintText = Annotated[
-    str,
-    TextFormat(
-        r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-        "(?:=[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?:(?:NoSchedule|PreferNoSchedule|NoExecute)",
-        "a taint: KEY=VALUE:EFFECT",
-        "team=ads:NoSchedule",
-    ),
-]
+FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
+
+Zone = Annotated[str, FORMATS["zone"]]
+InstanceType = Annotated[str, FORMATS["instance-type"]]
+ReservationId = Annotated[str, FORMATS["reservation-id"]]
+SnapshotId = Annotated[str, FORMATS["snapshot-id"]]
+ImageId = Annotated[str, FORMATS["image-id"]]
+LabelKey = Annotated[str, FORMATS["label-key"]]
+LabelValue = Annotated[str, FORMATS["label-value"]]
+TaintText = Annotated[str, FORMATS["taint-text"]]
 
 
 def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:

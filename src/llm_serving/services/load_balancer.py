@@ -8,25 +8,11 @@ from typing import Annotated
 from pydantic import Field
 
 from llm_serving.fleet.model import Fleet, NewNetwork, parse_arn_region
+from llm_serving.services.formats import FORMATS
 from llm_serving.settings.document import Conflict, Settings
-from llm_serving.settings.units import TextFormat
 
-CertificateArn = Annotated[
-    str,
-    TextFormat(
-        "arn:aws(?:-[a-z]+)*:acm:[a-z0-9-]{1,32}:[0-9]{12}:certificate/[A-Za-z0-9-]{1,64}",
-        "an ACM certificate's ARN",
-        "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012",
-    ),
-]
-WebAclArn = Annotated[
-    str,
-    TextFormat(
-        "arn:aws(?:-[a-z]+)*:wafv2:[a-z0-9-]{1,32}:[0-9]{12}:regional/webacl/[A-Za-z0-9_-]{1,128}/[a-z0-9-]{1,64}",
-        "a regional web ACL's ARN",
-        "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012",
-    ),
-]
+CertificateArn = Annotated[str, FORMATS["certificate-arn"]]
+WebAclArn = Annotated[str, FORMATS["web-acl-arn"]]
 
 KEY = "load_balancer"
 

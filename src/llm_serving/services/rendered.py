@@ -11,21 +11,14 @@ from typing import Annotated, Generic, TypeVar
 
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.services.blueprint import DEFAULT_KIND
+from llm_serving.services.formats import FORMATS
 from llm_serving.services.service import Service
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError
-from llm_serving.settings.units import TextFormat
 
 S = TypeVar("S")
 
-S3Location = Annotated[
-    str,
-    TextFormat(
-        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
-        "an S3 location: s3://BUCKET/PREFIX",
-        "s3://my-models/qwen3-32b/",
-    ),
-]
+S3Location = Annotated[str, FORMATS["s3-location"]]
 
 
 class Rendered(Settings, Generic[S]):

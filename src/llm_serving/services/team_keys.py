@@ -8,19 +8,10 @@ from typing import Annotated
 from llm_serving.fleet.model import KeyArn, parse_arn_region
 from llm_serving.services import service
 from llm_serving.services.environment import Environment
+from llm_serving.services.formats import FORMATS
 from llm_serving.settings.document import Conflict, Settings
-from llm_serving.settings.units import TextFormat
 
-SecretName = Annotated[
-    str,
-    TextFormat(
-        # Roles name whole ARNs. Source: Secrets Manager API reference, GetSecretValue, SecretId, 2026-11.
-        r"arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}-[A-Za-z0-9]{6}"
-        r"|[A-Za-z0-9/_+=.@-]{1,512}",
-        "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
-        "llm/api-key",
-    ),
-]
+SecretName = Annotated[str, FORMATS["secret-name"]]
 
 
 class Secret(Settings):
@@ -36,7 +27,7 @@ class Secret(Settings):
 class ApiKey(Secret):
     """The secret with an endpoint's key."""
 
-    field: Annotated[str, TextFormat(r"[A-Za-z0-9_.-]{1,128}", "a field of the secret's JSON", "api_key")] | None = None
+    field: Annotated[str, FORMATS["api-key-field"]] | None = None
     """Field of its JSON; default is the whole text."""
 
 

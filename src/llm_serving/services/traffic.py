@@ -8,31 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from llm_serving.services.formats import FORMATS
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.token_lengths import TokenLengths
 from llm_serving.settings.document import Conflict, Settings, check_one_of, parse_default
-from llm_serving.settings.units import Bounds, Duration, ImageCount, Inputs, Rate, Share, TextFormat, Turns
+from llm_serving.settings.units import Bounds, Duration, ImageCount, Inputs, Rate, Share, Turns
 
-PromptFile = Annotated[
-    str,
-    TextFormat(
-        r"[^\s/~-].{0,250}\.jsonl?", "a JSONL file, or ShareGPT's JSON, in the blueprint's folder", "prompts.jsonl"
-    ),
-]
-TraceFile = Annotated[
-    str,
-    TextFormat(
-        r"[^\s/~-].{0,250}\.(?:csv|jsonl)",
-        "a trace in the blueprint's folder: CSV or JSONL",
-        "AzureLLMInferenceTrace_conv.csv",
-    ),
-]
-
-
-JudgeUrl = Annotated[
-    str,
-    TextFormat(r"https?://[^\s/@?#]+(?:/[^\s?#@]*)?", "a URL of an OpenAI-compatible server", "https://judge.example"),
-]
+PromptFile = Annotated[str, FORMATS["prompt-file"]]
+TraceFile = Annotated[str, FORMATS["trace-file"]]
+JudgeUrl = Annotated[str, FORMATS["judge-url"]]
 
 
 Pixels = Annotated[int, Field(ge=16, le=4096)]
@@ -73,9 +57,7 @@ MAX_PIXELS = 1024 * 1024
 """Of a picture that is drawn: what the memory of engines is reckoned for."""
 
 
-PictureSize = Annotated[
-    str, TextFormat(r"[1-9][0-9]{1,3}x[1-9][0-9]{1,3}", "width and height of a picture in pixels", "1024x1024")
-]
+PictureSize = Annotated[str, FORMATS["picture-size"]]
 
 
 class Draw(Settings):

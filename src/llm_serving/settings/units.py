@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer, ValidationInfo
 from pydantic_core import PydanticCustomError, core_schema
 from pydantic_core.core_schema import CoreSchema
+
+from llm_serving.settings import own_yaml
 
 
 def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> PydanticCustomError:
@@ -64,6 +67,11 @@ class TextFormat:
         raise _build_format_error(
             f"it is not {self.description}", f"use {self.description.partition(':')[0]} such as {self.example}"
         )
+
+
+def read_formats(file: Path) -> Mapping[str, TextFormat]:
+    """Read forms of texts by name, each with the fields of `TextFormat`."""
+    return {name: TextFormat(**row) for name, row in own_yaml.read(file).items()}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -14,38 +15,17 @@ from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, check_one_of, parse_default
-from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
+from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TokenRange, Tokens, read_formats
+
+FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
 CacheUrl = Annotated[str, build_cache_format("rediss://cache.example.com:6379")]
 
-InputLocation = Annotated[
-    str,
-    TextFormat(
-        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
-        "an S3 location: s3://BUCKET/PREFIX",
-        "s3://my-catalog/exports",
-    ),
-]
-
-ScheduleTime = Annotated[
-    str,
-    TextFormat(
-        r"cron\([0-9A-Za-z*?,/# -]{11,100}\)|rate\([1-9][0-9]{0,5} (?:minute|hour|day)s?\)",
-        "a time of EventBridge Scheduler, in UTC",
-        "cron(0 2 * * ? *)",
-    ),
-]
-
-ScheduledFile = Annotated[
-    str,
-    TextFormat(
-        r"[A-Za-z0-9][A-Za-z0-9._=+@-]*(?:/[A-Za-z0-9._=+@-]+)*",
-        "a file below batch/NAME/scheduled/ in the results bucket",
-        "catalog.jsonl",
-    ),
-]
+InputLocation = Annotated[str, FORMATS["input-location"]]
+ScheduleTime = Annotated[str, FORMATS["schedule-time"]]
+ScheduledFile = Annotated[str, FORMATS["scheduled-file"]]
 
 Concurrency = Annotated[Bounds, Range("a number of requests in flight", "4..256", 1, 100_000)]
 
@@ -59,15 +39,7 @@ def _check_network(value: str) -> str:
     return value
 
 
-Client = Annotated[
-    str,
-    TextFormat(
-        r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}|sg-[0-9a-f]{8,17}|[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?",
-        "a range of addresses, a security group on ECS, or a namespace on EKS",
-        "10.0.1.0/24",
-    ),
-    AfterValidator(_check_network),
-]
+Client = Annotated[str, FORMATS["client"], AfterValidator(_check_network)]
 
 Priority = Literal["high", "normal", "low"]
 

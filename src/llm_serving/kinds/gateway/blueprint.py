@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
@@ -16,41 +17,20 @@ from llm_serving.services.rendered import S3Location
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import Secret
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, check_one_of, parse_default
-from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, TextFormat
+from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, Share, read_formats
 
 _ONE = Decimal(1)
+
+FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
 
 Url = Annotated[str, build_endpoint_format("https://llm.example.com")]
 
 CacheUrl = Annotated[str, build_cache_format("redis://127.0.0.1:6379")]
 
-RouteName = Annotated[
-    str,
-    TextFormat(
-        r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}", "a model name of up to 64 characters: letters, digits, ._/-", "chat"
-    ),
-]
-
-ModelName = Annotated[
-    str,
-    TextFormat(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", "a model name: letters, digits, ._:/@+-", "Qwen/Qwen3-0.6B"),
-]
-
-BedrockModel = Annotated[
-    str,
-    TextFormat(
-        r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){1,3}(:[a-z0-9-]{1,63}){0,2}",
-        "the id of a model or an inference profile of Bedrock",
-        "amazon.nova-lite-v1:0",
-    ),
-]
-
-MockText = Annotated[
-    str,
-    TextFormat(
-        r"[^'\"\\\n\t]{1,1000}", "a text of one line: up to 1,000 characters, without quotes and backslashes", "Hello"
-    ),
-]
+RouteName = Annotated[str, FORMATS["route-name"]]
+ModelName = Annotated[str, FORMATS["model-name"]]
+BedrockModel = Annotated[str, FORMATS["bedrock-model"]]
+MockText = Annotated[str, FORMATS["mock-text"]]
 
 Money = Annotated[float, Quantity((("USD", _ONE),), "an amount of money", "50 USD", max=Decimal(10_000_000))]
 
@@ -257,10 +237,10 @@ class Audit(Settings):
 class BedrockGuardrail(Settings):
     """A guardrail of Amazon Bedrock, in the fleet's account and region."""
 
-    id: Annotated[str, TextFormat(r"[a-z0-9]{1,64}", "the id of a guardrail of Bedrock", "gr4a1b2c3d4e")]
+    id: Annotated[str, FORMATS["guardrail-id"]]
     """Its id."""
 
-    version: Annotated[str, TextFormat(r"[1-9][0-9]{0,7}|DRAFT", "a version of a guardrail of Bedrock", "1")]
+    version: Annotated[str, FORMATS["guardrail-version"]]
     """A version of it, in quotes: "1"."""
 
 
@@ -281,9 +261,7 @@ class Aws(Settings):
     replicas: Annotated[int, Field(ge=1, le=100)] = 2
     """Replicas of the proxy, of a core each: some 20 requests a second."""
 
-    database_type: Annotated[str, TextFormat(r"db\.[a-z0-9]+\.[a-z0-9]+", "an instance class", "db.t4g.medium")] = (
-        "db.t4g.medium"
-    )
+    database_type: Annotated[str, FORMATS["database-type"]] = "db.t4g.medium"
     """Instance class of the database, which has a standby in another zone."""
 
     database_storage: Annotated[Memory, Field(ge=20 * 2**30, le=64 * 2**40)] = parse_default("20Gi")
@@ -292,9 +270,7 @@ class Aws(Settings):
     backup_days: Annotated[int, Field(ge=1, le=35)] = 7
     """How long the database can be restored to any second, also after `destroy`."""
 
-    cache_type: Annotated[str, TextFormat(r"cache\.[a-z0-9]+\.[a-z0-9]+", "a node type", "cache.t4g.small")] = (
-        "cache.t4g.small"
-    )
+    cache_type: Annotated[str, FORMATS["cache-type"]] = "cache.t4g.small"
     """Node type of the cache of counts, which has a node in each of two zones."""
 
     api_key: Secret | None = None
