@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from llm_serving import console, program
+from llm_serving import console, locked_env, program
 from llm_serving.catalog.engine_options import EngineOption, EngineOptions
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.local import engine_env
@@ -144,7 +144,7 @@ def require_build(version: str) -> None:
         return
     cause = result.stderr.strip()
     if "no version of" not in cause and "no wheel" not in cause:
-        raise Unavailable(f"the package index does not answer:\n{cause}\n{engine_env.NETWORK_HINT}")
+        raise Unavailable(f"the package index does not answer:\n{cause}\n{locked_env.NETWORK_HINT}")
     newest = _resolve(PACKAGE).stdout.strip().partition("==")[2]
     raise Unavailable(
         f"vLLM {version} has no build for CPU on the package index, so that nothing here could run it: "
@@ -154,7 +154,7 @@ def require_build(version: str) -> None:
 
 def _resolve(requirement: str) -> subprocess.CompletedProcess[str]:
     """Ask uv for the version that a requirement means; only wheels, without what they depend on."""
-    command = [engine_env.find_uv(), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate"]
+    command = [locked_env.find_uv(), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate"]
     return subprocess.run(
         [*command, "--only-binary", ":all:", "-"],
         input=requirement,

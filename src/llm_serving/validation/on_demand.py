@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from llm_serving import console, paths, processes
+from llm_serving import console, locked_env, paths, processes
 from llm_serving.settings.errors import Unavailable
 
 ENGINE = paths.ROOT / ".venv-engine"
@@ -65,9 +65,6 @@ def ensure(tool: Tool) -> Path:
 def find_engine(title: str, executable: str) -> Path:
     """Return the directory of executables of the engine's own environment.
 
-    Args:
-        title: of what runs from it.
-
     Raises:
         Unavailable: it is not set up.
     """
@@ -81,18 +78,10 @@ def find_engine(title: str, executable: str) -> Path:
 
 def _build(tool: Tool, folder: Path) -> None:
     python = _find_python(tool)
-    uv = Path(sys.executable).with_name("uv")
-    if not uv.exists():
-        raise Unavailable("uv is missing. Fix: run scripts/setup, which installs it.")
     log = folder.with_suffix(".log")
-    log.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
     with console.step(f"Install {tool.title}: up to {tool.download_mib:,} MiB to download") as step:
         try:
-            console.run([str(uv), "venv", "--quiet", "--python", python, str(folder)], log=log)
-            # The lock is complete, and for torch it leaves out what the packages' own requirements name in vain.
-            requirements = ["--no-deps", "--require-hashes", "-r", str(tool.lock)]
-            console.run([str(uv), "pip", "install", "--python", str(folder / "bin" / "python"), *requirements], log=log)
+            locked_env.create(folder, [tool.lock], log, python=python)
         except console.CommandFailed as error:
             raise Unavailable(
                 f"{tool.title} could not be installed: {error}\n"

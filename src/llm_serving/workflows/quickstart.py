@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from llm_serving import console, processes
+from llm_serving import console, locked_env, processes
 from llm_serving.console import Step
 from llm_serving.fleet.checks import join_words
 from llm_serving.kinds.serving.deployment import narrow
@@ -45,8 +45,6 @@ class QuickstartResult:
     plan: DeploymentPlan
     report: Report
     report_dir: Path
-    """Directory of the report."""
-
     steps: Sequence[Step]
 
 
@@ -139,7 +137,7 @@ class _EngineSetup:
 
     def _describe_progress(self) -> str:
         install_log = self._programs.log
-        return engine_env.describe_download(install_log.read_text(errors="replace")) if install_log.exists() else ""
+        return locked_env.describe_download(install_log.read_text(errors="replace")) if install_log.exists() else ""
 
 
 @contextlib.contextmanager

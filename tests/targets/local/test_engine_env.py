@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving import locked_env
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
 
@@ -35,7 +36,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     uv = tmp_path / "uv"
     uv.write_text(UV)
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(engine_env, "find_uv", lambda: str(uv))
+    monkeypatch.setattr(locked_env, "find_uv", lambda: str(uv))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     return tmp_path
 
@@ -128,15 +129,3 @@ def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: py
     moved_root = tmp_path_factory.mktemp("moved") / "clone"
     os.rename(root, moved_root)  # noqa: PTH104 - the fixture's own folder goes
     assert not engine_env.is_ready(moved_root)
-
-
-def test_download_progress_is_in_bytes() -> None:
-    log = "Resolved 2 packages in 5ms\nDownloading torch (500.0MiB)\nDownloading numpy (1.5GiB)\n Downloaded torch\n"
-    assert engine_env.describe_download("") == "resolving packages"
-    assert engine_env.describe_download(log) == "downloaded 500 of 2036 MiB of large packages"
-    assert engine_env.describe_download(log + "Prepared 2 packages in 3s\n") == "installing packages"
-
-
-def test_the_import_of_the_engine_is_not_reported_as_a_download() -> None:
-    log = "Resolved 172 packages in 809ms\nInstalled 172 packages in 887ms\n + aiohttp==3.14.5\n"
-    assert engine_env.describe_download(log) == "importing the engine and writing its byte code"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving import locked_env
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env, engine_setups
 from llm_serving.targets.local.engine_setups import EngineSetup
@@ -39,7 +40,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSetup:
     uv = tmp_path / "uv"
     uv.write_text(UV)
     uv.chmod(0o755)
-    monkeypatch.setattr(engine_env, "find_uv", lambda: str(uv))
+    monkeypatch.setattr(locked_env, "find_uv", lambda: str(uv))
     monkeypatch.setattr(engine_env, "ROOT", tmp_path)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("PATH", "/bin:/usr/bin")

@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_serving import console, paths, processes
+from llm_serving import console, locked_env, paths, processes
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local import engine_env
 
 FOLDER = paths.ROOT / ".venv-gateway"
 LOCK = paths.ROOT / "requirements" / "gateway.txt"
@@ -62,12 +60,10 @@ def _build(on_progress: Callable[[str], None]) -> None:
             raise Unavailable(
                 f"{name}: not found on PATH; Prisma's generator needs it. Fix: install Node.js 20 or later."
             )
-    _LOG.unlink(missing_ok=True)
-    shutil.rmtree(FOLDER, ignore_errors=True)
     try:
         _install_packages(on_progress)
     except console.CommandFailed as error:
-        raise Unavailable(f"LiteLLM's environment could not be set up: {error}\n{engine_env.NETWORK_HINT}") from None
+        raise Unavailable(f"LiteLLM's environment could not be set up: {error}\n{locked_env.NETWORK_HINT}") from None
     on_progress("writing the database's client")
     try:
         _generate_client()
@@ -80,24 +76,7 @@ def _build(on_progress: Callable[[str], None]) -> None:
 
 
 def _install_packages(on_progress: Callable[[str], None]) -> None:
-    uv = engine_env.find_uv()
-    on_progress("creating the environment")
-    console.run([uv, "venv", "--quiet", "--python", sys.executable, str(FOLDER)], log=_LOG)
-    console.run(
-        [
-            uv,
-            "pip",
-            "install",
-            "--python",
-            str(find_program("python")),
-            "--no-deps",
-            "--require-hashes",
-            "-r",
-            str(LOCK),
-        ],
-        log=_LOG,
-        on_poll=lambda: on_progress(engine_env.describe_download(_LOG.read_text(errors="replace"))),
-    )
+    locked_env.create(FOLDER, [LOCK], _LOG, on_progress=on_progress)
     for name in _NODE_PINS:
         shutil.copy(PRISMA / name, FOLDER)
     console.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], log=_LOG, cwd=FOLDER)

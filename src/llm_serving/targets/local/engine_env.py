@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from llm_serving import console, paths, processes, program
+from llm_serving import console, locked_env, paths, processes, program
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import vllm_metadata
 
@@ -27,12 +26,6 @@ MODELINFOS = "modelinfos"
 
 BUILD_RECIPE_VERSION = 5
 """Increases with each change of the steps that build another environment from the same lock."""
-
-NETWORK_HINT = (
-    "Fix: correct what it names. If the package index cannot be reached, set HTTPS_PROXY behind a proxy, "
-    "UV_DEFAULT_INDEX for a mirror, SSL_CERT_FILE for your own certificate; if a directory is full or not writable, "
-    "UV_CACHE_DIR."
-)
 
 _STAMP = ".locked"
 _IMPORTS_SCRIPT = Path(__file__).with_name("engine_imports.py")
@@ -96,7 +89,9 @@ def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: Non
             try:
                 _build(root, on_progress, env)
             except console.CommandFailed as error:
-                raise Unavailable(f"the engine's environment could not be set up: {error}\n{NETWORK_HINT}") from None
+                raise Unavailable(
+                    f"the engine's environment could not be set up: {error}\n{locked_env.NETWORK_HINT}"
+                ) from None
     return root / env.folder / "bin"
 
 
@@ -108,25 +103,11 @@ def copy_model_infos(caches: Iterable[Path], root: Path = ROOT, env: VllmEnv = O
 
 def _build(root: Path, on_progress: Callable[[str], None], env: VllmEnv) -> None:
     folder, log = root / env.folder, root / f"{env.folder}.log"
-    log.unlink(missing_ok=True)
-    if folder.is_symlink():  # to another clone's, which stays
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    uv = find_uv()
-    python = folder / "bin" / "python"
-    on_progress("creating the environment")
-    console.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], log=log)
-    # The lock is complete; the packages' own requirements name a torch build that no index has (engine-overrides.txt).
-    requirements = ["--no-deps", "--require-hashes", "-r", str(root / env.lock)]
-    console.run(
-        [uv, "pip", "install", "--python", str(python), *requirements],
-        log=log,
-        on_poll=lambda: on_progress(describe_download(log.read_text(errors="replace"))),
-    )
+    python = locked_env.create(folder, [root / env.lock], log, on_progress=on_progress)
     site_packages = next(folder.glob("lib/python3*/site-packages"))
     vllm_metadata.write(site_packages, _PLUGINS_FILE, _PLUGIN_NAMES)
     (site_packages / "engine_start.pth").write_text(_STARTUP_CODE)
-    on_progress(IMPORTING)
+    on_progress(locked_env.IMPORTING)
     console.run(
         [str(python), str(_IMPORTS_SCRIPT), str(folder), *env.modules],
         log=log,
@@ -146,38 +127,6 @@ def _compute_stamp(root: Path, env: VllmEnv) -> str:
     for file in (root / env.lock, _IMPORTS_SCRIPT, _PLUGINS_FILE):
         digest.update(file.read_bytes())
     return f"{root / env.folder} {BUILD_RECIPE_VERSION} {digest.hexdigest()}\n"
-
-
-def find_uv() -> str:
-    """Return the path of uv.
-
-    Raises:
-        Unavailable: it is missing.
-    """
-    sibling = Path(sys.executable).with_name("uv")
-    path = str(sibling) if sibling.exists() else shutil.which("uv")
-    if path is None:
-        raise Unavailable("uv is missing. Fix: run scripts/setup, which installs it.")
-    return path
-
-
-IMPORTING = "importing the engine and writing its byte code"
-_UNIT_BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def describe_download(log: str) -> str:
-    """Describe the progress of a set-up from uv's output, which has each large package at its start and its end."""
-    if re.search(r"^Installed ", log, re.MULTILINE):
-        return IMPORTING
-    started = re.findall(r"^Downloading (\S+) \(([\d.]+)([KMG]iB)\)", log, re.MULTILINE)
-    done = set(re.findall(r"^ ?Downloaded (\S+)", log, re.MULTILINE))
-    if re.search(r"^Prepared ", log, re.MULTILINE):
-        return "installing packages"
-    if not started:
-        return "resolving packages"
-    sizes = {name: float(number) * _UNIT_BYTES[unit] for name, number, unit in started}
-    done_bytes = sum(bytes_ for name, bytes_ in sizes.items() if name in done)
-    return f"downloaded {done_bytes / 2**20:.0f} of {sum(sizes.values()) / 2**20:.0f} MiB of large packages"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from llm_serving import console, processes, program
+from llm_serving import console, locked_env, processes, program
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import LocalSetup
 from llm_serving.settings.errors import Unavailable
@@ -129,24 +129,17 @@ class _PackagedSetup:
         """Nothing: the engine keeps no cache between starts."""
 
     def _build(self, on_progress: Callable[[str], None]) -> None:
-        self.log.unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        uv = engine_env.find_uv()
+        locks = [self._root / lock for lock in self._row.locks]
         try:
-            on_progress("installing packages")
-            console.run([uv, "venv", "--quiet", "--python", sys.executable, str(self._folder)], log=self.log)
-            files = (word for lock in self._row.locks for word in ("-r", str(self._root / lock)))
-            requirements = ["--no-deps", "--require-hashes", *files]
-            python = str(self.executables / "python")
-            console.run([uv, "pip", "install", "--python", python, *requirements], log=self.log)
+            python = locked_env.create(self._folder, locks, self.log, on_progress=on_progress)
             if self._row.modules:
-                on_progress(engine_env.IMPORTING)
+                on_progress(locked_env.IMPORTING)
                 imports = "".join(f"import {module}\n" for module in self._row.modules)
                 # An empty value counts as unset: without byte code each start would compile its modules again.
-                console.run([python, "-c", imports], log=self.log, environment={"PYTHONDONTWRITEBYTECODE": ""})
+                console.run([str(python), "-c", imports], log=self.log, environment={"PYTHONDONTWRITEBYTECODE": ""})
         except console.CommandFailed as error:
             raise Unavailable(
-                f"the engine's environment could not be set up: {error}\n{engine_env.NETWORK_HINT}"
+                f"the engine's environment could not be set up: {error}\n{locked_env.NETWORK_HINT}"
             ) from None
         if self._row.packages:
             self._add_program(on_progress)
