@@ -8,7 +8,12 @@ account's own value, which preflight asks for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_serving.settings import own_yaml
 
 
 @dataclass(frozen=True)
@@ -44,44 +49,13 @@ class Family:
     spot: Quota
 
 
-def _build_vcpu_quota(code: str, name: str, default: float, usage_class: str = "") -> Quota:
-    return Quota("ec2", code, name, default, "vCPUs", usage_class)
+def _build_family(row: Mapping[str, Any]) -> Family:
+    on_demand, spot = (Quota("ec2", unit="vCPUs", **row[key]) for key in ("on_demand", "spot"))
+    return Family(tuple(row["letters"]), on_demand, spot)
 
 
-STANDARD = Family(
-    ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
-    _build_vcpu_quota(
-        "L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5, "Standard/OnDemand"
-    ),
-    _build_vcpu_quota(
-        "L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5, "Standard/Spot"
-    ),
-)
-
-FAMILIES = (
-    Family(
-        ("g", "gr", "vt"),
-        _build_vcpu_quota("L-DB2E81BA", "Running On-Demand G and VT instances", 0, "G/OnDemand"),
-        _build_vcpu_quota("L-3819A6DF", "All G and VT Spot Instance Requests", 0, "G/Spot"),
-    ),
-    Family(
-        ("p",),
-        _build_vcpu_quota("L-417A185B", "Running On-Demand P instances", 0, "P/OnDemand"),
-        # Until 2025 P5 had its own spot quota (L-C4BD4855); listings of 2026 have this one for all of P.
-        _build_vcpu_quota("L-7212CCBC", "All P Spot Instance Requests", 0, "P/Spot"),
-    ),
-    Family(
-        ("trn",),
-        _build_vcpu_quota("L-2C3B7624", "Running On-Demand Trn instances", 0),
-        _build_vcpu_quota("L-6B0D517C", "All Trn Spot Instance Requests", 0),
-    ),
-    Family(
-        ("inf",),
-        _build_vcpu_quota("L-1945791B", "Running On-Demand Inf instances", 0, "Inf/OnDemand"),
-        _build_vcpu_quota("L-B5D1601B", "All Inf Spot Instance Requests", 0, "Inf/Spot"),
-    ),
-    STANDARD,
-)
+FAMILIES = tuple(map(_build_family, own_yaml.read(Path(__file__).with_name("quotas.yaml"))))
+STANDARD = FAMILIES[-1]
 
 VPCS = Quota("vpc", "L-F678F1CE", "VPCs per Region", 5)
 INTERNET_GATEWAYS = Quota("vpc", "L-A4707A72", "Internet gateways per Region", 5)

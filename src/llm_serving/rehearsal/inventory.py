@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -96,33 +97,28 @@ def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
                 yield Resource("namespace", namespace["Id"])
 
 
+_NAMED = (
+    ("ecr", "describe_repositories", "repositories", "repositoryName", "repository", "{}/"),
+    ("lambda", "list_functions", "Functions", "FunctionName", "function", "{}-"),
+    ("iam", "list_roles", "Roles", "RoleName", "role", "{}-"),
+    ("iam", "list_instance_profiles", "InstanceProfiles", "InstanceProfileName", "instance profile", "{}-"),
+    ("logs", "describe_log_groups", "logGroups", "logGroupName", "log group", ".*/{}/"),
+)
+"""Service, call, keys of the resources and of their names, kind, and what names of the fleet's begin with, a regex."""
+
+
 def _list_by_name(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
         # Not by the fleet's name alone: a bucket that the user created is not the fleet's.
         if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-", f"{fleet}-flows-")):
             yield Resource("bucket", bucket["Name"])
-    for page in client("ecr").get_paginator("describe_repositories").paginate():
-        for repository in page["repositories"]:
-            if repository["repositoryName"].startswith(f"{fleet}/"):
-                yield Resource("repository", repository["repositoryName"])
     for cluster in client("eks").list_clusters()["clusters"]:
         if cluster == fleet:
             yield Resource("cluster", cluster)
     for queue in client("sqs").list_queues(QueueNamePrefix=f"{fleet}-").get("QueueUrls", []):
         yield Resource("queue", queue)
-    for page in client("lambda").get_paginator("list_functions").paginate():
-        for function in page["Functions"]:
-            if function["FunctionName"].startswith(f"{fleet}-"):
-                yield Resource("function", function["FunctionName"])
-    for page in client("iam").get_paginator("list_roles").paginate():
-        for role in page["Roles"]:
-            if role["RoleName"].startswith(f"{fleet}-"):
-                yield Resource("role", role["RoleName"])
-    for page in client("iam").get_paginator("list_instance_profiles").paginate():
-        for profile in page["InstanceProfiles"]:
-            if profile["InstanceProfileName"].startswith(f"{fleet}-"):
-                yield Resource("instance profile", profile["InstanceProfileName"])
-    for page in client("logs").get_paginator("describe_log_groups").paginate():
-        for group in page["logGroups"]:
-            if f"/{fleet}/" in group["logGroupName"]:
-                yield Resource("log group", group["logGroupName"])
+    for service, call, list_key, name_key, kind, prefix in _NAMED:
+        for page in client(service).get_paginator(call).paginate():
+            for resource in page[list_key]:
+                if re.match(prefix.format(re.escape(fleet)), resource[name_key]):
+                    yield Resource(kind, resource[name_key])

@@ -10,8 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,11 @@ _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
 
 def get_permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
-    """Return the decision of the bucket's policy on an action for a request that came over TLS."""
+    """Return the decision of the bucket's policy on an action for a request that came over TLS.
+
+    moto takes a denial under a condition for an unconditional one. https://github.com/getmoto/moto/issues/5820 is about
+    these; none about aws:SecureTransport found on 2026-11-22 (moto/s3/models.py, moto/iam/access_control.py).
+    """
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
     policy = json.loads(bucket.policy)
@@ -55,14 +58,21 @@ def _ensure_list(value: Any) -> list[Any]:
 
 
 def dispose(_: FakeDeleteMarker) -> None:
-    """Release nothing: a delete marker has no data."""
+    """Release nothing: a delete marker has no data.
+
+    moto fails at the first delete marker of a bucket whose versioning was suspended, as Terraform's destroy does.
+    https://github.com/getmoto/moto/issues/5937 introduced dispose(); none found on 2026-11-22 (moto/s3/models.py).
+    """
 
 
 _create_cluster = EKSBackend.create_cluster
 
 
 def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
-    """Return a cluster as moto makes it, with the id of a security group."""
+    """Return a cluster as moto makes it, with the id of a security group.
+
+    EKS creates one for a cluster's nodes. No upstream issue found on 2026-11-22 (moto/eks/models.py, create_cluster).
+    """
     cluster: Cluster = _create_cluster(backend, *args, **settings)
     cluster.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
     return cluster
@@ -74,7 +84,11 @@ _set_instance_protection = AutoScalingBackend.set_instance_protection
 def set_instance_protection(
     backend: AutoScalingBackend, group_name: str, instance_ids: list[str], protected_from_scale_in: bool | None
 ) -> None:
-    """Protect instances from scale-in, or lift that and shrink the group to its desired size."""
+    """Protect instances from scale-in, or lift that and shrink the group to its desired size.
+
+    Terraform empties a group so before it destroys it. https://github.com/getmoto/moto/pull/1983 introduced the
+    protection; none about lifting it found on 2026-11-22 (moto/autoscaling/models.py).
+    """
     _set_instance_protection(backend, group_name, instance_ids, protected_from_scale_in)
     if not protected_from_scale_in:
         group = backend.autoscaling_groups[group_name]
@@ -85,7 +99,10 @@ _delete_auto_scaling_group = AutoScalingBackend.delete_auto_scaling_group
 
 
 def delete_auto_scaling_group(backend: AutoScalingBackend, group_name: str) -> None:
-    """Delete a group with its instances, those that are protected from scale-in among them."""
+    """Delete a group with its instances, those that are protected from scale-in among them.
+
+    As ForceDelete does; moto leaves these running. No upstream issue found on 2026-11-23 (moto/autoscaling/models.py).
+    """
     group = backend.autoscaling_groups.get(group_name)
     for state in group.instance_states if group else ():
         state.protected_from_scale_in = False
@@ -96,7 +113,11 @@ _describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_prov
 
 
 def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list[str] | None) -> Any:
-    """Return the capacity providers of these names; all by default."""
+    """Return the capacity providers of these names; all by default.
+
+    moto fails without names. https://github.com/getmoto/moto/pull/4977 introduced the call; none about leaving them out
+    found on 2026-11-22 (moto/ecs/models.py).
+    """
     return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
 
 
@@ -104,20 +125,30 @@ _list_services = EC2ContainerServiceBackend.list_services
 
 
 def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
-    """Return the services of a cluster that were not deleted."""
+    """Return the services of a cluster that were not deleted.
+
+    moto lists those too. No upstream issue found on 2026-11-22 (moto/ecs/models.py, list_services).
+    """
     active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
     return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
 
 
 def associate_kms_key(response: LogsResponse) -> str:
-    """Set the key of a log group that exists."""
+    """Set the key of a log group that exists.
+
+    moto takes a key at the group's creation alone. No upstream issue found on 2026-11-22 (moto/logs/responses.py).
+    """
     name = response._get_param("logGroupName")
     response.logs_backend.groups[name].kms_key_id = response._get_param("kmsKeyId")
     return "{}"
 
 
 def validate_state_machine_definition(response: StepFunctionResponse) -> ActionResult:
-    """Say whether moto's own parser of the Amazon States Language takes a definition."""
+    """Say whether moto's own parser of the Amazon States Language takes a definition.
+
+    The AWS provider asks before it makes a state machine. No upstream issue found on 2026-11-23
+    (moto/stepfunctions/responses.py).
+    """
     # Its grammar takes a second to import, and few rehearsals have a state machine.
     from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, ASLParserException
 
@@ -130,7 +161,10 @@ def validate_state_machine_definition(response: StepFunctionResponse) -> ActionR
 
 
 def list_state_machine_versions(_: StepFunctionResponse) -> ActionResult:
-    """Return no version: none of our state machines publishes one."""
+    """Return no version: none of our state machines publishes one.
+
+    The AWS provider asks for them. No upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py).
+    """
     return ActionResult({"stateMachineVersions": []})
 
 
@@ -138,7 +172,11 @@ _set_certificate_in_use_by = AWSCertificateManagerBackend.set_certificate_in_use
 
 
 def set_certificate_in_use_by(backend: AWSCertificateManagerBackend, arn: str, load_balancer_name: str) -> None:
-    """Note who uses a certificate; one of the user's own account is not here, and is taken as it is."""
+    """Note who uses a certificate; one of the user's own account is not here, and is taken as it is.
+
+    No rehearsal can have it, and moto refuses a listener with it. No upstream issue found on 2026-11-23
+    (moto/acm/models.py).
+    """
     if arn in backend._certificates:
         _set_certificate_in_use_by(backend, arn, load_balancer_name)
 
@@ -156,6 +194,11 @@ def call_action(response: BaseResponse) -> Any:
     """Answer one request at a time, and a repeated one as before.
 
     Logs service and action, since most services have the same path, and the server's own line shows no more.
+
+    moto answers side by side on data that are not thread-safe, with a 500 now and then, and does a second time what a
+    client repeats because it missed the answer. https://github.com/getmoto/moto/issues/372 and
+    https://github.com/getmoto/moto/pull/7166 are about threads; none about repeated calls found on 2026-11-22
+    (moto/core/responses.py).
     """
     action, invocation_id = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
     with _lock:
@@ -183,106 +226,21 @@ def wait_for_messages(queue: Queue, timeout: int) -> None:
         _lock.acquire()
 
 
-@dataclass(frozen=True)
-class Patch:
-    """One function of moto's that is replaced."""
-
-    owner: type
-    replacement: Callable[..., Any]
-    """Has the name of the function that it replaces."""
-
-    reason: str
-    upstream: str
-    """Issue or pull request of getmoto/moto; where there is none, the date of the search and moto's own file."""
-
-    @property
-    def name(self) -> str:
-        """As in `FakeBucket.get_permission`."""
-        return f"{self.owner.__name__}.{self.replacement.__name__}"
-
-
-PATCHES: Sequence[Patch] = (
-    Patch(
-        FakeBucket,
-        get_permission,
-        "takes a denial under a condition for an unconditional one, so a bucket that refuses plain HTTP refuses all; "
-        "the statement is evaluated as if the request had come over TLS",
-        "https://github.com/getmoto/moto/issues/5820 is about conditional denials; none about aws:SecureTransport "
-        "found on 2026-11-22 (moto/s3/models.py, moto/iam/access_control.py)",
-    ),
-    Patch(
-        FakeDeleteMarker,
-        dispose,
-        "fails at the first delete marker of a bucket whose versioning was suspended, as Terraform's destroy does",
-        "https://github.com/getmoto/moto/issues/5937 introduced dispose(); none about delete markers found on "
-        "2026-11-22 (moto/s3/models.py)",
-    ),
-    Patch(
-        EKSBackend,
-        create_cluster,
-        "gives a cluster no security group, where EKS creates one for its nodes",
-        "no upstream issue found on 2026-11-22 (moto/eks/models.py, EKSBackend.create_cluster)",
-    ),
-    Patch(
-        AutoScalingBackend,
-        set_instance_protection,
-        "does not shrink a group to its desired size when the protection of its instances is lifted, which is how "
-        "Terraform empties a group before it destroys it",
-        "https://github.com/getmoto/moto/pull/1983 introduced the protection; none about lifting it found on "
-        "2026-11-22 (moto/autoscaling/models.py)",
-    ),
-    Patch(
-        AutoScalingBackend,
-        delete_auto_scaling_group,
-        "leaves protected instances of a deleted group running, where ForceDelete terminates them",
-        "no upstream issue found on 2026-11-23 (moto/autoscaling/models.py, delete_auto_scaling_group)",
-    ),
-    Patch(
-        EC2ContainerServiceBackend,
-        describe_capacity_providers,
-        "fails when asked for all capacity providers",
-        "https://github.com/getmoto/moto/pull/4977 introduced the call; none about leaving out the names found on "
-        "2026-11-22 (moto/ecs/models.py)",
-    ),
-    Patch(
-        EC2ContainerServiceBackend,
-        list_services,
-        "lists deleted services, and ECS does not",
-        "no upstream issue found on 2026-11-22 (moto/ecs/models.py, EC2ContainerServiceBackend.list_services)",
-    ),
-    Patch(
-        LogsResponse,
-        associate_kms_key,
-        "takes a log group's key at its creation alone",
-        "no upstream issue found on 2026-11-22 (moto/logs/responses.py has no AssociateKmsKey)",
-    ),
-    Patch(
-        StepFunctionResponse,
-        validate_state_machine_definition,
-        "checks no definition before it makes a state machine, as the AWS provider asks; here moto's own parser does",
-        "no upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py has no ValidateStateMachineDefinition)",
-    ),
-    Patch(
-        StepFunctionResponse,
-        list_state_machine_versions,
-        "cannot be asked for the versions of a state machine, as the AWS provider does; there are none",
-        "no upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py has no ListStateMachineVersions)",
-    ),
-    Patch(
-        AWSCertificateManagerBackend,
-        set_certificate_in_use_by,
-        "refuses a listener with a certificate of the user's own account, which no rehearsal can have",
-        "no upstream issue found on 2026-11-23 (moto/acm/models.py, set_certificate_in_use_by)",
-    ),
-    Patch(
-        BaseResponse,
-        call_action,
-        "answers requests side by side on data that are not thread-safe, with a 500 now and then; and does a second "
-        "time what a client repeats because it missed the answer, where AWS does not",
-        "https://github.com/getmoto/moto/issues/372 and https://github.com/getmoto/moto/pull/7166 on threads; none "
-        "about repeated calls found on 2026-11-22 (moto/core/responses.py)",
-    ),
-)
+PATCHES: Mapping[Callable[..., Any], type] = {
+    get_permission: FakeBucket,
+    dispose: FakeDeleteMarker,
+    create_cluster: EKSBackend,
+    set_instance_protection: AutoScalingBackend,
+    delete_auto_scaling_group: AutoScalingBackend,
+    describe_capacity_providers: EC2ContainerServiceBackend,
+    list_services: EC2ContainerServiceBackend,
+    associate_kms_key: LogsResponse,
+    validate_state_machine_definition: StepFunctionResponse,
+    list_state_machine_versions: StepFunctionResponse,
+    set_certificate_in_use_by: AWSCertificateManagerBackend,
+    call_action: BaseResponse,
+}
+"""Replaced functions of the same names, each with its class of moto's."""
 
 
 def keep_service_names() -> None:
@@ -300,8 +258,8 @@ def sign_calls_of_state_machines(access_key: str) -> None:
 
 def main() -> None:
     """Serve until it is stopped, with moto's own arguments."""
-    for patch in PATCHES:
-        setattr(patch.owner, patch.replacement.__name__, patch.replacement)
+    for replacement, owner in PATCHES.items():
+        setattr(owner, replacement.__name__, replacement)
     Queue.wait_for_messages = wait_for_messages
     keep_service_names()
     # By default moto only stores state machines, and runs functions in Docker.
