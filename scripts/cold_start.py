@@ -111,7 +111,6 @@ def _choose_pool(text: str, pool: str) -> dict[str, str]:
 
 
 def _find_images(fleet: Path, target: str, pool: str) -> str:
-    """Return how a pool's images start, of its first choice."""
     if not registry.load_target(target).needs_aws or not pool:
         return ""
     fleet_groups = groups.resolve_all(loading.load_fleet(fleet).value, instances.load())

@@ -412,7 +412,6 @@ def fit(points: Sequence[Point]) -> StepTimes:
 
 
 def _minimize(compute: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
-    """Return where the sum of squares is least, near the start."""
     values, damping, residuals = start.copy(), 1e-2, compute(start)
     for _ in range(40):
         jacobian = np.stack([(compute(values + step) - residuals) / 1e-4 for step in 1e-4 * np.eye(len(values))], 1)

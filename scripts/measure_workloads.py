@@ -236,7 +236,6 @@ def read_workload(folder: Path) -> Workload:
 
 
 def _list_requests(report: Mapping[str, Any]) -> tuple[tuple[Limited, ...], float]:
-    """List the numbers of requests, and how long they came."""
     latency, slo, requests = report["metrics"]["e2e_ms"], report["settings"]["slo"], report["requests"]
     numbers = (
         Limited("answered after, p50", f"{latency['p50']:.0f} ms"),
@@ -247,7 +246,6 @@ def _list_requests(report: Mapping[str, Any]) -> tuple[tuple[Limited, ...], floa
 
 
 def _list_stream(report: Mapping[str, Any]) -> tuple[tuple[Limited, ...], float]:
-    """List the numbers of events, and how long they came."""
     answer, slo, events = report["metrics"]["answer_ms"], report["settings"]["slo"], report["events"]
     numbers = (
         Limited("answer in the cache after, p50", f"{answer['p50']:.0f} ms"),
@@ -259,7 +257,6 @@ def _list_stream(report: Mapping[str, Any]) -> tuple[tuple[Limited, ...], float]
 
 
 def _list_batch(report: Mapping[str, Any]) -> tuple[tuple[Limited, ...], float]:
-    """List the numbers of a job, and how long it took."""
     rows, slo = report["rows"], report["settings"]["slo"]
     numbers = (
         Limited("submission to results", f"{report['seconds']:.0f} s", f"{slo['deadline']:g} s"),

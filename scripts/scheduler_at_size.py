@@ -77,8 +77,6 @@ class Step:
 
     name: str
     pods: int
-    """Pods that it placed."""
-
     preempted: int
     seconds: float
     cpu_s: Mapping[str, float]
@@ -221,7 +219,6 @@ def _build_classes() -> Iterator[Manifest]:
 
 
 def _build_account() -> Manifest:
-    """Build the service account that a controller would make."""
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": PLACE}}
 
 

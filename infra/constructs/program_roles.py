@@ -35,7 +35,6 @@ class ProgramRoles:
         """Add the role of a program; returns its policies too.
 
         Args:
-            trust: trust policy of the role.
             statements: additional ones for the orchestrator.
         """
         word, calls = self.list_calls(service)

@@ -365,7 +365,6 @@ def _build_client_statements(
     """Build the permissions of a client of Kafka.
 
     Args:
-        reads: topics.
         writes: topics, which it writes to as an idempotent producer.
         group: consumer group, which AWS asks of all that read.
         further: actions on all of these topics.

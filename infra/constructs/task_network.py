@@ -99,7 +99,6 @@ def add_security_groups(
 
 
 def _add_engine_port_rules(stack: FleetStack, security_groups: TaskSecurityGroups, port: int, description: str) -> None:
-    """Let routers connect to engines on a port."""
     engine, router = security_groups.engine, security_groups.router
     add_rule(stack, f"engine-{port}-from-router", engine, "in", description, port, peer=router)
     add_rule(stack, f"router-to-engine-{port}", router, "out", description, port, peer=engine)

@@ -79,7 +79,6 @@ def add_engine_role(
 
     Args:
         reads: places of S3, s3://BUCKET/PREFIX.
-        caches: buckets of cached prompts.
     """
     return add_role(
         stack,

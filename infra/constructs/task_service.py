@@ -39,8 +39,6 @@ class ServiceContext:
 
     stack: FleetStack
     deployment: str
-    """Its name."""
-
     cluster_arn: str
     subnets: dict[str, str]
     """Private subnet by zone."""

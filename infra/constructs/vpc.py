@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from infra.bindings import aws
 from infra.constructs import endpoint_policy
@@ -11,7 +12,7 @@ from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.fleet import addresses, endpoints
-from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork
+from llm_serving.fleet.model import ExistingNetwork, NewNetwork
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
         tags={"Name": stack.fleet.name},
     )
     _close_default_security_group(stack, vpc, stack.fleet.name)
-    subnets = {zone: _add_private_subnet(stack, network, vpc, zone) for zone in stack.fleet.zones}
+    cidrs = {zone: addresses.compute_private_cidr(network.cidr, zone) for zone in stack.fleet.zones}
+    subnets = {zone: _add_subnet(stack, vpc, "private", zone, cidr) for zone, cidr in cidrs.items()}
     tables = {zone: _add_private_routes(stack, vpc, zone, subnets[zone]) for zone in stack.fleet.zones}
     if network.nat:
         _add_nat_gateways(stack, network, vpc, tables)
@@ -63,21 +65,21 @@ def _close_default_security_group(stack: FleetStack, vpc: aws.vpc.Vpc, name: str
     group.add_override("egress", [])
 
 
-def _add_private_subnet(stack: FleetStack, network: NewNetwork, vpc: aws.vpc.Vpc, zone: str) -> aws.subnet.Subnet:
+def _add_subnet(
+    stack: FleetStack, vpc: aws.vpc.Vpc, part: Literal["private", "public"], zone: str, cidr: str
+) -> aws.subnet.Subnet:
+    """Add a zone's subnet, with the tag by which the load balancer controller finds it."""
+    role = {"private": "internal-elb", "public": "elb"}[part]
+    found_by = {} if stack.fleet.orchestrator == "ecs" else {f"kubernetes.io/role/{role}": "1"}
     return aws.subnet.Subnet(
         stack,
-        f"private-{zone}",
+        f"{part}-{zone}",
         vpc_id=vpc.id,
         availability_zone=zone,
-        cidr_block=addresses.compute_private_cidr(network.cidr, zone),
+        cidr_block=cidr,
         map_public_ip_on_launch=False,
-        tags={"Name": f"{stack.fleet.name}-private-{zone}", **_build_load_balancer_tags(stack.fleet, "internal-elb")},
+        tags={"Name": f"{stack.fleet.name}-{part}-{zone}", **found_by},
     )
-
-
-def _build_load_balancer_tags(fleet: Fleet, role: str) -> dict[str, str]:
-    """Return the tag by which the load balancer controller finds subnets: `internal-elb`, or `elb` for public ones."""
-    return {} if fleet.orchestrator == "ecs" else {f"kubernetes.io/role/{role}": "1"}
 
 
 def _add_private_routes(
@@ -104,15 +106,8 @@ def _add_nat_gateways(
         stack, "public-way-out", route_table_id=public.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id
     )
     for zone, table in tables.items():
-        subnet = aws.subnet.Subnet(
-            stack,
-            f"public-{zone}",
-            vpc_id=vpc.id,
-            availability_zone=zone,
-            cidr_block=addresses.compute_public_cidr(network.cidr, zone),
-            map_public_ip_on_launch=False,
-            tags={"Name": f"{stack.fleet.name}-public-{zone}", **_build_load_balancer_tags(stack.fleet, "elb")},
-        )
+        cidr = addresses.compute_public_cidr(network.cidr, zone)
+        subnet = _add_subnet(stack, vpc, "public", zone, cidr)
         aws.route_table_association.RouteTableAssociation(
             stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
         )

@@ -274,7 +274,6 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
 
 
 def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
-    """Add the topic for the end of each job, for subscribers."""
     batch = context.batch
     topic = aws.sns_topic.SnsTopic(
         context.stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn

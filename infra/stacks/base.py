@@ -89,10 +89,6 @@ def list_deployments(
 ) -> list[DeploymentStack[DataT]]:
     """Return the stack of each rendered deployment of a kind.
 
-    Args:
-        read: reads a rendered file.
-        add: adds the resources of a deployment to its stack.
-
     Raises:
         InputError: a rendered file is wrong, or a deployment is rendered for two targets.
     """

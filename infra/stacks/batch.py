@@ -78,7 +78,6 @@ def _add_resources(stack: FleetStack, batch: Batch) -> None:
 
 
 def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
-    """Add the key of the batch's logs, topic and schedules."""
     log_groups = {"Workflow": workflow.format_log_group(batch.stack)}
     if batch.stack.orchestrator == "ecs":
         log_groups["Tasks"] = format_log_group(stack.fleet, KIND, batch.name)

@@ -193,7 +193,6 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
 
 
 def _add_service(parts: _Parts, service: Service) -> AddedService:
-    """Add a service with its task definition, alarms and scaling."""
     stack, serving, roles = parts.stack, parts.serving, parts.roles[service.is_entry]
     adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(parts, service)
     definition = task.add_definition(

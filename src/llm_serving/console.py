@@ -5,6 +5,7 @@ Progress goes to standard error; results go to standard output, so that `--json`
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -51,6 +52,10 @@ def print_result(renderable: RenderableType) -> None:
     out.print(renderable, soft_wrap=not out.is_terminal)
 
 
+def print_json(payload: object) -> None:
+    print(json.dumps(payload, indent=2))
+
+
 @dataclass(eq=False)
 class Step:
     """One step, and how long it took in seconds."""
@@ -63,6 +68,12 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.title}: {self.note}" if self.note else self.title
+
+    def note_bytes(self, done: int, total: int) -> None:
+        """Note how much of a file is there."""
+        from llm_serving.settings.units import format_bytes  # imports pydantic, which takes longer than most commands
+
+        self.note = f"{format_bytes(done)} of {format_bytes(total)}"
 
 
 _active_steps: list[Step] = []

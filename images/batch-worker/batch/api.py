@@ -454,7 +454,6 @@ def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_text(body: dict[str, Any], name: str, maximum: int) -> str:
-    """Read a text of a request; empty where there is none."""
     text = str(body.get(name) or "")
     if len(text) > maximum:
         raise BadSubmission(name, f"it has more than {maximum} characters")
@@ -513,7 +512,6 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
 
 
 def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
-    """Format a file as OpenAI does."""
     names = ("id", "bytes", "created_at", "filename", "purpose")
     return {"object": "file", "status": "processed", **{name: entry[name] for name in names}}
 

@@ -247,7 +247,6 @@ class ChunkState:
         self.add(Outcome(rows.format_error(custom_id, code, message, line=line), code))
 
     def _read_done_ids(self) -> Iterator[str]:
-        """Read the ids of the rows with results that count."""
         for part in self.head["parts"]:
             for kind in ("output", "errors"):
                 if part[kind] and not part["faults"]:

@@ -61,8 +61,6 @@ class Window:
 
     load: EngineLoad | None
     preemptions: float = 0.0
-    """Within the window."""
-
     burn: Burn = field(default_factory=Burn)
     """Burn of the SLO of the deployment that shares the engines."""
 

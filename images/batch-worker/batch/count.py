@@ -189,7 +189,6 @@ def choose_examples(sample: Sample) -> list[list[tuple[int, batch_rows.Row]]]:
 
 
 def _spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Select at most `count` evenly spaced items."""
     if len(items) <= count:
         return list(items)
     return [items[len(items) * number // count] for number in range(count)]

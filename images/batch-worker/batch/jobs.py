@@ -86,7 +86,6 @@ class Jobs:
 
         Args:
             bucket: default is the deployment's.
-            file_id: of an uploaded file.
             template: of a Parquet file's rows; default is template.json of its folder.
             priority: default is the team's, as that of `deadline_s`; others are the deployment's.
             again: any text, to run the same file again.

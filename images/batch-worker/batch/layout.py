@@ -52,8 +52,6 @@ PART = "jobs/{}/chunks/{:05d}/parts/{:04d}-{:05d}-{}.jsonl"
 """Results since the previous part, by epoch, number and kind; a part counts if the head names it."""
 
 OUTPUT, ERRORS = "jobs/{}/output.jsonl", "jobs/{}/errors.jsonl"
-"""The results of a job."""
-
 UNCACHED_FOLDER, UNCACHED = "uncached/", "uncached/{}-{:05d}.json"
 """Chunks whose answers are not in the cache yet."""
 
@@ -255,7 +253,6 @@ def build_job(
     """Build a new job.
 
     Args:
-        source: `input` of the job.
         now: seconds since 1970.
     """
     job: dict[str, Any] = {

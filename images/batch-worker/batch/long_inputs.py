@@ -60,7 +60,6 @@ def cut(body: dict[str, Any], refusal: Any, rule: str) -> tuple[dict[str, Any], 
 
     Args:
         refusal: the endpoint's answer.
-        rule: which part of the text to remove.
     """
     if rule not in (TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL):
         return None
@@ -131,7 +130,6 @@ def _compute_length(text: str, body: dict[str, Any], refusal: Any) -> int:
 
 
 def _find_longest(body: dict[str, Any]) -> _Location | None:
-    """Find the keys that lead to the longest text of a row."""
     return max(_find_texts(body), key=lambda location: len(_read(body, location)), default=None)
 
 

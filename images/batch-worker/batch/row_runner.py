@@ -102,7 +102,6 @@ class RowRunner:
         return Outcome(line, failure, request.input_tokens, request.output_tokens)
 
     def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:
-        """Build the row's body, with the settings of the job and the deployment."""
         changes: dict[str, Any] = {"model": job["model"]} if job["model"] else {}
         if self._settings.has_priority:  # the lowest goes first; the default, of people's requests, is 0
             changes["priority"] = 1 + self._settings.priorities.index(job["priority"])

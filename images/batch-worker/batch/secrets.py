@@ -105,11 +105,7 @@ class ApiKey:
         self._read_at = time.monotonic()
 
     def renew(self, refused: str) -> bool:
-        """Read the secret again, at most every RENEW_INTERVAL_S; returns whether the key changed.
-
-        Args:
-            refused: the key that the endpoint refused.
-        """
+        """Read the secret again, at most every RENEW_INTERVAL_S; returns whether the key changed."""
         with self._lock:
             is_due = time.monotonic() - self._read_at >= RENEW_INTERVAL_S
             if self._secret and self.value == refused and is_due:

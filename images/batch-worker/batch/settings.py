@@ -67,7 +67,6 @@ class KeysSource:
     """Name or ARN of a secret of AWS Secrets Manager."""
 
     file: str = ""
-    """File of this machine."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ class CacheSettings:
     url: str
     ttl_s: float
     is_cluster: bool
-    """Whether it is in cluster mode."""
-
     login_secret: str = ""
     """Name or ARN of the secret with user and password in its JSON; empty for the variables."""
 

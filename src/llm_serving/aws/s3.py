@@ -22,8 +22,6 @@ PART_BYTES = 32 * 2**20
 """Size of a part: at S3's limit of 10,000 parts a file may have 335 GB."""
 
 HASH_KEY = "sha256"
-"""Key of the metadata."""
-
 _TIMEOUT_S = 10
 _MISSING = ("404", "NoSuchBucket", "NotFound")
 _DENIED = ("403", "AccessDenied", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
@@ -222,7 +220,6 @@ class Bucket:
         return None, {}
 
     def _find_newest_upload(self, key: str) -> str | None:
-        """Return the newest upload of `key` that broke off."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.location.bucket, Prefix=key)
         uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == key]
         return str(max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]) if uploads else None

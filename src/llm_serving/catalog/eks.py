@@ -22,8 +22,6 @@ AL2023: str = _DATA["al2023"]
 """Release of the EKS AMI for Amazon Linux 2023."""
 
 BOTTLEROCKET: str = _DATA["bottlerocket"]
-"""Release of Bottlerocket."""
-
 REGISTRY_ACCOUNTS: Mapping[str, str] = {
     region: account for account, regions in _DATA["registries"].items() for region in regions
 }

@@ -94,8 +94,6 @@ class EngineOptions(PlainData):
     """The engine's names of its parsers for calls of tools and for reasoning."""
 
     variables: tuple[str, ...]
-    """Environment variables that the engine reads."""
-
     dropped_architectures: Mapping[str, str] = {}
     """Architectures of a config.json that it ran before, and its last version that did."""
 

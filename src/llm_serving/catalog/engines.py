@@ -21,8 +21,6 @@ from llm_serving.catalog.quantizations import Quantization
 from llm_serving.settings import own_yaml
 
 FOLDER = Path(__file__).with_name("engines")
-"""A file for each engine, named after it."""
-
 ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
@@ -268,7 +266,6 @@ class Platform(CommandPart):
     """Memory of one replica for each byte of weights, where it uses the machine's own memory."""
 
     options: Mapping[str, CommandPart] = {}
-    """What an option adds on this platform."""
 
 
 EngineMetric = Literal[
@@ -441,8 +438,6 @@ class Engine(_NamedChoice):
     """Path that answers 200 while the process lives; proves nothing about answers."""
 
     metrics_path: str
-    """Path of its Prometheus metrics."""
-
     metrics: Mapping[EngineMetric, str] = {}
     """Prometheus names of those that it has."""
 
@@ -496,8 +491,6 @@ class RouterProgram(_Row):
     name: str
     command: tuple[Template, ...]
     settings: FileSettings
-    """Of its file of settings."""
-
     environment: Mapping[str, Template] = {}
     health: str
     """Path that answers once it has all engines."""

@@ -100,8 +100,6 @@ class NetworkCard(Row):
     index: int
 
     interfaces: int
-    """Most network interfaces on this card."""
-
     baseline_gbps: float
     peak_gbps: float
     """Bandwidth that EC2 reports. Not additive over cards: the instance's is `Instance.network_gbps`."""
@@ -126,8 +124,6 @@ class Instance(Row):
     arch: Literal["x86_64", "arm64"]
 
     accelerators: Accelerators | None
-    """None if the instance has none."""
-
     processor: Processor | None = None
     """None where no source says."""
 

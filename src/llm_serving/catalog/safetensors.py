@@ -26,7 +26,6 @@ def compute_file_bytes(read: Callable[[int, int], bytes], size: int) -> int | No
 
     Args:
         read: returns `length` bytes of the file from the byte `offset` on.
-        size: that it has.
     """
     length = int.from_bytes(read(0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
     if not 0 < length <= min(_MAX_HEADER_BYTES, size):

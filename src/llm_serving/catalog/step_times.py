@@ -42,8 +42,6 @@ class Coefficients(Row):
     """Of a step, whatever it holds."""
 
     layer_s: float
-    """Of each layer."""
-
     expert_layer_s: float
     """On top of that, of each layer of a mixture of experts."""
 

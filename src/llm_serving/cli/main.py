@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import pkgutil
 import sys
@@ -14,7 +13,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from llm_serving import kinds, program, startup
+from llm_serving import console, kinds, program, startup
 from llm_serving.options.command import AWS, BLUEPRINTS, FLEET, MODELS, PANELS, TOOLS, CommandEntry
 from llm_serving.program import DEBUG
 from llm_serving.settings.errors import InputError, Unavailable
@@ -152,7 +151,7 @@ def _run_app(arguments: list[str]) -> int:
     except (InputError, Unavailable) as error:
         if "--json" in _list_own(arguments):
             mistakes = error.to_list() if isinstance(error, InputError) else [{"message": str(error)}]
-            print(json.dumps({"ok": False, "mistakes": mistakes}, indent=2))
+            console.print_json({"ok": False, "mistakes": mistakes})
         raise
     except typer.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):

@@ -124,7 +124,6 @@ def describe_shortage(
 
     Args:
         tokens: that the cache holds.
-        owner: of the budget.
     """
     if weights + reserve > budget:
         return (

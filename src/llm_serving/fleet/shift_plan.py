@@ -78,8 +78,6 @@ class PoolPlan:
 
     pool: str
     accelerators: int
-    """Of one instance."""
-
     usd_h: float | None
     """Price of one instance, on demand; None where the catalog has none."""
 

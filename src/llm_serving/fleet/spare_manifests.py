@@ -62,7 +62,6 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
 
 
 def _build_resources(group: Group, catalog: Catalog) -> dict[str, Manifest]:
-    """Return the resources of a pod that holds all accelerators of a node."""
     accelerators = instances.find(group.types[0], catalog).accelerators
     assert accelerators
     devices = {accelerators.device: accelerators.count}

@@ -332,7 +332,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnBytes) -> None:
-    """Append the missing bytes of `file` to `part`."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import disable_progress_bars

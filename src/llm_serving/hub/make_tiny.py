@@ -269,7 +269,6 @@ def _build_configs(size: Size, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _build_pipeline_configs(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the JSON files of a pipeline that draws, by name."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": make_pipeline.PROMPT_TOKENS,
@@ -282,7 +281,6 @@ def _build_pipeline_configs(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _write_pipeline(folder: Path, vocabulary: int) -> None:
-    """Write a file of weights for each part of a pipeline."""
     first_number = 0
     for name, shapes in make_pipeline.list_tensors(vocabulary).items():
         shard = [Tensor(*shape) for shape in shapes]
@@ -433,7 +431,6 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_complete(size: Size, folder: Path) -> bool:
-    """Return whether `folder` has this model with all files complete."""
     marker = _read_marker(folder)
     if marker.get("recipe") != _build_recipe(size):
         return False

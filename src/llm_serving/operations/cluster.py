@@ -45,8 +45,6 @@ class ClusterContext:
 
     fleet: Fleet
     data: Path
-    """For logs."""
-
     aws: AwsSession
     """Its kubeconfig leads to this cluster alone."""
 

@@ -211,11 +211,7 @@ def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:
 
 
 def read_states(context: FleetContext, stack_names: Sequence[str] | None = None) -> dict[str, StackState]:
-    """Return the state of each stack; empty where nothing was applied.
-
-    Args:
-        stack_names: names of the stacks; all by default.
-    """
+    """Return the state of each stack; empty where nothing was applied."""
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     if context.fleet.state == "local":
         # Terraform would read the same file, and the provider's 700 MB before it, to check their hash.

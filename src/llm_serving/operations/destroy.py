@@ -46,8 +46,6 @@ class DestroyPlan:
 
     context: FleetContext
     states: Mapping[str, StackState]
-    """States of the stacks that have resources."""
-
     stores: Sequence[NonEmptyStore]
     """Buckets and registries that are not empty."""
 

@@ -381,7 +381,6 @@ def _describe(manifest: Manifest) -> str:
 
 
 def _open_client(kubeconfig: Path) -> Any:
-    """Return a client of the kubeconfig's current cluster."""
     from kubernetes import client, config
 
     settings = client.Configuration()

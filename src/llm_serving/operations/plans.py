@@ -28,8 +28,6 @@ class StackPlan:
 
     name: str
     resources: int
-    """In the synthesized stack."""
-
     plan: Plan = field(default_factory=Plan)
     """The saved plan, as Terraform shows it in JSON; empty where it is deferred."""
 
@@ -60,9 +58,6 @@ class StackPlan:
 
 def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> list[StackPlan]:
     """Plan every stack that can be planned, and save each plan for `apply`.
-
-    Args:
-        stack_names: names of the stacks; all by default.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.

@@ -52,7 +52,6 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
 
     Args:
         out: folder of the stacks; with a folder for each fleet where there are several.
-        data: folder of the run.
 
     Raises:
         CommandFailed: one cannot be planned.
@@ -92,9 +91,6 @@ def rehearse(
     document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
 ) -> Rehearsal:
     """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left.
-
-    Args:
-        stack_names: names of the stacks; all by default.
 
     Raises:
         CheckFailed: the second plan is not empty, or a resource is left after the destroy.

@@ -25,7 +25,7 @@ from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.services.local_server import LocalServer
 from llm_serving.settings.document import Conflict, Document, load
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import require_choice
 
 _MODULE = "kind"
 
@@ -204,8 +204,7 @@ def get(kind: str) -> Kind[Any, Any]:
     Raises:
         InputError: there is no such kind; names all of them.
     """
-    if kind not in list_kinds():
-        raise InputError(f"kind: {quote_value(kind)}: there is no such kind. Fix: use {' or '.join(list_kinds())}.")
+    require_choice("kind", kind, "kind", list_kinds())
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
     found: Kind[Any, Any] = module.KIND
     return found

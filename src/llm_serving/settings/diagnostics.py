@@ -77,7 +77,6 @@ _EXPECTED_TYPES = {
 
 
 def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails) -> tuple[str, str]:
-    """Return why the value cannot work, and what to write."""
     error_type, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if "why" in context:
         return str(context["why"]), str(context["write"])

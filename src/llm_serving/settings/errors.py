@@ -9,7 +9,7 @@ BlueprintError
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +101,17 @@ class InputError(BlueprintError):
     def to_list(self) -> list[dict[str, Any]]:
         """Return the mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
         return [part.to_dict() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
+
+
+def require_choice(option: str, value: str, noun: str, choices: Collection[str], verb: str = "use") -> None:
+    """Check that an argument is one of those that there are.
+
+    Raises:
+        InputError: it is none; names all of them.
+    """
+    if value not in choices:
+        fix = f"{verb} {' or '.join(choices)}"
+        raise InputError(f"{option}: {quote_value(value)}: there is no such {noun}. Fix: {fix}.")
 
 
 A = TypeVar("A")

@@ -66,7 +66,6 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
     """Check that a settings file may have a key; of a mapping with names of its own, that the file has the name.
 
     Args:
-        data: the file's data.
         reserved: top-level keys that are not for overrides.
 
     Raises:

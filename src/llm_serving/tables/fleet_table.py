@@ -206,7 +206,6 @@ def _format_unit_price(instance: Instance | None, region: str) -> str:
 
 
 def _describe_purchase(fleet: Fleet, pool: Pool) -> str:
-    """Describe the purchase options and other attributes of a pool."""
     options = [option if isinstance(option, str) else _describe_reservation(option) for option in pool.buy]
     attributes = [
         "EFA" if pool.efa else "",

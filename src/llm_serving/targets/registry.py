@@ -8,7 +8,7 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import require_choice
 
 if TYPE_CHECKING:
     from llm_serving.targets.base import Target
@@ -33,8 +33,6 @@ def load_target(name: str) -> Target:
     Raises:
         InputError: there is no such target.
     """
-    names = list_targets()
-    if name not in names:
-        raise InputError(f"--target: {quote_value(name)}: there is no such target. Fix: use {' or '.join(names)}.")
+    require_choice("--target", name, "target", list_targets())
     target: Target = importlib.import_module(f"llm_serving.targets.{name}.{_MODULE}").TARGET
     return target

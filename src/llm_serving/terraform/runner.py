@@ -221,8 +221,6 @@ class Result:
 
     code: int
     output: str
-    """What it printed, for people."""
-
     events: Sequence[Event] = ()
     """Messages of a command that streams them."""
 

@@ -21,8 +21,6 @@ class MetricsPage(NamedTuple):
     """The metrics of one replica, in the format of Prometheus."""
 
     name: str
-    """Of the replica."""
-
     role: str
     url: str
 

@@ -376,11 +376,7 @@ def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folde
             console.show_command(("blueprint", "model", "copy", loaded_model.model, "--to", loaded_model.weights.uri))
     model_names = ", ".join(loaded_model.model for loaded_model in deployment.loaded_models)
     with console.step(f"Upload {model_names} to s3://{upload_environment.bucket}") as step:
-
-        def on_progress(done: int, total: int) -> None:
-            step.note = f"{format_bytes(done)} of {format_bytes(total)}"
-
-        weights.upload_models(deployment_plan.directory, deployment, on_progress)
+        weights.upload_models(deployment_plan.directory, deployment, step.note_bytes)
         step.note = f"{format_bytes(weights.check(deployment))} verified"
 
 

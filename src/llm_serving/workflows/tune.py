@@ -135,7 +135,6 @@ def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
 
 
 def _list_settings(varied: Sequence[Override]) -> list[dict[str, str]]:
-    """Return every combination of the values, by key."""
     keys = [override.key for override in varied]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(entry.values for entry in varied))]
 

@@ -24,8 +24,6 @@ class CheckResult:
     """What to do; "" where there is nothing to do."""
 
     command: tuple[str, ...] = ()
-    """The command that does it."""
-
     unknown_reason: str = ""
     """Why AWS gave no answer; "" where it did."""
 

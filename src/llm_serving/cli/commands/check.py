@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import Any
 
 import typer
@@ -34,10 +33,10 @@ def check(
     except InputError as error:
         if not as_json:
             raise
-        print(json.dumps({"ok": False, "mistakes": error.to_list()}, indent=2))
+        console.print_json({"ok": False, "mistakes": error.to_list()})
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        print(json.dumps({"ok": True, "mistakes": [], "deployment": _build_payload(blueprint, deployment)}, indent=2))
+        console.print_json({"ok": True, "mistakes": [], "deployment": _build_payload(blueprint, deployment)})
     else:
         _print_summary(blueprint, fleet_document, deployment)
 
@@ -48,7 +47,6 @@ def _build_payload(blueprint: Document[Any], deployment: Deployment) -> dict[str
 
 
 def _print_summary(blueprint: Document[Any], fleet: Document[Fleet], deployment: Deployment) -> None:
-    """Print what the files resolve to, one line for each part."""
     for part, text in (*_describe_fleet(fleet), *kinds.get_for(blueprint).describe(blueprint, deployment)):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)

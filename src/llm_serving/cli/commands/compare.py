@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +75,7 @@ def compare(
     if page:
         page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
     if as_json:
-        print(json.dumps(_build_payload(baseline, comparisons), indent=2))
+        console.print_json(_build_payload(baseline, comparisons))
     else:
         console.out.print(comparison_table.render(comparisons), soft_wrap=False)
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]

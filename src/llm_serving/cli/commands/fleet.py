@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +50,7 @@ def synth(fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None
     with console.step(f"Synthesize the stacks of {console.shorten_path(fleet)}"):
         folders = synthesis.synthesize(document, out, deployments=None)
     if as_json:
-        print(json.dumps({name: str(folder) for name, folder in folders.items()}, indent=2))
+        console.print_json({name: str(folder) for name, folder in folders.items()})
         return
     for name, folder in folders.items():
         console.out.print(f"[bold]{name}[/bold]: {console.shorten_path(folder / 'cdk.tf.json')}")
@@ -79,7 +78,7 @@ def plan(
         if not save:
             stack_apply.delete_plans(fleet_context)
         if as_json:
-            print(json.dumps(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()), indent=2))
+            console.print_json(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()))
         else:
             console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
     if exit_code and (changed := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -38,7 +37,7 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
             "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
         raise typer.Exit(InputError.exit_code if mistakes else 0)
     table = fleet_table.render(document.value, catalog, console.out.width, deployed)
     console.out.print(table, soft_wrap=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +38,7 @@ def show_upgrade(
         )
     steps = upgrade.list_steps(settings, instances.load(), running)
     if as_json:
-        print(json.dumps(upgrade_table.build_payload(steps, unread), indent=2))
+        console.print_json(upgrade_table.build_payload(steps, unread))
     else:
         _print(fleet, settings, steps, unread)
     if write and steps and steps[0].edit:

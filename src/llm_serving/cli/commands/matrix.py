@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from llm_serving import console
 from llm_serving.options.arguments import AsJson
 from llm_serving.tables import matrix_table
@@ -17,6 +15,6 @@ def matrix(as_json: AsJson = False) -> None:
     """
     cells = list(target_matrix.build_cells())
     if as_json:
-        print(json.dumps([cell.build_payload() for cell in cells], indent=2))
+        console.print_json([cell.build_payload() for cell in cells])
     else:
         console.out.print(matrix_table.MatrixTable(cells))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +26,7 @@ from llm_serving.options.arguments import FLEET, AsJson
 from llm_serving.prediction import closed_loop, step_time
 from llm_serving.services.models import build_bucket_prefix
 from llm_serving.settings.document import load
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, quote_value, require_choice
 from llm_serving.settings.units import Tokens, format_bytes
 from llm_serving.tables import fit_table, models_table
 
@@ -58,17 +57,11 @@ def make_tiny(
 
     The files are the same bytes each time.
     """
-    size_name = next((candidate for candidate in tiny_model.SIZES if candidate == size), None)
-    if size_name is None:
-        raise InputError(
-            f"--size: {quote_value(size)}: there is no such size. Fix: use {' or '.join(tiny_model.SIZES)}."
-        )
+    require_choice("--size", size, "size", tiny_model.SIZES)
+    size_name = cast(tiny_model.Size, size)
     own_formats = models.find(size_name).formats
     format_ = format_ or own_formats[0]
-    if format_ not in _FORMATS:
-        raise InputError(
-            f"--format: {quote_value(format_)}: there is no such format. Fix: use {' or '.join(_FORMATS)}."
-        )
+    require_choice("--format", format_, "format", _FORMATS)
     if format_ not in own_formats:
         only = f"{size} exists as {own_formats[0]} only"
         raise InputError(f"--format: {quote_value(format_)}: {only}. Fix: remove --format.")
@@ -79,7 +72,7 @@ def make_tiny(
         return
     with console.step(f"Create model {size} in {to}") as step:
         make = make_gguf.make_default if format_ == make_gguf.FORMAT else tiny_model.make
-        folder = make(size_name, to, _build_progress(step))
+        folder = make(size_name, to, step.note_bytes)
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"
     console.err.print(f"[yellow]{models.RANDOM_NOTICE}[/yellow]")
     console.out.print(str(folder), markup=False)
@@ -101,7 +94,7 @@ def list_(as_json: AsJson = False) -> None:
             }
             for row in rows
         ]
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
         return
     console.out.print(models_table.render(rows), soft_wrap=False)
 
@@ -129,10 +122,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
-    if kv_cache_dtype not in ("auto", "fp8"):
-        raise InputError(
-            f"--kv-cache-dtype: {quote_value(kv_cache_dtype)}: there is no such type. Fix: use auto or fp8."
-        )
+    require_choice("--kv-cache-dtype", kv_cache_dtype, "type", ("auto", "fp8"))
     if model.startswith("s3://"):
         model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
@@ -140,7 +130,7 @@ def fit(
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
     fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype)
     if as_json:
-        print(json.dumps(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype), indent=2))
+        console.print_json(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype))
         return
     console.out.print(fit_table.render(model_row, rows, fits, context_tokens, kv_cache_dtype), soft_wrap=False)
     for line in fit_table.explain(fits) if type_ else ():
@@ -169,9 +159,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict mean latencies of one replica in a closed loop, without an accelerator."""
-    if precision not in step_time.PRECISIONS:
-        choices = " or ".join(step_time.PRECISIONS)
-        raise InputError(f"--precision: {quote_value(precision)}: there is no such precision. Fix: use {choices}.")
+    require_choice("--precision", precision, "precision", step_time.PRECISIONS)
     model_row = step_time.apply_precision(models.find(model, fetch=_fetch_record), precision)
     if model_row.task != "generate":
         raise InputError(f"MODEL: {quote_value(model)}: it generates no text. Fix: use a model that does.")
@@ -181,7 +169,7 @@ def predict(
     instance = instances.find(type_)
     loop = closed_loop.predict(model_row, instance, tensor, input_tokens, output_tokens, concurrency)
     if as_json:
-        print(json.dumps(_build_prediction(loop), indent=2))
+        console.print_json(_build_prediction(loop))
         return
     console.out.print(_describe_prediction(loop), markup=False)
 
@@ -232,10 +220,10 @@ def copy(
     with console.step(f"Copy {source} to {uri}") as step:
         if upload.is_folder(source):
             folder = Path(source).expanduser()
-            upload_result = upload.upload(folder, uri, all_files=all_files, on_progress=_build_progress(step))
+            upload_result = upload.upload(folder, uri, all_files=all_files, on_progress=step.note_bytes)
         else:
             upload_result = upload.copy_from_hub(
-                name, uri, revision=revision, all_files=all_files, staging=staging, on_progress=_build_progress(step)
+                name, uri, revision=revision, all_files=all_files, staging=staging, on_progress=step.note_bytes
             )
         sent_summary = f"{format_bytes(upload_result.sent)} uploaded" if upload_result.sent else "up to date"
         step.note = f"{upload_result.files} files, {format_bytes(upload_result.bytes)}, {sent_summary}"
@@ -296,12 +284,3 @@ def _parse_tokens(text: str) -> int:
         raise InputError(
             f"--context: {quote_value(text)}: it is not a number of tokens. Fix: write 4096 or 8k."
         ) from None
-
-
-def _build_progress(step: console.Step) -> Callable[[int, int], None]:
-    """Return a callback that shows progress in bytes as the note of a step."""
-
-    def update_note(done: int, total: int) -> None:
-        step.note = f"{format_bytes(done)} of {format_bytes(total)}"
-
-    return update_note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +55,7 @@ def test_network(
         text = network_test.run(document.value, group, nodes=nodes, limit_s=minutes * _MINUTE_S)
     verdict = network_test.judge(text, group)
     if as_json:
-        print(json.dumps(_build_payload(verdict), indent=2))
+        console.print_json(_build_payload(verdict))
     else:
         console.out.print(_describe_verdict(verdict, group), markup=False)
     if verdict.failures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from llm_serving.options.arguments import FLEET, AsJson, Folder
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.services.kinds import Capability
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, quote_value, require_choice
 from llm_serving.tables import patterns_table
 from llm_serving.targets import render
 
@@ -45,7 +44,7 @@ def list_(as_json: AsJson = False) -> None:
         for folder in paths.list_patterns()
     ]
     if as_json:
-        print(json.dumps(entries, indent=2))
+        console.print_json(entries)
         return
     console.out.print(patterns_table.render(entries), soft_wrap=False)
 
@@ -67,9 +66,7 @@ def new(
 ) -> None:
     """Copy a pattern to a folder of your own."""
     source = PATTERNS / from_
-    names = [folder.name for folder in paths.list_patterns()]
-    if from_ not in names:
-        raise InputError(f"--from: {quote_value(from_)}: there is no such pattern. Fix: use {' or '.join(names)}.")
+    require_choice("--from", from_, "pattern", [folder.name for folder in paths.list_patterns()])
     presets = _list_presets(source)
     if preset is not None and preset not in presets:
         choices = " or ".join(presets) or "no --preset"
@@ -161,6 +158,5 @@ def _read_summary(folder: Path) -> str:
 
 
 def _update_schema_comment(file: Path, schema: str) -> None:
-    """Update the path in the comment by which editors find the schema."""
     schema_path = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
     file.write_text(re.sub(r"(?<=\$schema=)\S+", schema_path, file.read_text(encoding="utf-8")), encoding="utf-8")

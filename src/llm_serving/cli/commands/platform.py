@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -95,7 +94,7 @@ def _print_commands(commands: Sequence[Command], plan: bool, as_json: bool) -> N
             }
             for command in commands
         ]
-        print(json.dumps(rows, indent=2))
+        console.print_json(rows)
     elif plan:
         for command in commands:
             console.out.print(f"[bold]{command.selected.add_on.name}[/bold]: {command.selected.add_on.why}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llm_serving import console
 from llm_serving.aws.preflight import report
 from llm_serving.aws.preflight.check import Check
 from llm_serving.aws.session import AwsSession
@@ -45,7 +45,7 @@ def preflight(
     checks = [_build_image_check(plan) for plan in plans]
     result = report.run_preflight(document, instances.load(), aws, further=checks)
     if as_json:
-        print(json.dumps(result.build_payload(), indent=2))
+        console.print_json(result.build_payload())
     else:
         preflight_table.print_report(result)
     if result.counts["fail"]:

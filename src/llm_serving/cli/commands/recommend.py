@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,7 +89,7 @@ def recommend(
     if chart:
         chart.write_text(recommend_table.render_chart(answer), encoding="utf-8")
     if as_json:
-        print(json.dumps(recommendation.build_payload(answer), indent=2))
+        console.print_json(recommendation.build_payload(answer))
     elif explain:
         console.out.print(recommendation.explain(answer, explain), markup=False)
     else:

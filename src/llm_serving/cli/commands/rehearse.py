@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -56,11 +55,8 @@ def rehearse(
 def _print_result(rehearsals: Sequence[run.Rehearsal], *, mocked: bool, as_json: bool) -> None:
     if as_json:
         emulated = [] if mocked else [emulator.EMULATION_NOTE]
-        print(
-            json.dumps(
-                {"rehearsals": [dataclasses.asdict(rehearsal) for rehearsal in rehearsals], "emulated": emulated},
-                indent=2,
-            )
+        console.print_json(
+            {"rehearsals": [dataclasses.asdict(rehearsal) for rehearsal in rehearsals], "emulated": emulated}
         )
         return
     console.out.print(f"{rehearsals[0].terraform}, AWS provider from {rehearsals[0].provider_from}")
@@ -71,7 +67,6 @@ def _print_result(rehearsals: Sequence[run.Rehearsal], *, mocked: bool, as_json:
 
 
 def _list_fleet_files(fleet: Path) -> list[Path]:
-    """List the fleet file, or the fleet files of a folder."""
     if not fleet.is_dir():
         return [fleet]
     if files := sorted(fleet.glob("*.yaml")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ def show_plan(traffic: Traffic, fleet: Fleet = FLEET, page: Page = None, as_json
     if page:
         page.write_text(shift_plan_page.render(fleet_document.value.name, curves.source, plans), encoding="utf-8")
     if as_json:
-        print(json.dumps(_build_payload(fleet_document.value.name, plans), indent=2))
+        console.print_json(_build_payload(fleet_document.value.name, plans))
     else:
         console.out.print(shift_plan_table.render(plans))
         if page:

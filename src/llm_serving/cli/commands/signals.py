@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from llm_serving import console
 from llm_serving.catalog import signals
 from llm_serving.options.arguments import AsJson
@@ -17,7 +15,7 @@ def list_signals(as_json: AsJson = False) -> None:
     """
     rows = [_build_row(name) for name in signals.list_program_names()]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        console.print_json(rows)
     else:
         console.out.print(signals_table.render(rows))
 

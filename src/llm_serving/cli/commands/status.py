@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +37,7 @@ def status(
 def _show_status(folder: Path, fleet: Path, target: str, *, as_json: bool) -> None:
     deployment_status = registry.load_target(target).read_status(folder, fleet)
     if as_json:
-        print(json.dumps(deployment_status.build_payload(), indent=2))
+        console.print_json(deployment_status.build_payload())
     elif deployment_status.rows:
         console.out.print(status_table.render(deployment_status))
     if not deployment_status.rows:
@@ -52,7 +51,7 @@ def _show_starts(folder: Path, fleet: Path, target: str, *, as_json: bool) -> No
     if not starts:
         raise CheckFailed(f"{folder.name}: no replica runs. Fix: run blueprint deploy {console.shorten_path(folder)}")
     if as_json:
-        print(json.dumps({"starts": [asdict(start) for start in starts]}, indent=2))
+        console.print_json({"starts": [asdict(start) for start in starts]})
     else:
         console.out.print(starts_table.render(starts))
 

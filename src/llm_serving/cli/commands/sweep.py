@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, 
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
 from llm_serving.settings import diagnostics
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, require_choice
 from llm_serving.settings.units import Duration
 from llm_serving.tables import sweep_table
 from llm_serving.targets import registry
@@ -55,8 +55,10 @@ def sweep(
     Sends one load after the other to a running deployment and saves its capacity, which `check` and `deploy` use.
     """
     require_limits(folder, Capability.SWEEP)
+    if by is not None:
+        require_choice("--by", by, "load", ("rate", "users"))
     options = Options(
-        _read_axis(by),
+        cast(Axis | None, by),
         *_read_bounds(from_, to),
         precision / 100,
         quantities.parse("--point-time", point_time, Duration),
@@ -87,12 +89,6 @@ def require_limits(folder: Path, capability: Capability) -> None:
         reason = "it has no limit on a latency that a higher load could miss"
         fix = "write ttft_ms: {p95: 800}, for example"
         raise InputError([diagnostics.build_mistake(document.path, document.positions, ("slo",), "", reason, fix)])
-
-
-def _read_axis(by: str | None) -> Axis | None:
-    if by is None or by == "rate" or by == "users":
-        return by  # type: ignore[return-value]
-    raise InputError(f"--by: {quote_value(by)}: there is no such load. Fix: use rate or users.")
 
 
 def _read_bounds(lowest: float | None, highest: float | None) -> tuple[float | None, float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -37,7 +36,7 @@ def switch(
     if as_json:
         change.write()
         payload = {"file": file, "values": values, "lines": list(change.lines), "rendered": list(change.rendered)}
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
         return
     if not change.lines:
         console.out.print(f"{file}: no change", markup=False)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from rich.live import Live
 
 from llm_serving import console
@@ -22,9 +21,10 @@ from llm_serving.kinds.batch.blueprint import resolve_deadline
 from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.worker_settings import PRIORITIES
+from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
-from llm_serving.settings.errors import CheckFailed, InputError, quote_value
-from llm_serving.settings.units import Duration, format_bytes
+from llm_serving.settings.errors import CheckFailed, InputError, quote_value, require_choice
+from llm_serving.settings.units import Duration
 from llm_serving.targets import registry
 from llm_serving.validation.load import api_key
 
@@ -75,7 +75,7 @@ def submit(
     metadata = {
         "team": team,
         "priority": priority,
-        "deadline": _parse_deadline(deadline),
+        "deadline": f"{quantities.parse('--deadline', deadline, Duration):g}" if deadline is not None else "",
         "model": model,
         "again": again,
         "prompt_version": prompt_version,
@@ -107,7 +107,7 @@ def list_(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, as_json
     with _open_deployment(folder, fleet, target) as (_, client):
         jobs = [_build_payload(job) for job in client.list_batches()]
     if as_json:
-        print(json.dumps(jobs, indent=2))
+        console.print_json(jobs)
     else:
         console.out.print(batch_table.render_jobs(jobs))
 
@@ -138,7 +138,7 @@ def status(
             return
         payload, workers = _build_payload(client.read(job_id)), [] if as_json else client.list_workers()
     if as_json:
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
     else:
         console.out.print(batch_table.render_job(payload, workers))
 
@@ -151,7 +151,7 @@ def cancel(
     with _open_deployment(folder, fleet, target) as (_, client):
         payload = _build_payload(client.cancel(job_id))
     if as_json:
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
     else:
         had_ended = ": it had ended before" if payload["state"] in FINAL_STATES else ""
         console.out.print(f"{payload['id']}: {payload['state']}{had_ended}", markup=False)
@@ -224,7 +224,7 @@ def _watch(client: BatchClient, job_id: str) -> None:
 
 def _print_teams(teams: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(teams, indent=2))
+        console.print_json(teams)
     else:
         console.out.print(batch_table.render_teams(teams))
 
@@ -233,16 +233,10 @@ def _print_estimate(
     deployment: BatchDeployment, client: BatchClient, source: dict[str, str], metadata: dict[str, str], as_json: bool
 ) -> None:
     team_name = metadata.get("team") or next(iter(deployment.teams))
-    team = deployment.teams.get(team_name)
-    if team is None:
-        raise InputError(
-            f"--team: {quote_value(team_name)}: there is no such team. Fix: choose {' or '.join(deployment.teams)}."
-        )
+    require_choice("--team", team_name, "team", deployment.teams, "choose")
+    team = deployment.teams[team_name]
     priority = metadata.get("priority") or team.priority
-    if priority not in PRIORITIES:
-        raise InputError(
-            f"--priority: {quote_value(priority)}: there is no such priority. Fix: choose {' or '.join(PRIORITIES)}."
-        )
+    require_choice("--priority", priority, "priority", PRIORITIES, "choose")
     with console.step("Count rows and tokens"):
         counts = client.count(**source, model=metadata.get("model", ""))
     payload = estimate.build(
@@ -254,7 +248,7 @@ def _print_estimate(
         deadline_s=float(metadata.get("deadline") or resolve_deadline(team, deployment.limits)),
     )
     if as_json:
-        print(json.dumps(payload, indent=2))
+        console.print_json(payload)
     else:
         console.out.print(batch_table.render_estimate(payload))
 
@@ -273,9 +267,7 @@ def _read_template(file: Path) -> str:
 
 def _upload(client: BatchClient, file: Path) -> str:
     with console.step(f"Upload {console.shorten_path(file)}") as step:
-        return client.upload(
-            file, lambda done, size: setattr(step, "note", f"{format_bytes(done)} of {format_bytes(size)}")
-        )
+        return client.upload(file, step.note_bytes)
 
 
 def _print_submitted(job: dict[str, Any], folder: Path, target: str, as_json: bool) -> None:
@@ -307,32 +299,12 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     for name, file_id in (("output.jsonl", job["output_file_id"]), ("errors.jsonl", job["error_file_id"])):
         with console.step(f"Download {name}") as step:
-            client.download(
-                file_id,
-                folder / name,
-                lambda done, size, step=step: setattr(step, "note", f"{format_bytes(done)} of {format_bytes(size)}"),  # type: ignore[misc]
-            )
+            client.download(file_id, folder / name, step.note_bytes)
 
 
 def _build_payload(job: dict[str, Any]) -> dict[str, Any]:
-    """Build a job as `--json` shows it."""
     names = ("id", "team", "priority", "request_counts", "failures", "tokens", "endpoint_s", "cost_usd", "created_at",
              "in_progress_at", "expires_at")  # fmt: skip
     ended = next((job[f"{state}_at"] for state in FINAL_STATES if job.get(f"{state}_at")), None)
     errors = job["errors"]["data"] if job["errors"] else []
     return {"state": job["status"], **{name: job[name] for name in names}, "ended_at": ended, "errors": errors}
-
-
-def _parse_deadline(text: str | None) -> str:
-    """Return the seconds of a length of time; empty if there is none.
-
-    Raises:
-        InputError: it is no length of time.
-    """
-    if text is None:
-        return ""
-    try:
-        return f"{TypeAdapter(Duration).validate_python(text):g}"
-    except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"--deadline: {quote_value(text)}: {message}.") from None

@@ -153,11 +153,7 @@ def _complete_output(
 
 
 def _sum_waiting(jobs: Iterable[Mapping[str, Any]], priority: str, row_s: float) -> float:
-    """Sum the seconds of unfinished rows of other jobs with the same or a higher priority, which run first.
-
-    Args:
-        row_s: seconds of a row.
-    """
+    """Sum the seconds of unfinished rows of other jobs with the same or a higher priority, which run first."""
     seconds = 0.0
     for job in jobs:
         if job["status"] in FINAL_STATES or PRIORITIES.index(job["priority"]) > PRIORITIES.index(priority):

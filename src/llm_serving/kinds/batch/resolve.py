@@ -152,7 +152,6 @@ def _build_api(
 
 
 def _build_service(environment: Environment, program: str, document: dict[str, JsonValue]) -> Service:
-    """Build what workers and Batch API have in common."""
     return Service(
         name=program,
         role=program,

@@ -32,7 +32,6 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     An object is written again, the same, where what has been exported could not be noted.
 
     Args:
-        s3: client of S3.
         location: s3://BUCKET/PREFIX.
 
     Raises:

@@ -222,7 +222,6 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit
 
 
 def _build_metrics_call(what: str, deployment: str, port: int, role_kind: str) -> Call:
-    """Build the call that reads a page of all engines, or of all routers, of a deployment."""
     return Call(
         purpose=f"{what} of {deployment}", port=port, deployment=deployment, labels={"inference/kind": role_kind}
     )

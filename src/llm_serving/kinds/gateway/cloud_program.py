@@ -50,11 +50,7 @@ class Place(NamedTuple):
     """Where everything is, as the stack writes it."""
 
     database: str
-    """Host of the database."""
-
     cache: str
-    """Host of the cache."""
-
     owner: str
     """ARN of the secret with the password of the database's owner."""
 
@@ -118,11 +114,7 @@ def read_owner(place: Place) -> Login:
 
 
 def read_secret(client: Any, arn: str) -> str:
-    """Read a secret's value.
-
-    Args:
-        client: of Secrets Manager.
-    """
+    """Read a secret's value."""
     return str(client.get_secret_value(SecretId=arn)["SecretString"])
 
 

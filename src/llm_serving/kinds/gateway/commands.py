@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from llm_serving import console
 from llm_serving.kinds.gateway import access, usage, usage_page
-from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, quote_value, require_choice
 from llm_serving.settings.units import Duration
 
 app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
@@ -46,7 +45,7 @@ def create(
 ) -> None:
     """Create a key of a team. It is shown once."""
     with access.open_access(folder, fleet, target) as gateway:
-        _require_team(gateway.deployment, team)
+        require_choice("--team", team, "team", gateway.deployment.teams, "choose")
         with gateway.connect() as admin:
             text, key = admin.create_key(team, name, user)
         if as_json:
@@ -63,11 +62,11 @@ def list_(
     """List the keys, the oldest first, without their texts."""
     with access.open_access(folder, fleet, target) as gateway:
         if team is not None:
-            _require_team(gateway.deployment, team)
+            require_choice("--team", team, "team", gateway.deployment.teams, "choose")
         with gateway.connect() as admin:
             keys = admin.list_keys(team)
     if as_json:
-        print(json.dumps([key._asdict() for key in keys], indent=2))
+        console.print_json([key._asdict() for key in keys])
         return
     table = _create_table(["id", "team", "user", "name", "created"], [])
     for key in keys:
@@ -95,7 +94,7 @@ def export(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET) -> Non
     with access.open_access(folder, fleet, target) as gateway, gateway.connect() as admin:
         for key in admin.list_keys():
             document.setdefault(key.team, []).append(f"sha256:{key.id}")
-    print(json.dumps(document, indent=2))
+    console.print_json(document)
 
 
 @app.command(name="audit")
@@ -107,11 +106,11 @@ def audit_(
     as_json: AsJson = False,
 ) -> None:
     """Show requests, changes of keys and teams, and budgets that are nearly spent, the oldest first."""
-    since_s = _parse_since(since)
+    since_s = quantities.parse("--since", since, Duration)
     with access.open_access(folder, fleet, target) as gateway:
         entries = gateway.read_audit(since_s)
     if as_json:
-        print(json.dumps(entries, indent=2))
+        console.print_json(entries)
     else:
         console.out.print(_render_audit(entries))
 
@@ -137,7 +136,7 @@ def usage_(
         time = f"month {month}" if month else f"last {since or DEFAULT_SINCE}"
         page.write_text(usage_page.render(gateway.deployment.name, time, records), encoding="utf-8")
     if as_json:
-        print(json.dumps(rows, indent=2))
+        console.print_json(rows)
     elif as_csv:
         names = [*columns, *usage.NUMBERS]
         writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
@@ -145,12 +144,6 @@ def usage_(
         writer.writerows(rows)
     else:
         console.out.print(_render_usage(rows, columns))
-
-
-def _require_team(deployment: GatewayDeployment, team: str) -> None:
-    if team not in deployment.teams:
-        fix = f"choose {' or '.join(deployment.teams)}"
-        raise InputError(f"--team: {quote_value(team)}: there is no such team. Fix: {fix}.")
 
 
 def _parse_columns(text: str) -> list[str]:
@@ -164,21 +157,13 @@ def _parse_columns(text: str) -> list[str]:
 
 def _parse_period(since: str | None, month: str | None) -> usage.Period:
     if month is None:
-        return usage.build_last(_parse_since(since or DEFAULT_SINCE))
+        return usage.build_last(quantities.parse("--since", since or DEFAULT_SINCE, Duration))
     if since is not None:
         raise InputError("--month: a month has a beginning of its own. Fix: remove --since or --month.")
     try:
         return usage.build_month(datetime.datetime.strptime(month, "%Y-%m").date())
     except ValueError:
         raise InputError(f"--month: {quote_value(month)}: it is no month. Fix: write one as 2026-11.") from None
-
-
-def _parse_since(text: str) -> float:
-    try:
-        return TypeAdapter(Duration).validate_python(text)
-    except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"--since: {quote_value(text)}: {message}.") from None
 
 
 def _create_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:

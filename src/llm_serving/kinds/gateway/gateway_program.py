@@ -91,7 +91,6 @@ def start(login: Login, secret: str, folder: Path, address: tuple[str, str], pro
 
     Args:
         secret: what its keys come from.
-        folder: for its settings.
         address: host and port.
     """
     folder.mkdir(exist_ok=True)

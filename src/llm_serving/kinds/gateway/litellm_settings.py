@@ -150,7 +150,6 @@ def parse_name(backend_id: str) -> str:
 
 
 def _build_guardrails(settings: Blueprint, region: str) -> dict[str, Any]:
-    """Build the guardrail that requests pass before a deployment gets them."""
     bedrock = settings.guardrails.bedrock
     if not bedrock or not region:
         return {}

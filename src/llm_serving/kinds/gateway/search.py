@@ -46,7 +46,6 @@ def describe(settings: Blueprint) -> Iterator[str]:
 
 
 def _list_routes(settings: Blueprint) -> list[str]:
-    """List the routes that compare meanings on this machine."""
     embeddings = litellm_settings.list_embeddings(settings)
     return [route for route, place in embeddings.items() if not place.backend.bedrock]
 

@@ -34,8 +34,6 @@ CACHE, REFUSED = "(cache)", "(refused)"
 
 _COUNTS = ("requests", "input_tokens", "output_tokens")
 NUMBERS = (*_COUNTS, "usd", "usd_per_million_tokens")
-"""What each row has."""
-
 POLICY_NUMBERS = ("cached_requests", "similar_requests", "saved_tokens", "masked", "blocked")
 """What each row has of the gateway's own answers: from its cache, those to questions of other words among them, with
 the tokens of these, and guardrails."""

@@ -11,12 +11,7 @@ from llm_serving.validation.pages import html_report
 
 
 def render(name: str, time: str, records: Records) -> str:
-    """Return the page as HTML.
-
-    Args:
-        name: of the gateway.
-        time: that the records are of, in words.
-    """
+    """Return the page as HTML."""
     rows, teams = (usage.build_rows(records, columns) for columns in (("team", "model"), ("team",)))
     bill = usage.compute_bill(records)
     return html_report.render_page(
@@ -35,7 +30,6 @@ def render(name: str, time: str, records: Records) -> str:
 
 
 def _find_largest_share(rows: list[dict[str, Any]], column: str) -> list[tuple[dict[str, Any], float]]:
-    """Return the rows that have a value, each with its share of the largest."""
     known = [row for row in rows if row[column] is not None]
     largest = max((row[column] for row in known), default=0.0) or 1.0
     return [(row, row[column] / largest) for row in known]

@@ -40,8 +40,6 @@ class Server:
     """A Prometheus that runs."""
 
     address: str
-    """Of the page."""
-
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -118,7 +116,6 @@ def build_settings(deployment: ServingDeployment) -> dict[str, Any]:
 
 
 def _find_metrics_address(deployment: ServingDeployment, service: Service) -> str:
-    """Return where a process has its metrics: the router apart from its API."""
     environment = deployment.environment
     own_port = environment.ports.get(f"{service.name}-metrics")
     return f"{environment.member_host}:{own_port}" if own_port else f"{service.host}:{service.port}"

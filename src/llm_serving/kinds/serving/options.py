@@ -32,8 +32,6 @@ class Node:
 
     settings: Blueprint
     key_path: tuple[str, ...]
-    """Of the role."""
-
     role: EngineRole
     placement: Placement
     platform: Platform
@@ -107,7 +105,6 @@ class Option(NamedTuple):
     """What to write for an engine without it."""
 
     values: Callable[[Node], engines.Values] = lambda _: {}
-    """Values in its arguments."""
 
 
 def list_names(node: Node) -> list[str]:

@@ -69,8 +69,6 @@ class WorkerLoad(NamedTuple):
     """Requests a second of a replica by itself, within the SLO."""
 
     under_way: float
-    """Requests under way in it then."""
-
     carried_per_s: float
     """Of all its replicas, when by the weights of all roles the first replica is full."""
 

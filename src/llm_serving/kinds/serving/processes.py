@@ -656,7 +656,6 @@ def select_entry_port(context: Context) -> int:
 
 
 def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
-    """Return the router's arguments for finding the engines of this blueprint."""
     if not context.router.discovery:
         return engines.DiscoveryMode()
     discovery = context.router.discovery[select_discovery(context)]

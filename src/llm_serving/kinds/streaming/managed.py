@@ -15,11 +15,7 @@ waitApplicationStopped of kinesisanalyticsv2/application.go, 2026-11."""
 
 
 def list_rows(deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
-    """Return the row of the job on Managed Service for Apache Flink; none where it is not deployed.
-
-    Args:
-        connect: returns a client of a service.
-    """
+    """Return the row of the job on Managed Service for Apache Flink; none where it is not deployed."""
     assert deployment.stack
     detail = _describe(deployment, connect)
     if detail is None:

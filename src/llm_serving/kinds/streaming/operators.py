@@ -64,11 +64,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
 
 
 def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]) -> OperatorStream:
-    """Resolve the values of the chart.
-
-    Args:
-        job: the job's settings.
-    """
+    """Resolve the values of the chart."""
     return OperatorStream(
         image=str(settings.eks.image),
         state_class=str(settings.eks.state_class),

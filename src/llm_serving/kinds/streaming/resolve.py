@@ -138,7 +138,6 @@ def _format_url(environment: Environment) -> str:
 def _build_services(
     settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]
 ) -> Iterator[Service]:
-    """Build the processes in the order of starting."""
     if settings.endpoint.mock:
         yield _build_mock(settings, deployment)
     yield _build_task_manager(deployment)
@@ -240,7 +239,6 @@ def _build_java(environment: Environment, role: str, command: tuple[str, ...], *
 
 
 def _build_flink_arguments(deployment: StreamingDeployment, own: dict[str, object]) -> tuple[str, ...]:
-    """Build the options of both of Flink's processes."""
     options = {
         "jobmanager.rpc.address": deployment.environment.hidden_host,
         "jobmanager.rpc.port": deployment.environment.ports[RPC],
@@ -267,7 +265,6 @@ def _locate_checkpoints(deployment: StreamingDeployment) -> str:
 
 
 def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> dict[str, object]:
-    """Build what `Settings` of images/stream-job reads."""
     endpoint, topics = settings.endpoint, deployment.topics
     is_local = deployment.environment.conventions.is_local
     return {

@@ -17,7 +17,6 @@ def run(fleet: Fleet, group: Group, *, nodes: int, limit_s: int) -> str:
     """Run nccl-tests on instances of a group, and return the output.
 
     Args:
-        nodes: instances to run on.
         limit_s: seconds for everything, with the start of instances.
 
     Raises:

@@ -105,7 +105,6 @@ def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadlin
 
 
 def _read_log(aws: AwsSession, fleet: Fleet, task: str) -> str:
-    """Return everything that a task's container printed."""
     pages = (
         aws.client("logs")
         .get_paginator("filter_log_events")

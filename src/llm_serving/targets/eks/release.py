@@ -364,7 +364,6 @@ def wait_until_ready(plan: DeploymentPlan) -> None:
 
 
 def _wait_for_change(plan: DeploymentPlan) -> None:
-    """Wait until one of the release's pods changes, or for the interval of the checks."""
     try:
         open_api(plan).wait_for_change(POD, _get_namespace(plan), labels=build_selector(plan), limit_s=_POLL_INTERVAL_S)
     except ApiError:  # the cluster may answer the next time

@@ -61,7 +61,6 @@ def _follow_lines(offsets: dict[Path, int]) -> Iterator[tuple[Path, str]]:
 
 
 def _read_whole_lines(file: Path, start: int) -> bytes:
-    """Read a log from the byte `start` to the end of its last whole line."""
     if not file.exists():
         return b""
     with file.open("rb") as log:

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import require_choice
 from llm_serving.validation.drivers.base import Driver
 
 _OWN = {"base", "job", "registry"}
@@ -27,6 +27,5 @@ def load_driver(name: str) -> Driver:
         InputError: there is no such driver.
     """
     drivers = load_drivers()
-    if name not in drivers:
-        raise InputError(f"--driver: {quote_value(name)}: there is no such driver. Fix: use {' or '.join(drivers)}.")
+    require_choice("--driver", name, "driver", drivers)
     return drivers[name]

@@ -32,8 +32,6 @@ class DataRow:
     """Messages for the chat API; for completions the prompt is the only message's content."""
 
     expected: str | None = None
-    """Expected answer."""
-
     output_tokens: int | None = None
     """Exact length of the answer; None leaves it to the model."""
 

@@ -129,8 +129,6 @@ class DriverResult(BaseModel):
     """Tokens of a picture of the load by the server's usage, the most of any model; None without pictures."""
 
     processes: list[ProcessWatch] = []
-    """One for each process."""
-
     metrics_before: dict[str, str] = {}
     """The engine's metrics by replica just before the counted load, without replicas that did not respond."""
 

@@ -41,7 +41,6 @@ SHOWN_ANSWERS = 5
 """Answers whose text the report shows if the prompts have no expected answers."""
 
 PROGRESS_INTERVAL_S = 0.5
-"""Interval of progress updates."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ class Load:
         self._samples = self._locate(driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
 
     def _locate(self, name: str) -> Path:
-        """Return this process's own file of a name."""
         return self._folder / driver_result.name_part(name, self.shard.index)
 
     def _count_requests(self, starts: Sequence[int]) -> int:

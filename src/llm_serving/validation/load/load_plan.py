@@ -41,8 +41,6 @@ class LoadPlan(BaseModel):
     """Values of requests' `model`, in turn."""
 
     traffic: Traffic
-    """The load, from the blueprint."""
-
     admitted: int | None = None
     """Most requests at once that get no 429; None for any number."""
 
@@ -261,8 +259,6 @@ def _compute_longest_session(traffic: Traffic) -> float:
 
 
 STREAMS_PER_PROCESS = 500
-"""Streams at once of one process."""
-
 TOKENS_PER_PROCESS = 4000
 """Streamed tokens a second of one process."""
 
@@ -280,13 +276,7 @@ PIXELS_PER_PROCESS = 30_000_000
 def count_processes(
     traffic: Traffic, cores: int, rows: Sequence[TraceRow] = (), *, least: int = 1, pooled: bool = False
 ) -> int:
-    """Return how many processes send the load: as many as its streams and tokens take, at most one a core.
-
-    Args:
-        cores: that there are for them.
-        least: if the load has as many streams.
-        pooled: whether answers have no tokens.
-    """
+    """Return how many processes send the load: as many as its streams and tokens take, at most one a core."""
     most = traffic.users or traffic.max_concurrency or traffic.requests
     if traffic.users is not None:
         needed = traffic.users / STREAMS_PER_PROCESS

@@ -13,8 +13,6 @@ from llm_serving.settings import untrusted_json
 from llm_serving.validation.load.answer import Answer, read_count
 
 SHOWN_SCORES = 8
-"""Scores of an answer that a report shows."""
-
 _NUMBER_BYTES = 4
 """Of a vector's number in base64."""
 

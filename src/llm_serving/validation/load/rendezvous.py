@@ -99,5 +99,4 @@ class Rendezvous:
 
 
 def _convert_to_clock(unix_time: float) -> float:
-    """Return a time of day on perf_counter's clock."""
     return time.perf_counter() + unix_time - time.time()

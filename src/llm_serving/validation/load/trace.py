@@ -27,7 +27,6 @@ from llm_serving.settings.units import Bounds
 from llm_serving.settings.untrusted_file import open_regular
 
 BLOCK_TOKENS = 512
-"""Tokens of a block of a Mooncake trace."""
 
 
 class TraceRow(NamedTuple):

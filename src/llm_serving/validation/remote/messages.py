@@ -61,8 +61,6 @@ class ProgramInput(_Message):
     """What a container needs that runs another program than this package; rewritten as `DriverInput` is."""
 
     plan: dict[str, Any]
-    """As the program reads it."""
-
     input_url: str
     state_url: str
     result_urls: dict[str, str]

@@ -53,8 +53,6 @@ class ProgramLoad:
     """A load that one container sends with another program than this package."""
 
     plan: Mapping[str, Any]
-    """What the program is told."""
-
     results: tuple[str, ...]
     """Names of the files that it leaves."""
 

@@ -78,7 +78,6 @@ def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) 
 
     Args:
         work: the driver's output directory.
-        runs: folder of the deployment's runs.
     """
     return publish(run_report, html_report.render(run_report, samples), work, runs)
 
@@ -87,7 +86,6 @@ def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
     """Write the folder of a run of any kind, for this user alone; point `latest` to it, and return its path.
 
     Args:
-        page: the report in HTML.
         work: folder of the validation's files, which are copied.
         runs: folder of the deployment's runs.
 

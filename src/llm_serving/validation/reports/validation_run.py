@@ -40,8 +40,6 @@ class ValidationRun:
 
     title: str
     report: Mapping[str, Any]
-    """report.json."""
-
     samples: Sequence[Sample]
     repeats: Sequence[ValidationRun] = ()
     """Further validations that count with this one."""

@@ -23,7 +23,6 @@ Axis = Literal["rate", "users"]
 """What grows: arrivals a second in the open loop, or users of the closed loop."""
 
 UNITS: dict[Axis, str] = {"rate": "requests/s", "users": "users"}
-"""Unit of a load on each axis."""
 
 
 class Point(PublishedData):

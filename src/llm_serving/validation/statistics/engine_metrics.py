@@ -62,14 +62,8 @@ class EngineMetrics:
     finished: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Requests by the reason for which they ended."""
 
-    cache_queries: float = 0.0
-    """Prompt tokens looked up in the prefix cache."""
-
-    cache_hits: float = 0.0
-    """Of them, those that were in it."""
-
-    failed_transfers: float = 0.0
-    """KV caches that did not arrive."""
+    counters: dict[EngineMetric, float] = field(default_factory=lambda: defaultdict(float))
+    """What else it counts."""
 
     def subtract(self, before: EngineMetrics) -> EngineMetrics:
         """Return what was added after `before`; everything if the replica restarted in between."""
@@ -78,9 +72,7 @@ class EngineMetrics:
         return EngineMetrics(
             {name: current.add(before.histograms[name], -1) for name, current in self.histograms.items()},
             {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()},
-            self.cache_queries - before.cache_queries,
-            self.cache_hits - before.cache_hits,
-            self.failed_transfers - before.failed_transfers,
+            defaultdict(float, {name: count - before.counters[name] for name, count in self.counters.items()}),
         )
 
     def has_restarted_since(self, before: EngineMetrics) -> bool:
@@ -109,8 +101,10 @@ def parse(text: str, engine: Engine) -> EngineMetrics:
             base, _, part = sample.name.rpartition("_")
             if base in histograms:
                 _add_to_histogram(histograms[base], part, sample)
-            elif concept := concepts.get(sample.name):
-                _add_to_counter(metrics, concept, sample, engine)
+            elif (concept := concepts.get(sample.name)) == "finished":
+                metrics.finished[sample.labels.get(engine.finish_reasons.label, "")] += sample.value
+            elif concept:
+                metrics.counters[concept] += sample.value
     return metrics
 
 
@@ -142,17 +136,6 @@ def _add_to_histogram(histogram: Histogram, part: str, sample: Sample) -> None:
         histogram.total += sample.value
     elif part == "count":
         histogram.count += sample.value
-
-
-def _add_to_counter(metrics: EngineMetrics, concept: EngineMetric, sample: Sample, engine: Engine) -> None:
-    if concept == "cache-queries":
-        metrics.cache_queries += sample.value
-    elif concept == "cache-hits":
-        metrics.cache_hits += sample.value
-    elif concept == "failed-transfers":
-        metrics.failed_transfers += sample.value
-    elif concept == "finished":
-        metrics.finished[sample.labels.get(engine.finish_reasons.label, "")] += sample.value
 
 
 class Replica(PublishedData):
@@ -199,8 +182,8 @@ def count_replica_requests(
 def compute_cached_share(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> float | None:
     """Return the share of prompt tokens that the engines found in their caches; None if they looked up none."""
     added = _subtract_all(before, after)
-    queries = sum(metrics.cache_queries for metrics in added)
-    return sum(metrics.cache_hits for metrics in added) / queries if queries > 0 else None
+    queries, hits = (sum(metrics.counters[name] for metrics in added) for name in ("cache-queries", "cache-hits"))
+    return hits / queries if queries > 0 else None
 
 
 class KvTransfers(PublishedData):
@@ -252,7 +235,7 @@ def summarize_transfers(
     has_all = ttft_ms is not None and prefill is not None and decode is not None
     return KvTransfers(
         count=int(times.count),
-        failed=int(sum(metrics.failed_transfers for metrics in added.values())),
+        failed=int(sum(metrics.counters["failed-transfers"] for metrics in added.values())),
         bytes=int(_sum_histograms(added.values(), "transfer-bytes").total),
         mean_ms=_round(mean),
         share_of_ttft=round(mean / ttft_ms, 4) if mean is not None and ttft_ms else None,

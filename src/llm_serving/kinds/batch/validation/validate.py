@@ -96,8 +96,6 @@ class Measurement(NamedTuple):
     """Rates of the endpoint alone; none without `slo.endpoint_use`."""
 
     fair_share: FairShare | None
-    """None with one team."""
-
     teams: Sequence[Mapping[str, Any]]
 
 

@@ -36,7 +36,6 @@ def check(settings: Blueprint) -> Iterator[Conflict]:
 
 
 def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Mapping[str, JsonValue]]]:
-    """Yield the blueprint's own mapping, and those of its roles, with their key paths."""
     yield (key,), getattr(settings, key)
     for name, role in settings.roles.engine_roles.items():
         yield (*settings.find_key_path(name), key), getattr(role, key)

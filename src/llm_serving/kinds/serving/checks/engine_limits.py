@@ -70,7 +70,6 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
 
 
 def _describe_processors(platforms: Mapping[str, Platform]) -> str:
-    """Return the types of instances that an engine runs on."""
     kinds = [kind for kind in platforms if kind != "cpu"]
     return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
 

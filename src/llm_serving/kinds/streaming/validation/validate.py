@@ -156,11 +156,7 @@ def _count_seconds(deployment: StreamingDeployment, event_count: int) -> float:
 def build_report(
     deployment: StreamingDeployment, measured: Outcomes, started: datetime.datetime, sent_from: str
 ) -> StreamReport:
-    """Count the events, and hold their times against the SLO.
-
-    Args:
-        sent_from: a sentence.
-    """
+    """Count the events, and hold their times against the SLO."""
     counts, times = stream_outcomes.count(measured), stream_outcomes.measure_times(measured)
     missed = tuple(_judge(deployment.slo, measured, counts, times))
     due = [event["due_at"] for event in measured.sent]
