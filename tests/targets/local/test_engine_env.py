@@ -57,8 +57,8 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
     assert "Version: 0.32.0+cpu" in metadata.read_text()
     assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 5
     assert (metadata.parents[1] / "engine_plugins.py").is_file()
-    [start] = (metadata.parents[1] / "engine_start.pth").read_text().splitlines()
-    assert start.startswith("import "), "Python takes any other line for a folder of modules"
+    assert (metadata.parents[1] / "engine_start.pth").read_text() == "import engine_startup; engine_startup.main()\n"
+    assert (metadata.parents[1] / "engine_startup.py").is_file()
     assert engine_env.find_executables(root) == root / ".venv-engine" / "bin"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,10 @@ class _Config:
     """A fake of NIXL's configuration with only the delay."""
 
 
-@pytest.mark.parametrize("switch", ["on", "off"])
-def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+@pytest.mark.parametrize("switch", ["on", "no-fork", "off"])
+def test_the_switch_disables_every_local_shortcut_or_the_fork_alone(
+    monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
     utils, bindings = types.ModuleType("vllm.utils.system_utils"), types.ModuleType("nixl._bindings")
     vars(utils)["_maybe_force_spawn"] = spawn = object()
     vars(bindings)["nixlAgentConfig"] = _Config
@@ -37,15 +40,46 @@ def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatc
     engine_plugins.let_transfers_sleep()
     config = vars(bindings)["nixlAgentConfig"]()
     config.pthrDelay = 0
-    assert (vars(utils)["_maybe_force_spawn"] is spawn) == (switch == "off")
+    assert (vars(utils)["_maybe_force_spawn"] is spawn) == (switch != "on")
     assert config.pthrDelay == (0 if switch == "off" else engine_plugins.PROGRESS_DELAY_US)
 
 
-def test_the_switch_turns_off_the_rarer_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_threshold(switch: str, startup: str = engine_env._STARTUP_CODE) -> int:
-        monkeypatch.setenv(SHORTCUTS_VARIABLE, switch)
-        program = f"{startup}import gc; print(gc.get_threshold()[0])"
-        return int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60).stdout)
+@pytest.fixture
+def fake_engine(tmp_path: Path) -> Path:
+    """A folder with an engine that changes the compiler, and compiles a function, when it is imported."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text(
+        "import vllm.env_override, torch\n\n@torch.compile(dynamic=True)\ndef double(x): return 2 * x\n"
+        "half = torch.compile(lambda x: x / 2)\n"
+    )
+    (tmp_path / "vllm/env_override.py").write_text("import torch.compiler_of_torch\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(
+        "def compile(model=None, **options):\n  import torch.compiler_of_torch\n  return model or (lambda f: f)\n"
+    )
+    (tmp_path / "torch/compiler_of_torch.py").touch()
+    return tmp_path
 
-    assert read_threshold("on") == 50_000
-    assert read_threshold("off") == read_threshold("on", startup="") != 50_000
+
+@pytest.mark.parametrize(
+    ("switch", "disabled", "threshold", "compiles"),
+    [("on", "1", 50_000, False), ("no-fork", "1", 50_000, False), ("on", "", 50_000, True), ("off", "1", None, True)],
+)
+def test_imports_search_for_garbage_more_rarely_and_leave_the_compiler_out_where_nothing_compiles(
+    fake_engine: Path, switch: str, disabled: str, threshold: int | None, compiles: bool
+) -> None:
+    program = (
+        f"import gc, sys; first = gc.get_threshold()[0]; {engine_env._STARTUP_CODE.strip()}; import vllm; "
+        "print(gc.get_threshold()[0], first, vllm.double(2), vllm.half(2), 'torch.compiler_of_torch' in sys.modules)"
+    )
+    environment = {
+        "PYTHONPATH": f"{fake_engine}:{engine_env._STARTUP_FILE.parent}",
+        SHORTCUTS_VARIABLE: switch,
+        "TORCH_COMPILE_DISABLE": disabled,
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    chosen, first, *rest = ended.stdout.split()
+    assert int(chosen) == (threshold or int(first)) and first != str(threshold)
+    assert rest == ["4", "1.0", str(compiles)]

@@ -22,7 +22,7 @@ def test_a_deployment_names_what_differs_from_production(
     assert any("runs on this machine's CPU in place of" in sentence for sentence in deployment.emulated)
     assert SHORTCUTS_NOTE in deployment.emulated
     assert emulator.EMULATION_NOTE in deployment.emulated
-    for word in ("fork", "garbage collection", "NIXL", f"{SHORTCUTS_VARIABLE}=off"):
+    for word in ("fork", "garbage", "compiles", "NIXL", f"{SHORTCUTS_VARIABLE}=off"):
         assert word in SHORTCUTS_NOTE
     assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.workers)
 

@@ -1,7 +1,8 @@
 """Plugins of the engine (entry points `vllm.general_plugins`), which each of its processes calls when it starts.
 
 The set-up of the engine's environment copies this file into it, so it imports nothing of this package.
-BLUEPRINT_LOCAL_SHORTCUTS=off turns off what production does not do; AMX's tiles are needed everywhere.
+BLUEPRINT_LOCAL_SHORTCUTS=off turns off what production does not do, and no-fork the fork alone; AMX's tiles are needed
+everywhere.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ CACHE_WAIT_S = 10.0
 """Longest wait for an answer of LMCache's server: more than its two heartbeats of 3 s, which say that it is gone."""
 
 
-def _has_shortcuts() -> bool:
-    return os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") != "off"
+def _get_shortcuts() -> str:
+    return os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS", "")
 
 
 def ask_for_tiles() -> None:
@@ -41,7 +42,7 @@ def let_transfers_sleep() -> None:
     or idle, of the two that a small machine has. With any delay it sleeps on the events of its sockets.
     Source: NIXL 1.5.1, nixlUcxSharedThread in src/plugins/ucx/ucx_backend.cpp.
     """
-    if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ or not _has_shortcuts():
+    if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ or _get_shortcuts() == "off":
         return
     bindings: Any = importlib.import_module("nixl._bindings")
 
@@ -116,7 +117,7 @@ def fork_processes() -> None:
     The imports are frozen first, since both processes otherwise search them for garbage four times before they answer.
     A start takes 9.0 CPU-seconds instead of 11.0, and 50 MB less of 1,060 (medians of 4 in turn).
     """
-    if not _has_shortcuts():
+    if _get_shortcuts() in ("off", "no-fork"):
         return
     utils: Any = importlib.import_module("vllm.utils.system_utils")
 

@@ -38,11 +38,13 @@ EMULATOR_BYTES = 300_000_000
 """Memory of the embedded AWS with network and storage applied, without the weights, which it holds in memory too."""
 
 SHORTCUTS_VARIABLE = "BLUEPRINT_LOCAL_SHORTCUTS"
-"""`off` runs the engine as production does; engine_plugins and the engine's environment read it in each process."""
+"""`off` runs the engine as production does, `no-fork` without forks; its processes read it when they start
+(engine_plugins, engine_startup)."""
 
 SHORTCUTS_NOTE = (
-    "To save CPU time, engine processes fork after their imports, exempt these from garbage collection, and let NIXL's "
-    f"thread sleep while idle; production does not. {SHORTCUTS_VARIABLE}=off turns this off."
+    "To save CPU time, engine processes fork after their imports where they can, search for garbage more rarely, leave "
+    "out what compiles, and let NIXL's thread sleep while idle; production does not. "
+    f"{SHORTCUTS_VARIABLE}=off turns this off."
 )
 
 
@@ -65,7 +67,8 @@ def resolve_environment(
     hidden_host = _choose_hidden_host(directory)
     client_env = emulator.build_client_env(endpoint, fleet.region)
     engine = engine_setups.find(kind.get_engine(blueprint), kind.get_framework(blueprint))
-    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and kind.can_fork(blueprint)
+    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
+    limit = ("" if kind.can_fork(blueprint) else "no-fork") if has_shortcuts else "off"
     return Environment(
         target=NAME,
         conventions=CONVENTIONS,
@@ -76,7 +79,7 @@ def resolve_environment(
         env={
             **client_env,
             "NO_PROXY": f"{client_env['NO_PROXY']},{hidden_host}",
-            **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
+            **({SHORTCUTS_VARIABLE: limit} if limit else {}),
         },
         engine_folder=str(engine.executables),
         data_folder=str(directory.data),
