@@ -82,24 +82,32 @@ def build_start(ready: str, phase: str = "Running") -> Series:
         f"kube_pod_status_initialized_time{KUBE_POD}": "0x80",
         f'kube_pod_status_phase{KUBE_POD[:-1]},phase="{phase}"}}': "1x80",
         f'kube_pod_status_ready{KUBE_POD[:-1]},condition="true"}}': ready,
+        f"up{POD}": "0x80",
     }
+
+
+def name_leader(series: Series) -> Series:
+    """The same of the leader of a release `mine-worker`."""
+    renamed = {name.replace("mine-worker-a1-b2", "mine-worker-worker-0"): values for name, values in series.items()}
+    return {name.replace('instance="mine"', 'instance="mine-worker"'): values for name, values in renamed.items()}
+
+
+def build_restarts(values: str) -> Series:
+    """A pod whose containers restart."""
+    return {f"kube_pod_container_status_restarts_total{KUBE_POD}": values, f"up{POD}": "1x40"}
 
 
 CASES: list[tuple[str, str, Series, int]] = [
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "0x20", f"up{{{ROUTER}}}": "1x20"}, 1),
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "1x20", f"up{{{ROUTER}}}": "1x20"}, 0),
-    ("InferenceReplicasRestart", "30m", {f"kube_pod_container_status_restarts_total{POD}": "0+1x5 5x40"}, 1),
-    ("InferenceReplicasRestart", "30m", {f"kube_pod_container_status_restarts_total{POD}": "0x9 1x40"}, 0),
-    (
-        "InferenceReplicasRestart",
-        "30m",
-        {'kube_pod_container_status_restarts_total{namespace="serving",pod="mine-worker-v2-a1-b2"}': "0+1x40"},
-        0,
-    ),
+    ("InferenceReplicasRestart", "30m", build_restarts("0+1x5 5x40"), 1),
+    ("InferenceReplicasRestart", "30m", build_restarts("0x9 1x40"), 0),
+    ("InferenceReplicasRestart", "30m", name_leader(build_restarts("0+1x40")), 0),
     ("InferenceStartSlow", "60m", build_start(ready="0x80"), 1),
     ("InferenceStartSlow", "60m", build_start(ready="0x20 1x2 0x80"), 0),
     ("InferenceStartSlow", "20m", build_start(ready="0x80"), 0),
     ("InferenceStartSlow", "60m", build_start(ready="0x80", phase="Failed"), 0),
+    ("InferenceStartSlow", "60m", name_leader(build_start(ready="0x80")), 0),
     (
         "InferenceAutoscalerAtMaximum",
         "20m",

@@ -72,7 +72,7 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     namespace = f'namespace="{names.SERVING_NAMESPACE}"'
     labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
     name = f"{deployment.name}-{role.name}"
-    words = {"role": name, "labels": labels, "pods": f'{namespace},pod=~"{name}-[a-z0-9]+(-[a-z0-9]+)?"'}
+    words = {"role": name, "labels": labels, "namespace": namespace}
     words["start-limit"] = str(PULL_LIMIT_S + _find_start_limit_s(deployment, role))
     if role.replicas.min and not role.gives_way:
         words["standing"] = labels
