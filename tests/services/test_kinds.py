@@ -51,6 +51,24 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pattern: gateway\n", '1:10: pattern: "gateway": it is a pattern of the kind gateway. Fix: add kind: gateway.'),
+        (
+            "kind: batch\npattern: aggregated\n",
+            '2:10: pattern: "aggregated": it is a pattern of the kind serving. Fix: set kind: serving.',
+        ),
+    ],
+)
+def test_a_pattern_of_another_kind_names_its_kind(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "blueprint.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        inputs.read_blueprint(tmp_path)
+    assert str(error.value) == f"{file}:{told}"
+
+
+@pytest.mark.parametrize(
     ("arguments", "capability"),
     [
         (["sweep", "offline"], Capability.SWEEP),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llm_serving import paths
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME
 from llm_serving.services.kinds import Capability
-from llm_serving.settings import yaml_source
+from llm_serving.settings import own_yaml, yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import ErrorCollector, InputError, Mistake, quote_value
 
@@ -52,24 +53,30 @@ def require_capability(folder: Path, capability: Capability) -> None:
         return
     capable = [name for name in kinds.list_kinds() if capability in kinds.get(name).CAPABILITIES]
     reason = f"`blueprint {capability}` does not work with this kind: {capability.reason}"
-    raise InputError([_build_kind_mistake(file, kind, reason, f"use a blueprint of the kind {' or '.join(capable)}")])
+    raise InputError([_build_mistake(file, "kind", kind, reason, f"use a blueprint of the kind {' or '.join(capable)}")])
 
 
 def _read_kind(file: Path) -> str:
     """Return the kind that a blueprint names; the default one without `kind` or without a file, which `read` reports.
 
     Raises:
-        InputError: there is no such kind.
+        InputError: there is no such kind, or its pattern is one of another kind.
     """
     data = yaml_source.read(file).data if file.is_file() else {}
-    kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
-    if kind in kinds.list_kinds():
-        return str(kind)
-    choices = " or ".join(kinds.list_kinds())
-    raise InputError([_build_kind_mistake(file, kind, "there is no such kind", f"write {choices}")])
+    keys = data if isinstance(data, dict) else {}
+    kind, pattern = keys.get("kind", DEFAULT_KIND), keys.get("pattern")
+    if kind not in kinds.list_kinds():
+        choices = " or ".join(kinds.list_kinds())
+        raise InputError([_build_mistake(file, "kind", kind, "there is no such kind", f"write {choices}")])
+    for folder in paths.list_patterns():
+        needed = own_yaml.read(folder / FILE_NAME).get("kind", DEFAULT_KIND) if folder.name == pattern else kind
+        if needed != kind:
+            fix = f"{'set' if 'kind' in keys else 'add'} kind: {needed}"
+            raise InputError([_build_mistake(file, "pattern", pattern, f"it is a pattern of the kind {needed}", fix)])
+    return str(kind)
 
 
-def _build_kind_mistake(file: Path, kind: object, reason: str, fix: str) -> Mistake:
-    position = yaml_source.read(file).positions.get(("kind",))
+def _build_mistake(file: Path, key: str, value: object, reason: str, fix: str) -> Mistake:
+    position = yaml_source.read(file).positions.get((key,))
     line, column = (position.line, position.column) if position else (1, 1)
-    return Mistake(file, line, column, "kind", quote_value(kind), reason, fix)
+    return Mistake(file, line, column, key, quote_value(value), reason, fix)
