@@ -53,7 +53,10 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("pattern: gateway\n", '1:10: pattern: "gateway": it is a pattern of the kind gateway. Fix: add kind: gateway.'),
+        (
+            "pattern: gateway\n",
+            '1:10: pattern: "gateway": it is a pattern of the kind gateway. Fix: add kind: gateway.',
+        ),
         (
             "kind: batch\npattern: aggregated\n",
             '2:10: pattern: "aggregated": it is a pattern of the kind serving. Fix: set kind: serving.',

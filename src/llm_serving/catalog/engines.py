@@ -698,7 +698,7 @@ class Framework(_NamedChoice):
     """Classes of requests beside those without one, with their order; empty where it has none."""
 
     class_header: str = ""
-    """Header of a request with its class, as DEPLOYMENT-CLASS."""
+    """Header of a request with its class, as DEPLOYMENT-CLASS; that of no class there changes nothing."""
 
     caller_header: str = ""
     """Header of a request with its caller, by which the endpoint takes turns; empty where it does not."""
@@ -708,6 +708,10 @@ class Framework(_NamedChoice):
 
     unsupported_options: Mapping[str, str] = {}
     """Why an option of the engine does not work under it, by the option's name."""
+
+    def build_class_headers(self, deployment: str) -> dict[str, dict[str, str]]:
+        """Return the headers of a request to a deployment by its class."""
+        return {name: {self.class_header: f"{deployment}-{name}"} for name in self.classes}
 
 
 class CacheKeeper(_Row):

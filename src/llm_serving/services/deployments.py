@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llm_serving.catalog import engines
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
-from llm_serving.services.deployment import Deployment, FoundDeployment
+from llm_serving.services.deployment import Deployment, FoundDeployment, Traits
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
@@ -34,7 +35,8 @@ class DeploymentCircle(InputError):
 def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environment) -> FoundDeployment | None:
     """Find a deployment of the fleet on the target of `environment`; None where it does not run on this machine.
 
-    On AWS its address follows from its name. The rest is known of one whose blueprint is here.
+    On AWS its address and the names of its classes follow from its name. The rest is known of one whose blueprint is
+    here.
 
     Args:
         siblings: folder with the folder of its blueprint, which has its name.
@@ -56,7 +58,7 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
     }
     deployment = _resolve(name, siblings / name, fleet, environment)
     if deployment is None:
-        return FoundDeployment.model_validate({"name": name, **address})
+        return FoundDeployment.model_validate({"name": name, **address, "traits": _assume_traits(name, environment)})
     return kinds.get(deployment.kind).describe_for_others(deployment).model_copy(update=address)
 
 
@@ -89,6 +91,15 @@ def _read(file: Path) -> Deployment | None:
         return kinds.load_deployment(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, InputError):
         return None
+
+
+def _assume_traits(name: str, environment: Environment) -> Traits:
+    """Return what frameworks of the target that have classes would go by: others read no such headers."""
+    traits = Traits()
+    for row in engines.load_frameworks().values():
+        if row.classes and environment.target in row.targets:
+            traits = Traits(classes=row.build_class_headers(name), caller_header=row.caller_header)
+    return traits
 
 
 def _resolve(name: str, folder: Path, fleet: Document[Fleet], environment: Environment) -> Deployment | None:

@@ -53,7 +53,9 @@ def require_capability(folder: Path, capability: Capability) -> None:
         return
     capable = [name for name in kinds.list_kinds() if capability in kinds.get(name).CAPABILITIES]
     reason = f"`blueprint {capability}` does not work with this kind: {capability.reason}"
-    raise InputError([_build_mistake(file, "kind", kind, reason, f"use a blueprint of the kind {' or '.join(capable)}")])
+    raise InputError(
+        [_build_mistake(file, "kind", kind, reason, f"use a blueprint of the kind {' or '.join(capable)}")]
+    )
 
 
 def _read_kind(file: Path) -> str:

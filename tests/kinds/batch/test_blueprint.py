@@ -323,9 +323,10 @@ slo: {}
 """
 
 
-@pytest.mark.parametrize(
-    ("priority", "headers"), [("on", {"x-llm-d-inference-objective": "chat-low"}), ("off", {})], ids=["classes", "none"]
-)
+LOW = {"x-llm-d-inference-objective": "chat-low"}
+
+
+@pytest.mark.parametrize(("priority", "headers"), [("on", LOW), ("off", {})], ids=["classes", "none"])
 def test_rows_are_of_the_low_class_where_llm_d_holds_requests_back(
     tmp_path: Path, priority: str, headers: dict[str, str]
 ) -> None:
@@ -337,6 +338,20 @@ def test_rows_are_of_the_low_class_where_llm_d_holds_requests_back(
     assert read_document(deployment.api)["headers"] == headers
     note = "chat holds rows back while people's requests wait: they are of its class low."
     assert (note in deployment.notes) == bool(headers)
+
+
+def test_rows_name_the_low_class_of_a_deployment_whose_blueprint_is_elsewhere(tmp_path: Path) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    deployment = resolve_on("eks", tmp_path / "mine", text)
+    assert [read_document(worker)["headers"] for worker in deployment.batch_workers] == [LOW]
+    assert (
+        "chat holds rows back while people's requests wait: they are of its class low, if it has classes."
+        in deployment.notes
+    )
+    on_ecs = resolve_on_ecs(tmp_path / "other", text)
+    assert [read_document(worker)["headers"] for worker in on_ecs.batch_workers] == [{}], (
+        "no framework there has classes"
+    )
 
 
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:

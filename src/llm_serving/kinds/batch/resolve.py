@@ -176,8 +176,9 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 def _list_notes(
     settings: Blueprint, environment: Environment, answering: Answering, found: FoundDeployment | None
 ) -> Iterator[str]:
-    if settings.endpoint.deployment:
-        yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
+    if fed := settings.endpoint.deployment:
+        condition = "" if found and found.kind else ", if it has classes"  # its blueprint is not here
+        yield from _describe_back_off(fed, environment, answering, condition)
     if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and environment.conventions.is_local:
@@ -190,11 +191,15 @@ def _list_notes(
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
-def _describe_back_off(fed: str, environment: Environment, answering: Answering) -> Iterator[str]:
-    """Describe what slows rows down in favor of the shared deployment's own requests."""
+def _describe_back_off(fed: str, environment: Environment, answering: Answering, condition: str) -> Iterator[str]:
+    """Describe what slows rows down in favor of the shared deployment's own requests.
+
+    Args:
+        condition: of its classes, after the sentence that names them; empty where it has them.
+    """
     title = environment.conventions.title
     if answering.headers:
-        yield f"{fed} holds rows back while people's requests wait: they are of its class low."
+        yield f"{fed} holds rows back while people's requests wait: they are of its class low{condition}."
     if not environment.conventions.is_local and answering.metrics_urls:
         yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
     elif not environment.conventions.is_local:

@@ -191,7 +191,6 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         metrics.pop("ttft", None)
     is_fixed = all(role.replicas.min == role.replicas.max for role in deployment.engine_roles)
     framework = engines.load_frameworks()[deployment.framework]
-    classes = framework.classes if deployment.tuning.priority else ()
     usd_h, price = (price_deployment(deployment) if is_fixed else None) or (None, "")
     return FoundDeployment(
         name=deployment.name,
@@ -207,7 +206,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         metrics={str(signal): name for signal, name in metrics.items()},
         traits=Traits(
             has_priority=deployment.tuning.priority,
-            classes={name: {framework.class_header: f"{deployment.name}-{name}"} for name in classes},
+            classes=framework.build_class_headers(deployment.name) if deployment.tuning.priority else {},
             caller_header=framework.caller_header,
         ),
         door=deployment.door,
