@@ -78,7 +78,8 @@ def split_engines(service: Service) -> tuple[list[str], list[list[str]]]:
          "7:65: roles.models.embed.max_requests: 8: models take turns here, and each engine would count its own, without "
          "those that wait for it to wake. Fix: remove max_requests."),
         (("pool: gpus,", "pool: gpus, accelerators: 2, data: 2,"),
-         "5:71: roles.models.chat.data: 2: models take turns here, and data-parallel ranks never did. Fix: remove data."),
+         "5:71: roles.models.chat.data: 2: models take turns here, and vLLM was not tried so with data-parallel "
+         "ranks. Fix: remove data."),
         (("replicas: 2,", "replicas: 1..2, scale: {kv_usage: 80%},"),
          '5:82: roles.models.chat.scale.kv_usage: "80%": models take turns here, and the caches of those that sleep are empty, '
          "which makes the average low. Fix: set scale: {queue: 4}."),

@@ -341,7 +341,7 @@ SHARED_KEYS = ("pool", "replicas", "accelerators", "pipeline", "scale", "gang", 
 """Of a role that shares another's replicas, what that role says."""
 
 UNSHARED = {
-    "data": "data-parallel ranks never did",
+    "data": "vLLM was not tried so with data-parallel ranks",
     "max_requests": "each engine would count its own, without those that wait for it to wake",
     "warm_prompt": "what it computes beforehand is lost once the model sleeps",
 }
