@@ -12,8 +12,8 @@ its model has its next turn, which it waits for like a request.
 
 GET /health is 200 while all engines run; /v1/models lists the models of all; /metrics has the engines' own, with those
 that wait here as one more engine's queue, and model_switch_*. An engine that ends ends this program, with status 1
-after a drain. With SIGTERM /health and new requests get 503, and those that it has are answered, for at most DRAIN_S
-seconds; then the engines end.
+after a drain; who waits for its model gets 503 at once. With SIGTERM /health and new requests get 503, and those that
+it has are answered, for at most DRAIN_S seconds; then the engines end.
 """
 
 from __future__ import annotations
@@ -192,6 +192,7 @@ class Turns:
         self._awake_since = self._idle_since = time.monotonic()
         self._last_switch_s = 0.0
         self._is_broken = False
+        self._gone: set[str] = set()
         self._change = asyncio.get_running_loop().create_future()
         metrics.awake.labels(awake).set(1)
 
@@ -226,6 +227,7 @@ class Turns:
         except Broken:
             self._is_open, self._is_broken = False, True
             self.refuse_all()
+            self._tell()
             raise
 
     def refuse_all(self) -> None:
@@ -234,17 +236,26 @@ class Turns:
             if ticket.admitted and not ticket.admitted.done():
                 ticket.admitted.set_exception(_build_end())
 
+    def give_up(self, model: str) -> None:
+        """Answer those that wait for a model whose engine has ended: a turn of its own would only stop the others."""
+        self._gone.add(model)
+        others = [ticket for ticket in self._tickets if ticket.model != model]
+        self._tickets = [ticket for ticket in self._tickets if ticket.model == model]
+        self.refuse_all()
+        self._tickets = others
+        self._tell()
+
     def end(self) -> None:
         """Switch as soon as the awake model has no request: no new ones come."""
         self._is_ending = True
         self._tell()
 
     async def wait_until_idle(self) -> None:
-        """Wait until no request waits or runs."""
-        await self._wait_for(lambda: not self._tickets and not self._under_way.total())
+        """Wait until no request waits or runs; after a switch that failed no model is awake, and none goes on."""
+        await self._wait_for(lambda: self._is_broken or not (self._tickets or self._under_way.total()))
 
     async def _wait(self, model: str) -> None:
-        if self._is_broken:
+        if self._is_broken or model in self._gone:
             raise _build_end()
         if sum(ticket.admitted is not None for ticket in self._tickets) >= self._limits.max_waiting:
             self._metrics.refused.labels(model).inc()
@@ -487,7 +498,7 @@ class Switch:
                 self._by_model[row["id"]] = engine
             self._metrics.add(engine.name)
         self._turns = Turns(self._switch, first.name, self._limits, self._metrics)
-        await asyncio.gather(self._turns.run(), *(engine.watch() for engine in self._engines))
+        await asyncio.gather(self._turns.run(), *(self._watch(self._turns, engine) for engine in self._engines))
 
     async def drain(self, limit_s: float) -> None:
         """Refuse what is new, and wait for what is there, at most so many seconds."""
@@ -498,6 +509,13 @@ class Switch:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._turns.wait_until_idle(), limit_s)
         self._turns.refuse_all()
+
+    async def _watch(self, turns: Turns, engine: Engine) -> None:
+        try:
+            await engine.watch()
+        except Broken:
+            turns.give_up(engine.name)
+            raise
 
     async def _switch(self, last: str, model: str, keep: bool) -> None:
         started = time.monotonic()

@@ -266,6 +266,21 @@ def test_a_broken_engine_ends_all_that_wait(module: ModuleType) -> None:
     asyncio.run(run())
 
 
+def test_a_model_whose_engine_has_ended_gets_no_turn_that_would_stop_the_others(module: ModuleType) -> None:
+    async def run() -> None:
+        clients = Clients(module, least_awake_s=0, finish_s=FOR_EVER_S)
+        await clients.send("a1", "b1", "c1")
+        clients.turns.give_up("b")
+        await clients.send("b2")
+        errors = [clients.tasks[name].exception() for name in ("b1", "b2")]
+        assert [getattr(error, "status", None) for error in errors] == [503, 503]
+        await clients.end("a1", "c1")
+        await clients.turns.wait_until_idle()
+        assert clients.events == ["a1", "a>c", "c1"]
+
+    asyncio.run(run())
+
+
 Program = tuple["subprocess.Popen[bytes]", str, Path]
 Start = Callable[..., Program]
 
@@ -510,12 +525,16 @@ def test_a_drain_ends_at_its_limit_and_a_cut_stream_does_not_look_whole(start: S
 def test_an_engine_that_ends_ends_the_program_after_the_others_requests(start: Start) -> None:
     process, url, log = start("--least-awake", "1000", "--finish", "1000")
     wait_for_all(url)
-    with ThreadPoolExecutor(1) as users:
-        runs = users.submit(complete, url, "alpha", 20, hold=0.1)
+    with ThreadPoolExecutor(2) as users:
+        runs = users.submit(complete, url, "alpha", 60, hold=0.1)
         wait_for_stream(url)
+        waits = users.submit(complete, url, "beta")
+        processes.wait_until(lambda: read_queue(url, "beta") == 1, "the one for beta", LIMIT_S)
         os.kill(read_pids(log)["beta"], signal.SIGKILL)
+        assert waits.result()[0] == 503
+        assert not runs.done(), "whom nobody serves waits for no other model"
         processes.wait_until(lambda: ask(url, "/health")[0] in (0, 503), "the drain", LIMIT_S)
-        assert runs.result()[2].count("data: ") == 20
+        assert runs.result()[2].count("data: ") == 60
     assert process.wait(LIMIT_S) == 1
     assert "model-switch: error: beta: the engine ended with status -9" in log.read_text()
     assert not is_running(read_pids(log)["alpha"])
@@ -543,6 +562,19 @@ def test_an_engine_that_does_not_sleep_or_wake_ends_the_program(
     assert (code, headers["Retry-After"]) == (503, "1")
     assert process.wait(LIMIT_S) == 1
     assert f"model-switch: error: {page}: 500 out of memory" in log.read_text()
+
+
+def test_after_a_switch_that_failed_nobody_waits_for_what_no_model_computes(start: Start) -> None:
+    options = ("--least-awake", "0", "--finish", "0.1")
+    process, url, _ = start(*options, engines=("alpha", "beta /wake_up"), drain_s=10 * LIMIT_S)
+    wait_for_all(url)
+    with ThreadPoolExecutor(1) as users:
+        runs = users.submit(complete, url, "alpha", 10_000, hold=0.1)
+        wait_for_stream(url)
+        assert complete(url, "beta")[0] == 503
+        assert process.wait(LIMIT_S) == 1
+        with pytest.raises(Exception, match="IncompleteRead"):
+            runs.result()
 
 
 @pytest.mark.parametrize(
