@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import state_bucket
-from llm_serving.operations import capacity_providers, plans
+from llm_serving.operations import capacity_providers, plans, taken_names
 from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
@@ -30,15 +30,17 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use.
+            that services use, or has names of others.
         CommandFailed: Terraform failed; the same command resumes.
     """
     capacity_providers.require_unused(context, approved_plans)
+    taken_names.require_free(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
     for wave in context.waves:
         deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
         new_plans = {plan.name: plan for plan in plans.create(context, deferred)} if deferred else {}
         _require_approved(context, approved, new_plans)
+        taken_names.require_free(context, list(new_plans.values()))
         wave_plans = [new_plans.get(name, approved[name]) for name in wave if name in approved]
         for plan in wave_plans:
             if plan.is_empty:

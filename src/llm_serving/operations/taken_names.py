@@ -1,0 +1,103 @@
+"""Names that a plan would take from another fleet or stack: a fleet `ml-dev` with a deployment `a` has names of a fleet
+`ml` with a deployment `dev-a`, and a batch `a-b` with a team `c` those of a batch `a` with a team `b-c`.
+
+AWS refuses most names that are taken, and Terraform ends with its reason. Not so those below: PutMetricAlarm and
+PutRule replace what has the name, CreateQueue returns a queue with equal attributes, and `log_groups` takes over what
+exists. Each later apply of either stack would undo the other's, and a destroy end both.
+
+Sources: CloudWatch API reference, PutMetricAlarm; EventBridge, PutRule; SQS, CreateQueue; 2026-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from llm_serving.aws import session
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations import log_groups
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.terraform import stack_folder
+
+Tags = Mapping[str, str]
+
+
+def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that nothing of another fleet or stack has a name of what the plans make.
+
+    Raises:
+        CheckFailed: something has; names all of it, with its owner and the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    taken = [line for plan in stack_plans for line in _list_taken(context, plan)]
+    if taken:
+        raise CheckFailed(
+            f"{context.document.path}: names of the plan are taken: {join_words(taken)}. Nothing of it was changed. "
+            "Fix: choose another `name` of the deployment or the fleet"
+        )
+
+
+def _list_taken(context: FleetContext, plan: StackPlan) -> Iterator[str]:
+    made = [
+        address for address, change in plan.plan.resources.items() if "create" in change.actions or change.is_import
+    ]
+    if not any(address.partition(".")[0] in _READERS for address in made):
+        return
+    resources = stack_folder.read_stack(context.folders[plan.name])["resource"]
+    for address in made:
+        kind, _, key = address.partition(".")
+        name = resources[kind][key].get("name", "") if kind in _READERS and key in resources[kind] else ""
+        if not name or "${" in name:
+            continue
+        service, read = _READERS[kind]
+        with session.translate_errors():
+            tags = read(context.aws.client(service), name)
+        owner = {"fleet": tags.get("fleet", context.fleet.name), "stack": tags.get("stack", plan.name)}
+        if owner != {"fleet": context.fleet.name, "stack": plan.name}:
+            yield f"{name} (of {owner['stack']}, fleet {owner['fleet']})"
+
+
+def _read_alarm(cloudwatch: Any, name: str) -> Tags:
+    for alarm in cloudwatch.describe_alarms(AlarmNames=[name])["MetricAlarms"]:
+        return _convert_tags(cloudwatch.list_tags_for_resource(ResourceARN=alarm["AlarmArn"])["Tags"])
+    return {}
+
+
+def _read_rule(events: Any, name: str) -> Tags:
+    for page in events.get_paginator("list_rules").paginate(NamePrefix=name):
+        for rule in page["Rules"]:
+            if rule["Name"] == name:
+                return _convert_tags(events.list_tags_for_resource(ResourceARN=rule["Arn"])["Tags"])
+    return {}
+
+
+def _read_queue(sqs: Any, name: str) -> Tags:
+    for url in sqs.list_queues(QueueNamePrefix=name).get("QueueUrls", []):
+        if url.rpartition("/")[2] == name:
+            tags: Tags = sqs.list_queue_tags(QueueUrl=url).get("Tags", {})
+            return tags
+    return {}
+
+
+def _read_log_group(logs: Any, name: str) -> Tags:
+    for group in logs.describe_log_groups(logGroupNamePrefix=name)["logGroups"]:
+        if group["logGroupName"] == name:
+            arn = group["arn"].removesuffix(":*")
+            tags: Tags = logs.list_tags_for_resource(resourceArn=arn)["tags"]
+            return tags
+    return {}
+
+
+def _convert_tags(rows: Sequence[Mapping[str, str]]) -> Tags:
+    return {row["Key"]: row["Value"] for row in rows}
+
+
+_READERS: Mapping[str, tuple[str, Callable[[Any, str], Tags]]] = {
+    "aws_cloudwatch_metric_alarm": ("cloudwatch", _read_alarm),
+    "aws_cloudwatch_event_rule": ("events", _read_rule),
+    "aws_sqs_queue": ("sqs", _read_queue),
+    log_groups.KIND: ("logs", _read_log_group),
+}
+"""The service of each kind, and what reads the tags of one by its name; none where there is none, or it has none."""
