@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import taken_names
+from llm_serving.operations import apply, taken_names
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator
@@ -69,6 +69,7 @@ def check(
     fleet: str = "ml-dev",
     stack: str = "batch-a",
     action: str = "create",
+    require: Callable[[FleetContext, list[StackPlan]], None] = taken_names.require_free,
 ) -> None:
     """Check a plan that does `action` to what the stack has of each kind."""
     file = tmp_path / "fleet.yaml"
@@ -79,12 +80,12 @@ def check(
     changes = [ResourceChange(f"{kind}.{key}", (action,)) for kind, rows in resources.items() for key in rows]
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     context = FleetContext(load(file, Fleet), tmp_path, {stack: tmp_path}, program, aws, "123456789012")
-    taken_names.require_free(context, [StackPlan(stack, 5, Plan({change.address: change for change in changes}))])
+    require(context, [StackPlan(stack, 5, Plan({change.address: change for change in changes}))])
 
 
-def test_names_of_another_fleets_stack_are_refused(tmp_path: Path, aws: AwsSession) -> None:
+def test_an_apply_refuses_names_of_another_fleets_stack(tmp_path: Path, aws: AwsSession) -> None:
     with pytest.raises(CheckFailed) as error:
-        check(tmp_path, aws)
+        check(tmp_path, aws, require=apply.apply)
     owner = "(of batch-dev-a, fleet ml)"
     assert str(error.value) == (
         f"{tmp_path}/fleet.yaml: names of the plan are taken: ml-dev-a-errors {owner}, ml-dev-a-failed {owner}, "
