@@ -9,6 +9,7 @@ import pytest
 from llm_serving.kinds.serving import adapter_loading, predicted_load, price, resolve, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Service
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
@@ -64,6 +65,10 @@ def split_engines(service: Service) -> tuple[list[str], list[list[str]]]:
          '7:57: roles.models.embed.pool: "gpus": it runs in the replicas of chat, which says it. Fix: remove pool.'),
         (("shares: chat}", "shares: chat, replicas: 2}"),
          "7:61: roles.models.embed.replicas: 2: it runs in the replicas of chat, which says it. Fix: remove replicas."),
+        (("shares: chat}", "shares: chat, scale: {queue: 4}}"),
+         "7:58: roles.models.embed.scale: it runs in the replicas of chat, which says it. Fix: remove scale."),
+        (("shares: chat}", "shares: chat, pipeline: 2}"),
+         "7:61: roles.models.embed.pipeline: 2: it runs in the replicas of chat, which says it. Fix: remove pipeline."),
         (("shares: chat}", "shares: chat, switch: {waiting: 8}}"),
          "7:59: roles.models.embed.switch: it runs in the replicas of chat, which says it. Fix: remove switch."),
         ((", shares: chat}", "}"),
@@ -211,8 +216,13 @@ def test_ports_are_claimed_and_accelerators_paid_once(tmp_path: Path) -> None:
 def test_tables_name_the_models_and_nothing_is_predicted_or_loaded_at_run_time(tmp_path: Path) -> None:
     deployment = resolve_text(tmp_path)
     rows = summary.describe(load(tmp_path / "blueprint.yaml", Blueprint), deployment)
-    assert dict(rows)["chat"].endswith("for chat and code and embed in turns")
+    assert dict(rows)["chat"].endswith("for chat, code and embed in turns")
     assert [label for label, _ in rows].count("model") == 3
     assert predicted_load.predict_requests_per_s(deployment) is None
+    [remark] = validate.list_remarks(deployment)
+    assert remark.startswith(
+        "chat, code and embed take turns on the same accelerators: the client's times have the wait"
+    )
+    assert not list(validate.list_remarks(resolve_text(tmp_path, APART)))
     with pytest.raises(InputError, match="its models take turns on the same accelerators"):
         adapter_loading.load(deployment, "chat", "tone", tmp_path)

@@ -143,6 +143,11 @@ class Role(ResolvedData):
         """All models of its replicas."""
         return (self.served_model, *self.sleepers) if self.served_model else ()
 
+    def describe_models(self) -> str:
+        """Return the names of all models of its replicas: `chat, code and embed`."""
+        *names, last = (model.name for model in self.served_models)
+        return " and ".join(filter(None, (", ".join(names), last)))
+
 
 class PoolMaster(ResolvedData):
     """The process that knows where a pool of several replicas has cached prompts."""

@@ -324,7 +324,11 @@ class ModelRole(AnsweringRole, ModelSettings):
     """How the models of a role that others share take turns."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (*super().find_conflicts(), self._check_place())
+        return (*(self._check_own(rule) for rule in super().find_conflicts()), self._check_place())
+
+    def _check_own(self, rule: Iterator[Conflict]) -> Iterator[Conflict]:
+        """Yield what a rule finds, but of keys that the role may not have: only to remove them helps."""
+        yield from (conflict for conflict in rule if not (self.shares and conflict.key_path[0] in SHARED_KEYS))
 
     def _check_place(self) -> Iterator[Conflict]:
         """Yield a role without a place, or with one beside that of the role that it shares."""

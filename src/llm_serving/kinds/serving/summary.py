@@ -177,7 +177,7 @@ def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
 def _describe_role(role: Role) -> str:
     nodes = f" over {role.nodes} nodes" if role.nodes > 1 else ""
     types = " or ".join(role.instance_types)
-    models = f", for {' and '.join(model.name for model in role.served_models)} in turns" if role.sleepers else ""
+    models = f", for {role.describe_models()} in turns" if role.sleepers else ""
     return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}{models}"
 
 

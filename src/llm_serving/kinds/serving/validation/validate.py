@@ -86,6 +86,12 @@ def _describe_accelerators(role: Role, deployment: ServingDeployment) -> str:
 
 def list_remarks(deployment: ServingDeployment) -> Iterator[str]:
     """Yield caveats of the deployment itself, such as models whose memory is not computed."""
+    for role in deployment.engine_roles:
+        if role.sleepers:
+            yield (
+                f"{role.describe_models()} take turns on the same accelerators: the client's times have the wait for a "
+                "turn, the engine's do not."
+            )
     if deployment.unused_keys:
         yield tasks.describe_unused(deployment.task, deployment.unused_keys)
     for served_model in deployment.served_models:
