@@ -110,5 +110,5 @@ def test_names_of_another_stack_of_the_fleet_are_refused(tmp_path: Path, aws: Aw
     ],
     ids=["free", "without tags", "beginning of another", "its own", "already made"],
 )
-def test_other_plans_pass(tmp_path: Path, aws: AwsSession, change: dict[str, str]) -> None:
+def test_other_plans_pass(tmp_path: Path, aws: AwsSession, change: dict[str, Any]) -> None:
     check(tmp_path, aws, **change)
