@@ -282,6 +282,19 @@ def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
                 yield f"{address}: no alarm_actions: nobody would be notified. Fix: {fleet.alarms_to}."
 
 
+def check_neighbors(stack: Stack, fleet: Fleet) -> Violations:
+    """List what reaches into another fleet, whose name begins with this one's: that of `ml-dev` with that of `ml`."""
+    for address, statement in _list_allow_statements(stack):
+        owner = statement.get("Condition", {}).get("StringEquals", {}).get("aws:ResourceTag/fleet")
+        for resource in _ensure_list(statement.get("Resource", [])):
+            if re.search(rf"[:/]{fleet.name}-[^:/]*\*", resource) and owner != fleet.name:
+                reason = f"it allows things of a fleet {fleet.name}-dev. Fix: a condition on aws:ResourceTag/fleet"
+                yield f"{address}: Resource {resource}: {reason}, or the names."
+    for address, settings in list_resources(stack, "aws_cloudwatch_event_rule"):
+        if re.search(rf'{{"(prefix|wildcard)": "{fleet.name}-', settings.get("event_pattern") or ""):
+            yield f"{address}: it matches events of a fleet {fleet.name}-dev. Fix: the names."
+
+
 RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_empty_structs,
     check_quoted_references,
@@ -295,7 +308,12 @@ RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_task_sizes,
     check_subnet_ranges,
 )
-FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (check_interfaces, check_tags, check_alarm_actions)
+FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (
+    check_interfaces,
+    check_tags,
+    check_alarm_actions,
+    check_neighbors,
+)
 
 
 def _list_allow_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:

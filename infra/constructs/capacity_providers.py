@@ -106,13 +106,12 @@ def _add_scaling_group(
     context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
 ) -> aws.autoscaling_group.AutoscalingGroup:
     a = aws.autoscaling_group
-    name = f"{context.stack.fleet.name}-{group.name}"
     version = format_reference(template, "latest_version")
     is_single_type = group.purchase_option != "spot" and len(group.types) == 1
     return a.AutoscalingGroup(
         context.stack,
         f"{group.name}-machines",
-        name=name,
+        name=groups.format_scaling_group_name(context.stack.fleet, group),
         min_size=group.min_size,
         max_size=group.max_size,
         vpc_zone_identifier=context.select_subnets(group),
@@ -163,7 +162,8 @@ def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
 
 def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
     """Build tags of their own: the provider's default tags do not reach Auto Scaling groups."""
-    group_tags = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
+    name = groups.format_scaling_group_name(fleet, group)
+    group_tags = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": name}
     # ECS sets the last one itself; where it is missing here, Terraform would take it away and managed scaling with it.
     return {**fleet.tags, **group_tags, "AmazonECSManaged": "true"}
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from infra.bindings import aws
 from infra.constructs import alarm, policy
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function, add_trigger
+from llm_serving.fleet import groups
+from llm_serving.fleet.groups import Group
 
 NAME = "ecs-fallback"
 
@@ -21,7 +24,7 @@ _TIMEOUT_S = 55
 """Less than the minute in which it is called again."""
 
 
-def add_fallback(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
+def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its two rules."""
     fallback_function = add_function(
         stack,
@@ -33,7 +36,7 @@ def add_fallback(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
         timeout_s=_TIMEOUT_S,
     )
     _add_schedule(stack, fallback_function)
-    _add_failure_rule(stack, fallback_function)
+    _add_failure_rule(stack, machine_groups, fallback_function)
     # Rings before ECS starts no task of the cluster any more.
     alarm.add_cluster_alarm(
         stack,
@@ -63,8 +66,15 @@ def _add_schedule(stack: FleetStack, fallback_function: aws.lambda_function.Lamb
     )
 
 
-def _add_failure_rule(stack: FleetStack, fallback_function: aws.lambda_function.LambdaFunction) -> None:
-    """Call the function as soon as an Auto Scaling group cannot start an instance."""
+def _add_failure_rule(
+    stack: FleetStack, machine_groups: Sequence[Group], fallback_function: aws.lambda_function.LambdaFunction
+) -> None:
+    """Call the function as soon as an Auto Scaling group cannot start an instance.
+
+    A cluster has 20 groups at the most, whose names fit in the 2,048 characters of a pattern. Source: EventBridge user
+    guide, "Amazon EventBridge quotas", 2026-11.
+    """
+    group_names = [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
     failure_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-failed",
@@ -74,7 +84,7 @@ def _add_failure_rule(stack: FleetStack, fallback_function: aws.lambda_function.
             {
                 "source": ["aws.autoscaling"],
                 "detail-type": ["EC2 Instance Launch Unsuccessful"],
-                "detail": {"AutoScalingGroupName": [{"prefix": f"{stack.fleet.name}-"}]},
+                "detail": {"AutoScalingGroupName": group_names},
             }
         ),
     )

@@ -67,7 +67,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     capacity_providers.add_association(context, list(pools.values()), providers)
     watched = []
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
-        ecs_fallback.add_fallback(stack, key=cluster.key)
+        ecs_fallback.add_fallback(stack, machine_groups, key=cluster.key)
         watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):
         gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=cluster.key)

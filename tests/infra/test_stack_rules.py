@@ -90,6 +90,15 @@ def allow_any_resource(stack: Stack) -> None:
     allow(stack, "iam:PassRole", "*")
 
 
+def allow_neighbors(stack: Stack) -> None:
+    allow(stack, "ecs:StopTask", "arn:aws:ecs:us-east-1:123456789012:task/ads-scale-*")
+
+
+def hear_neighbors(stack: Stack) -> None:
+    rule = filter_by_type(stack, "aws_cloudwatch_event_rule")["ecs-fallback-failed"]
+    rule["event_pattern"] = json.dumps({"detail": {"AutoScalingGroupName": [{"prefix": "ads-scale-"}]}})
+
+
 def allow(stack: Stack, action: str, resource: str) -> None:
     statement = {"Effect": "Allow", "Action": action, "Resource": resource}
     text = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
@@ -158,6 +167,8 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: 2 zones: EFA works within one zone. Fix: keep one subnet.",
     allow_any_action: "aws_iam_role_policy.instance-role-policy: Action ['logs:*']: ",
     allow_any_resource: "aws_iam_role_policy.instance-role-policy: Resource * for ['iam:PassRole']: ",
+    allow_neighbors: "aws_iam_role_policy.instance-role-policy: Resource arn:aws:ecs:us-east-1:123456789012:task/ads-",
+    hear_neighbors: "aws_cloudwatch_event_rule.ecs-fallback-failed: it matches events of a fleet ads-scale-dev. ",
     allow_anybody: "aws_iam_role.instance-role: Principal {'AWS': '*'}: it allows every AWS account. ",
     add_seventh_provider: "aws_ecs_cluster_capacity_providers.capacity-providers: 7 capacity providers: ECS takes at ",
     add_seventh_to_service: "output.strategies.ranking: 7 capacity providers: ECS takes at most 6. ",

@@ -220,6 +220,11 @@ def group_by_choice(pool_groups: Sequence[Group]) -> list[list[Group]]:
     return [list(peers) for _, peers in groupby(ordered, key=lambda group: group.choice)]
 
 
+def format_scaling_group_name(fleet: Fleet, group: Group) -> str:
+    """Return the name of the Auto Scaling group of a capacity provider."""
+    return f"{fleet.name}-{group.name}"
+
+
 def format_provider_name(fleet: Fleet, group: Group) -> str:
     """Return the group's name as a capacity provider: unique in the account, and never beginning with aws or ecs."""
     return format_provider_name_of(fleet.name, group.name)

@@ -97,7 +97,7 @@ run "three_zones_two_ways" {
     condition = (
       aws_cloudwatch_event_rule.ecs-fallback-minute.schedule_expression == "rate(1 minute)" &&
       jsondecode(aws_cloudwatch_event_target.ecs-fallback-minute-target.input).cluster == "ecs-multi-az" &&
-      jsondecode(aws_cloudwatch_event_rule.ecs-fallback-failed.event_pattern).detail.AutoScalingGroupName == [{ prefix = "ecs-multi-az-" }] &&
+      contains(jsondecode(aws_cloudwatch_event_rule.ecs-fallback-failed.event_pattern).detail.AutoScalingGroupName, aws_autoscaling_group.general-g6e-a-spot-machines.name) &&
       aws_cloudwatch_event_target.ecs-fallback-failed-target.input_transformer[0].input_paths.group == "$.detail.AutoScalingGroupName" &&
       alltrue([for one in [aws_lambda_permission.ecs-fallback-minute-permission, aws_lambda_permission.ecs-fallback-failed-permission] : one.principal == "events.amazonaws.com"]) &&
       aws_lambda_permission.ecs-fallback-failed-permission.source_arn == aws_cloudwatch_event_rule.ecs-fallback-failed.arn

@@ -194,6 +194,32 @@ def test_the_function_may_not_update_a_first_choice(stacks: Stacks) -> None:
     assert wildcards == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
 
 
+@pytest.mark.parametrize("shape", ["instances", "ecs-multi-az", "ads-scale"])
+def test_the_function_hears_of_the_fleets_own_groups_alone(stacks: Stacks, shape: str) -> None:
+    stack = stacks[shape, "ecs"]
+    pattern = json.loads(filter_by_type(stack, "aws_cloudwatch_event_rule")["ecs-fallback-failed"]["event_pattern"])
+    own = [group["name"] for group in filter_by_type(stack, "aws_autoscaling_group").values()]
+    assert sorted(pattern["detail"]["AutoScalingGroupName"]) == sorted(own)
+
+
+def test_the_names_of_all_groups_fit_in_a_pattern(stacks: Stacks, synth_folder: Path) -> None:
+    rule = filter_by_type(stacks["ads-scale", "ecs"], "aws_cloudwatch_event_rule")["ecs-fallback-failed"]
+    names = json.loads(rule["event_pattern"])["detail"]["AutoScalingGroupName"]
+    others = len(rule["event_pattern"]) - len(json.dumps(names))
+    suffix = max(len(group.name) - len(group.pool) for shape in FLEETS for group in list_groups(synth_folder, shape))
+    longest = "f" * 32 + "-" + "p" * 32 + "s" * suffix
+    assert others + len(json.dumps([longest] * 20)) <= 2048
+
+
+def test_only_instances_of_the_fleets_own_groups_are_replaced(stacks: Stacks) -> None:
+    stack = stacks["ads-scale", "ecs"]
+    policy = json.loads(filter_by_type(stack, "aws_iam_role_policy")["gpu-repair-role-policy"]["policy"])
+    [replace] = [one for one in policy["Statement"] if "autoscaling:SetInstanceHealth" in one["Action"]]
+    assert replace["Condition"] == {"StringEquals": {"aws:ResourceTag/fleet": "ads-scale"}}
+    for group in filter_by_type(stack, "aws_autoscaling_group").values():
+        assert {tag["key"]: tag["value"] for tag in group["tag"]}["fleet"] == "ads-scale"
+
+
 @each_shape
 def test_a_wildcard_resource_is_used_only_for_actions_without_resource_support(stacks: Stacks, shape: str) -> None:
     policy = json.loads(filter_by_type(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])
