@@ -58,8 +58,12 @@ def format_role_name(fleet: str, region: str, purpose: str) -> str:
 
 
 def format_dashboard_name(fleet: Fleet, stack: str) -> str:
-    """Return the name of a stack's dashboard in CloudWatch, with the region: dashboards belong to the account."""
-    return f"{fleet.name}-{fleet.region}-{stack}"
+    """Return the name of a stack's dashboard in CloudWatch, with the region: dashboards belong to the account.
+
+    PutDashboard replaces a dashboard that has the name, so the parts are joined by `_`, which none of them has.
+    Source: CloudWatch API reference, PutDashboard, 2026-11.
+    """
+    return f"{fleet.name}_{fleet.region}_{stack}"
 
 
 SERVING_NAMESPACE = "serving"
