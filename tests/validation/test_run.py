@@ -8,6 +8,7 @@ import json
 import stat
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.validation.conftest import (
     TargetFactory,
     build_options,
     ignore_busy_machine,
+    measure,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -218,6 +220,43 @@ def test_several_processes_send_one_load_by_one_clock(
     assert len(finished.report.driver) == 2
     assert (finished.folder / "locust-1.log").is_file()
     assert not list(finished.folder.glob("requests-*"))
+
+
+_ASKS_AN_ADAPTER = """
+from llm_serving.validation.user import OpenAIUser
+
+class User(OpenAIUser):
+    def body(self, prompt):
+        body = super().body(prompt)
+        return {**body, "model": "code-sql"} if body["model"] == "code" else body
+
+    def check(self, prompt, answer):
+        return "wrong" if prompt.model == "code" else None
+"""
+
+
+def test_a_load_of_several_models_is_also_shown_by_the_model_that_each_request_asked(
+    make_target: TargetFactory, clean_run: FinishedRun, tmp_path: Path
+) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(_ASKS_AN_ADAPTER)
+    traffic = {"users": 4, "requests": 31, "turns": "1..3", "output_tokens": 4, "input_tokens": 20, "warm_up": 0}
+    with known_server.run_server(Behaviour(0.05, 0.001)) as url:
+        target = make_target(url, traffic).model_copy(update={"models": ("chat", "code", "mail")})
+        finished = measure(target, tmp_path, user_file=file)
+    asked = Counter(sample.model for sample in finished.samples)
+    assert asked.keys() == {"chat", "code-sql", "mail"}
+    rows = finished.report.by_model
+    assert [row.model for row in rows] == ["chat", "code-sql", "mail"]
+    assert [row.requests for row in rows] == [asked[row.model] for row in rows]
+    assert [row.failed for row in rows] == [0, asked["code-sql"], 0]
+    assert sum(row.throughput.requests_per_s for row in rows) == pytest.approx(
+        finished.report.throughput.requests_per_s, abs=0.01
+    )
+    one_model = clean_run.folder
+    assert '"model"' not in (one_model / "requests.jsonl").read_text()
+    assert "by_model" in (finished.folder / "report.json").read_text()
+    assert "by_model" not in (one_model / "report.json").read_text()
 
 
 _BREAKS_IN_THE_SECOND = """

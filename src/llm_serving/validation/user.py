@@ -92,7 +92,8 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     def _play_turn(self, item: Item, idle_since: float) -> Item | None:
         """Send one request; return its session's next, if it has one."""
-        sample, text = Sample(item.number, 0.0, turn=item.turn), ""
+        model = item.prompt.model or self.plan.models[0]
+        sample, text = Sample(item.number, 0.0, turn=item.turn, model=model), ""
         try:
             text = self._play(item, sample, idle_since)
         except Exception as error:  # noqa: BLE001  without an error, it would count as answered
@@ -146,7 +147,9 @@ class OpenAIUser(User):  # type: ignore[misc]
         step = answers.CLIENT
         try:
             with gevent.Timeout(max(0.001, start + deadline - time.perf_counter())):
-                body = json.dumps(self.body(item.prompt)).encode()
+                fields = self.body(item.prompt)
+                sample.model = str(fields.get("model", sample.model))
+                body = json.dumps(fields).encode()
                 step = answers.CONNECT
                 self.connection.connect()
                 step = answers.TRUNCATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import struct
 import threading
@@ -165,6 +166,13 @@ def test_requests_of_one_length_stay_together(build_report: Callable[..., Report
     samples = [Sample(number, number * 0.1, e2e_ms=10.0, input_tokens=100) for number in range(50)]
     assert [group.requests for group in build_report(samples).by_input] == [50]
     assert build_report([]).by_input == []
+
+
+def test_rows_by_model_have_what_answers_without_tokens_have(build_report: Callable[..., Report]) -> None:
+    samples = [dataclasses.replace(sample, model=f"m{sample.number % 2}") for sample in _build_samples()]
+    heads, rows = html_report.build_model_table(build_report(samples))
+    assert heads == ["Model", "Requests", "Failed", "End-to-end p95 ms", "Texts/s"]
+    assert rows == [("m0", "40", "0", "30", "8"), ("m1", "40", "0", "40", "8")]
 
 
 def test_an_answer_without_tokens_breaks_a_silence_when_it_comes() -> None:

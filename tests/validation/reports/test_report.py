@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -178,6 +179,47 @@ def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: An
         "deadline": "incomplete at the deadline",
         "http_500": "the server returned status 500",
     }
+
+
+def _build_samples_of_two_models() -> list[Sample]:
+    """Return 30 requests of each: those of `fast` take 50 ms, half of those of `<slow>` 200 ms, and the rest fail."""
+    slow = {"model": "<slow>", "ttft_ms": 200.0, "e2e_ms": 400.0}
+    failed = slow | {"error": "deadline", "ttft_ms": None, "e2e_ms": None}
+    return [
+        _build_sample(number, **({"model": "fast"} if number % 2 == 0 else slow if number % 4 == 1 else failed))
+        for number in range(60)
+    ]
+
+
+def test_each_model_has_its_own_requests_latencies_and_rates(build_report: Any) -> None:
+    samples = _build_samples_of_two_models()
+    built = build_report(samples[::-1], {"ttft_ms": {"p95": 60}})
+    jsonschema.validate(json.loads(built.model_dump_json()), report.build_schema())
+    fast, slow = built.by_model
+    assert (fast.model, fast.requests, fast.failed) == ("fast", 30, 0)
+    assert (slow.model, slow.requests, slow.failed) == ("<slow>", 30, 15)
+    assert fast.metrics["ttft_ms"].p50 == fast.metrics["ttft_ms"].p95 == 50
+    assert (slow.metrics["ttft_ms"].p50, slow.metrics["e2e_ms"].p95) == (200, 400)
+    assert (fast.throughput.output_tokens_per_s, slow.throughput.output_tokens_per_s) == (12, 6)
+    # The SLO is held against all, whatever they asked.
+    same = build_report([dataclasses.replace(sample, model="") for sample in samples], {"ttft_ms": {"p95": 60}})
+    assert (built.missed, built.bounds, built.metrics) == (same.missed, same.bounds, same.metrics)
+    assert same.by_model == []
+    assert "by_model" not in same.model_dump_json()
+
+
+def test_the_page_has_a_row_for_each_model_where_the_load_asked_several(build_report: Any) -> None:
+    samples = _build_samples_of_two_models()
+    page = html_report.render(build_report(samples), samples)
+    heads = "Model", "Requests", "Failed", "TTFT p50 ms", "TTFT p95 ms", "End-to-end p95 ms", "Output tokens/s"
+    table = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    values = "".join(f"<td>{value}</td>" for value in (30, 15, 200, 200, 400, 6))
+    assert f"<thead><tr>{table}</tr></thead>" in page
+    assert f'<tr><th scope="row">&lt;slow&gt;</th>{values}</tr>' in page
+    _parse_page(page)
+    alone = [sample for sample in samples if sample.model == "fast"]
+    assert "By model" in page
+    assert "By model" not in html_report.render(build_report(alone), alone)
 
 
 def _build_cache_page(queries: int, hits: int) -> str:

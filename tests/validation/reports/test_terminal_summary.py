@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from llm_serving.validation.reports import terminal_summary
-from llm_serving.validation.reports.report import PromptOverlap, Report
+from llm_serving.validation.reports.report import ModelLoad, PromptOverlap, Report, Throughput
 from llm_serving.validation.statistics.engine_metrics import KvTransfers
+from llm_serving.validation.statistics.sample_statistics import Latency
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,30 @@ def test_a_result_shows_shared_prompt_text_and_cached_tokens(
 ) -> None:
     report = Report.model_construct(shared=PromptOverlap(prompts=prompts, of=300, cached=cached, traffic=""))
     assert list(terminal_summary._list_cache_lines(report)) == lines
+
+
+def _build_load(model: str) -> ModelLoad:
+    metrics = {"ttft_ms": Latency(count=0), "e2e_ms": Latency(count=9, p50=300.0, p95=1234.5)}
+    throughput = Throughput(requests_per_s=1, output_tokens_per_s=42.0)
+    return ModelLoad(model=model, requests=1200, failed=3, metrics=metrics, throughput=throughput)
+
+
+def test_a_result_shows_a_row_for_each_model_where_the_load_asked_several() -> None:
+    def render(*models: str) -> list[str]:
+        of_all, loads = _build_load(""), [_build_load(model) for model in models]
+        report = Report.model_construct(by_model=loads, metrics=of_all.metrics, throughput=of_all.throughput)
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(*terminal_summary._list_model_tables(report))
+        return console.export_text().splitlines()
+
+    heads, units, *rows = render("org/chat", "code[b]")
+    assert heads.split() == ["TTFT", "TTFT", "End-to-end", "Output"]
+    assert units.split() == ["Model", "Requests", "Failed", "p50", "ms", "p95", "ms", "p95", "ms", "tokens/s"]
+    values = ["1,200", "3", "–", "–", "1,234", "42"]
+    assert [row.split() for row in rows] == [["org/chat", *values], ["code[b]", *values]]
+    name = "acme/a-name-of-more-than-its-column"
+    assert name in "".join(line.split(" ")[0] for line in render("a", name)), "no name is cut"
+    assert render() == [""]
 
 
 TRANSFERS = KvTransfers(

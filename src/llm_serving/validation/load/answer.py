@@ -54,6 +54,8 @@ class Sample:
     """When it was due or sent, in seconds from the start of the counted load."""
     turn: int = 1
     """Its place in its session."""
+    model: str = ""
+    """Name of the model that it asked; empty where a load asks the deployment's only one."""
     waited_ms: float = 0.0
     """Wait in the open loop for one of the requests at once to end; included in the times below."""
     late_ms: float = 0.0
@@ -109,6 +111,8 @@ class Sample:
     def to_json(self) -> str:
         # Not asdict: its deep copy takes as long as parsing the answer.
         data = vars(self) | {"gaps": [[round(gap.ms, 3), gap.tokens] for gap in self.gaps]}
+        if not self.model:
+            del data["model"]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod

@@ -130,6 +130,8 @@ class Load:
             self.warm_up_failed += sample.error is not None
             return
         self.end_time = time.perf_counter()
+        if self.plan.models == (sample.model,):
+            sample.model = ""
         self._samples.write(sample.to_json() + "\n")
         if sample.error is not None:
             self._progress.failed += 1

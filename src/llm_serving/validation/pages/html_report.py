@@ -17,7 +17,7 @@ from llm_serving.services import tasks
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import charts
 from llm_serving.validation.reports import report, report_builder
-from llm_serving.validation.reports.report import Report
+from llm_serving.validation.reports.report import Report, Throughput
 from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
 from llm_serving.validation.statistics.further_latencies import Definition
@@ -70,6 +70,7 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
         names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
         statistics=STATISTICS,
         cells=build_cells(run_report),
+        by_model=build_model_table(run_report),
         totals=list(_build_totals(run_report)),
         pictures=_render_charts(run_report, samples),
         drawn=[
@@ -138,12 +139,44 @@ def name_counted(run_report: Report) -> str:
 
 def _describe_throughput(run_report: Report) -> tuple[str, float]:
     """Describe what answers consist of, and how many a second there were."""
-    inputs_per_s = run_report.throughput.inputs_per_s
-    return (
-        ("Output tokens/s", run_report.throughput.output_tokens_per_s)
-        if inputs_per_s is None
-        else (f"{name_counted(run_report).capitalize()}/s", inputs_per_s)
-    )
+    name = f"{name_counted(run_report).capitalize()}/s" if is_pooled(run_report) else "Output tokens/s"
+    return name, _get_rate(run_report.throughput)
+
+
+def _get_rate(throughput: Throughput) -> float:
+    """Return the rate of what answers consist of."""
+    return throughput.output_tokens_per_s if throughput.inputs_per_s is None else throughput.inputs_per_s
+
+
+_MODEL_COLUMNS: tuple[tuple[str, Metric, str], ...] = (
+    ("TTFT p50", "ttft_ms", "p50"),
+    ("TTFT p95", "ttft_ms", "p95"),
+    ("End-to-end p95", "e2e_ms", "p95"),
+)
+
+
+class ModelTable(NamedTuple):
+    """The load by model, as texts."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """None where the load asked one model."""
+
+
+def build_model_table(run_report: Report) -> ModelTable:
+    columns = [column for column in _MODEL_COLUMNS if column[1] in run_report.metrics]
+    rows = [
+        (
+            load.model,
+            f"{load.requests:,}",
+            f"{load.failed:,}",
+            *(format_optional(getattr(load.metrics[metric], statistic)) for _, metric, statistic in columns),
+            charts.format_number(_get_rate(load.throughput)),
+        )
+        for load in run_report.by_model
+    ]
+    latencies = (f"{head} ms" for head, *_ in columns)
+    return ModelTable(["Model", "Requests", "Failed", *latencies, _describe_throughput(run_report)[0]], rows)
 
 
 class Total(NamedTuple):

@@ -6,9 +6,10 @@ report.json is this model; its JSON Schema is published beside this file as repo
 from __future__ import annotations
 
 import json
+import operator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
 from llm_serving.settings.described import Described
@@ -91,6 +92,25 @@ class InputLength(_Part):
 
     p95: float
     """95th percentile, in milliseconds."""
+
+
+class ModelLoad(_Part):
+    """What the load asked of one model, and how that was answered."""
+
+    model: str
+    """Value of the requests' `model`."""
+
+    requests: int
+    """Sent requests."""
+
+    failed: int
+    """Of them, those without a complete answer in time."""
+
+    metrics: dict[Metric, Latency]
+    """Latencies of its answered requests in milliseconds."""
+
+    throughput: Throughput
+    """Of its answers, over the time of the whole load."""
 
 
 class Goodput(_Part):
@@ -254,6 +274,9 @@ class Report(_Part):
     by_input: list[InputLength] = []
     """Latency by the length of the input, for tasks whose answers have no tokens: in up to four groups of as many
     requests."""
+
+    by_model: list[ModelLoad] = Field(default=[], exclude_if=operator.not_)
+    """Each model that the load asked; absent where it asked one. The verdict is of all together."""
 
     steady: Steady | None
     """The same without ramp and drain; null where nothing is left of the load."""

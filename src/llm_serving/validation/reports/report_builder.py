@@ -24,6 +24,7 @@ from llm_serving.validation.reports.report import (
     ExpectedAnswers,
     Goodput,
     InputLength,
+    ModelLoad,
     PromptOverlap,
     Report,
     Requests,
@@ -117,6 +118,7 @@ def build(
         further=_summarize_further(answered, unmeasured),
         throughput=throughput,
         by_input=_group_by_input(answered) if target.is_pooled else [],
+        by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
         steady=_compute_steady(samples),
         replicas=readings.replicas,
         unlike_workers=unlike,
@@ -443,6 +445,28 @@ def _summarize_group(group: Sequence[tuple[int, float]]) -> InputLength:
         p50=latency.p50 or 0.0,
         p95=latency.p95 or 0.0,
     )
+
+
+def _group_by_model(
+    target: LoadTarget, samples: Sequence[Sample], duration_s: float, unmeasured: Mapping[str, str]
+) -> list[ModelLoad]:
+    """Return what the load asked of each model; nothing where it asked one."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.number):
+        groups.setdefault(sample.model or target.models[0], []).append(sample)
+    loads = []
+    for model, group in groups.items():
+        answered = [sample for sample in group if sample.error is None]
+        loads.append(
+            ModelLoad(
+                model=model,
+                requests=len(group),
+                failed=len(group) - len(answered),
+                metrics=_summarize_metrics(target, answered, unmeasured),
+                throughput=_compute_throughput(answered, duration_s, pooled=target.is_pooled),
+            )
+        )
+    return loads if len(loads) > 1 else []
 
 
 def _count_tokens(answered: Sequence[Sample]) -> Tokens:

@@ -35,6 +35,7 @@ def render(report: Report, folder: Path) -> RenderableType:
             if rates.inputs_per_s is None
             else f"{format_number(rates.inputs_per_s)} {html_report.name_counted(report)}/s"
         ),
+        *_list_model_tables(report),
         *_list_input_lines(report),
         *_list_cache_lines(report),
         *_list_goodput_lines(report),
@@ -64,6 +65,19 @@ def _list_input_lines(report: Report) -> Iterable[str]:
     if len(report.by_input) > 1:
         parts = [f"{group.from_tokens:,}–{group.to_tokens:,}: {format_number(group.p95)}" for group in report.by_input]
         yield f"End-to-end p95 in ms by input tokens: {', '.join(parts)}"
+
+
+def _list_model_tables(report: Report) -> Iterable[Table]:
+    """Return a table of the load by model, where it asked more than one."""
+    heads, rows = html_report.build_model_table(report)
+    if rows:
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        table.add_column(heads[0], overflow="fold")
+        for head in heads[1:]:
+            table.add_column(head.replace(" ", "\n", 1), justify="right")  # in two lines, to leave room for names
+        for row in rows:
+            table.add_row(*map(Text, row))
+        yield table
 
 
 def _list_goodput_lines(report: Report) -> Iterable[str]:
