@@ -272,3 +272,18 @@ run "multi_model" {
     error_message = "each model has services of its own"
   }
 }
+
+run "shared" {
+  module {
+    source = "./stacks/serving-shared"
+  }
+
+  assert {
+    condition = (
+      aws_ecs_service.one-0.desired_count == 1 && aws_ecs_service.one-1.desired_count == 0 &&
+      aws_appautoscaling_target.one-scaling.max_capacity == 3 &&
+      aws_appautoscaling_policy.one-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].metric_name == "vllm:num_requests_waiting"
+    )
+    error_message = "models that take turns have one service, which scales by the requests that wait"
+  }
+}
