@@ -158,6 +158,10 @@ class Sleeping(_Row):
     copy_bytes_s: float
     """Weights of an accelerator that are copied from or to the host in a second."""
 
+    def get_kept_bytes(self, accelerators: int) -> int:
+        """Return memory that it keeps of each of so many accelerators."""
+        return self.split_accelerator_bytes if accelerators > 1 else self.accelerator_bytes
+
     def compute_host_bytes(self, weight_bytes: int, accelerators: int) -> int:
         """Return memory of the host that an engine takes, awake or asleep, with so many weights on each accelerator."""
         return accelerators * (int(self.host_copies * weight_bytes) + self.host_bytes)

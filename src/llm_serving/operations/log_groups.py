@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from llm_serving.aws import session
 from llm_serving.operations.context import FleetContext, read_states
@@ -57,12 +58,16 @@ def _find_existing(context: FleetContext, folders: Mapping[str, Path]) -> dict[s
     existing: dict[str, dict[str, str]] = {}
     for name, groups in group_names.items():
         for address, group in groups.items():
-            assert logs
             with session.translate_errors():
-                listed_groups = logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"]
-            if any(item["logGroupName"] == group for item in listed_groups):
-                existing.setdefault(name, {})[address] = group
+                if find_arn(logs, group):
+                    existing.setdefault(name, {})[address] = group
     return existing
+
+
+def find_arn(logs: Any, name: str) -> str | None:
+    """Return the ARN of a log group; None where there is none of the name."""
+    groups = logs.describe_log_groups(logGroupNamePrefix=name)["logGroups"]
+    return next((group["arn"].removesuffix(":*") for group in groups if group["logGroupName"] == name), None)
 
 
 def _list_group_names(folder: Path) -> dict[str, str]:

@@ -82,12 +82,9 @@ def _read_queue(sqs: Any, name: str) -> Tags:
 
 
 def _read_log_group(logs: Any, name: str) -> Tags:
-    for group in logs.describe_log_groups(logGroupNamePrefix=name)["logGroups"]:
-        if group["logGroupName"] == name:
-            arn = group["arn"].removesuffix(":*")
-            tags: Tags = logs.list_tags_for_resource(resourceArn=arn)["tags"]
-            return tags
-    return {}
+    arn = log_groups.find_arn(logs, name)
+    tags: Tags = logs.list_tags_for_resource(resourceArn=arn)["tags"] if arn else {}
+    return tags
 
 
 def _convert_tags(rows: Sequence[Mapping[str, str]]) -> Tags:

@@ -22,7 +22,7 @@ from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.deployment import Parallelism
-from llm_serving.kinds.serving.roles import EngineRole, get_shared
+from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
@@ -290,9 +290,7 @@ class _PlacementSearch:
     @property
     def _others(self) -> list[str]:
         """The roles whose models sleep on its accelerators while its own is awake."""
-        name, sharers = self.key_path[-1], self.settings.roles.sharers
-        head = get_shared(self.role) or name
-        return [other for other in (head, *sharers.get(head, ())) if other != name]
+        return self.settings.roles.list_others(self.key_path[-1])
 
     @property
     def _utilization(self) -> float:
@@ -314,9 +312,10 @@ class _PlacementSearch:
         sleeping = self._select_platform(device).sleeping
         if sleeping is None:
             return 0.0
-        kept_bytes = sleeping.split_accelerator_bytes if accelerators > 1 else sleeping.accelerator_bytes
         visible_bytes = memory.compute_rank_bytes(device) * memory.VISIBLE_SHARE
-        return math.ceil(1000 * len(self._others) * kept_bytes / visible_bytes) / 1000  # as it is written
+        return (
+            math.ceil(1000 * len(self._others) * sleeping.get_kept_bytes(accelerators) / visible_bytes) / 1000
+        )  # as it is written
 
     def _find_reckoned(self, setting: str, default: float) -> float:
         """Return a number of the engine's own options in the blueprint, else the default."""

@@ -421,9 +421,19 @@ class Roles(Settings):
                 sharers[role.shares] = (*sharers.get(role.shares, ()), name)
         return sharers
 
+    def list_others(self, name: str) -> list[str]:
+        """Return the roles whose models take turns with a role's on the same accelerators."""
+        role = self.models.get(name)
+        head = role.shares if role and role.shares else name
+        return [other for other in (head, *self.sharers.get(head, ())) if other != name]
+
     def takes_turns(self, name: str) -> bool:
         """Return whether the model of a role is one of several on the same accelerators."""
-        return name in self.sharers or bool(get_shared(self.engine_roles[name]))
+        return bool(self.list_others(name))
+
+    def get_switch(self, head: str) -> ModelSwitch:
+        """Return how the models in the replicas of a role take turns."""
+        return self.models[head].switch or ModelSwitch()
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_sharing(), self._check_turns())

@@ -12,7 +12,7 @@ from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import ModelSwitch, get_shared
+from llm_serving.kinds.serving.roles import get_shared
 from llm_serving.services.service import Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -85,7 +85,7 @@ def _build_local(engines: Sequence[Service]) -> dict[str, object]:
 
 
 def _format_options(context: Context, head: Service) -> Iterator[str]:
-    switch = context.blueprint.roles.models[head.role].switch or ModelSwitch()
+    switch = context.blueprint.roles.get_switch(head.role)
     yield from ("--listen", f"{context.environment.member_host}:{head.port}")
     yield from ("--max-waiting", str(switch.waiting))
     yield from () if context.blueprint.logs == "text" else ("--log", context.blueprint.logs)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
-from llm_serving.kinds.serving.roles import ModelSwitch
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_bytes
@@ -22,13 +21,27 @@ def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[
     """Yield settings of models that take turns, and replicas without room for them."""
     if settings.roles.sharers:
         yield from _check_settings(settings)
-    placed = {key_path[-1]: (key_path, role, placement) for key_path, role, placement in placed_roles}
-    for head, names in settings.roles.sharers.items():
-        members = [placed[name] for name in (head, *names) if name in placed]
+    for head, members in _group_placed(settings, placed_roles).items():
         for member in members:
             yield from _check_arguments(settings, member)
-        if head in placed and not environment.conventions.is_local:
-            yield from _check_place(placed[head], members)
+        if members and members[0][2].role == head and not environment.conventions.is_local:
+            yield from _check_place(members[0], members)
+
+
+def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
+    """Return the roles that are placed of each group of models, the shared one first, by its name."""
+    placed = {placed_role[2].role: placed_role for placed_role in placed_roles}
+    return {
+        head: [placed[name] for name in (head, *names) if name in placed]
+        for head, names in settings.roles.sharers.items()
+    }
+
+
+def _sum_host_bytes(members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
+    """Return the memory of the host that all models of a replica take."""
+    fits = [placement.fit for _, _, placement in members if placement.fit]
+    accelerators = members[0][1].accelerators
+    return sum(sleeping.compute_host_bytes(fit.weight_bytes, accelerators) for fit in fits)
 
 
 def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
@@ -77,9 +90,7 @@ def _check_place(head: PlacedRole, members: Sequence[PlacedRole]) -> Iterator[Co
     if sleeping is None:
         return  # `shares` is refused for the engine
     yield from _check_loading(members, sleeping)
-    needed = sum(
-        sleeping.compute_host_bytes(entry.fit.weight_bytes, role.accelerators) for _, _, entry in members if entry.fit
-    )
+    needed = _sum_host_bytes(members, sleeping)
     room = placement.resources.memory_bytes - placement.resources.shared_memory_bytes
     if needed > room:
         reason = (
@@ -108,21 +119,22 @@ def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterato
 
 def describe(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
     """Yield of each group of models what it saves to let them take turns, and what it costs."""
-    placed = {key_path[-1]: (key_path, role, placement) for key_path, role, placement in placed_roles}
-    for head, names in settings.roles.sharers.items():
+    for head, members in _group_placed(settings, placed_roles).items():
+        names = settings.roles.sharers[head]
         models = f"{', '.join((head, *names[:-1]))} and {names[-1]}"
-        role, sleeping = placed[head][1], placed[head][2].platform.sleeping
+        _, role, placement = members[0]
+        sleeping = placement.platform.sleeping
         if environment.conventions.is_local or sleeping is None:
             continue
-        fits = [fit for name in (head, *names) if (fit := placed[name][2].fit)]
-        host_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes, role.accelerators) for fit in fits)
+        fits = [fit for *_, member in members if (fit := member.fit)]
+        host_bytes = _sum_host_bytes(members, sleeping)
         copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
-        kept_bytes = sleeping.split_accelerator_bytes if role.accelerators > 1 else sleeping.accelerator_bytes
-        switch = settings.roles.models[head].switch or ModelSwitch()
+        kept_bytes = sleeping.get_kept_bytes(role.accelerators)
+        switch = settings.roles.get_switch(head)
         switch_s = math.ceil(copied_bytes / sleeping.copy_bytes_s)
         turn_s = switch.least_awake + switch.finish + switch_s
         place = f"the {role.accelerators} accelerators" if role.accelerators > 1 else "the accelerator"
-        price = _describe_price(environment, placed[head][2], len(fits))
+        price = _describe_price(environment, placement, len(fits))
         yield (
             f"{models} take turns on {place} of a replica{price}. They take up to {format_bytes(host_bytes)} of its "
             f"memory, and each that sleeps {format_bytes(kept_bytes)} of an accelerator. A request for one that sleeps "
