@@ -56,8 +56,8 @@ def test_a_deadline_that_passes_frees_the_slot_of_the_engine(tmp_path: Path) -> 
         processes.wait_until(lambda: _read_metric(url, "requests_processing") == 1, "a running request", LIMIT_S, 0.02)
         said, _ = client.communicate(timeout=LIMIT_S)
         assert said == "DeadlineExceeded\n"
-        # llama-server looks for clients that left after a second without results of any request; reading its metrics is one.
-        processes.wait_until(lambda: _read_metric(url, "requests_processing") == 0, "the free slot", LIMIT_S, interval_s=3)
+        # llama-server looks whether clients left once no request had a result for a second; reading its metrics is a request.
+        processes.wait_until(lambda: _read_metric(url, "requests_processing") == 0, "the free slot", LIMIT_S, 3)
         assert _read_metric(url, "tokens_predicted_total") < TOKENS, "the request ended by itself"
     finally:
         processes.stop(server)
