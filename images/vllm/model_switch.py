@@ -4,11 +4,12 @@
 
 Starts each engine with a Unix socket of its own, one after the other, and puts each to sleep before the next starts;
 the first named ends up awake. A request goes to the engine of its `model`, or to that which is awake where it names
-none. For another model than the one that is awake it waits, in the order of arrival; beyond --max-waiting requests get
-429 with Retry-After at once. The model of the oldest that waits comes next, once the one that is awake has been so for
---least-awake seconds, or without a request for as long as a switch takes: new requests for that one wait too then, and
-those that run have --finish seconds. What still runs stops there, and is computed on, from the token where it was, when
-its model has its next turn, which it waits for like a request.
+none. For another model than the one that is awake it waits, in the order of arrival; beyond --max-waiting requests it
+gets 429 with Retry-After at once, as does one that would take the bodies of all that are here beyond --max-bytes. The
+model of the oldest that waits comes next, once the one that is awake has been so for --least-awake seconds, or without
+a request for as long as a switch takes: new requests for that one wait too then, and those that run have --finish
+seconds. What still runs stops there, and is computed on, from the token where it was, when its model has its next turn,
+which it waits for like a request.
 
 GET /health is 200 while all engines run; /v1/models lists the models of all; /metrics has the engines' own, with those
 that wait here as one more engine's queue, and model_switch_*. An engine that ends ends this program, with status 1
@@ -61,7 +62,7 @@ SWITCH_S = 300
 """Longest time to sleep or to wake; an engine that takes longer is broken."""
 
 MAX_BODY_BYTES = 64 * 2**20
-"""A request waits in memory; pictures of a prompt are in it."""
+"""Of one request, which waits in memory; pictures of a prompt are in it."""
 
 LOG = logging.getLogger("model-switch")
 
@@ -353,6 +354,44 @@ class Turns:
         self._change = asyncio.get_running_loop().create_future()
 
 
+class Bodies:
+    """Bounds the memory of the bodies of requests, which wait, run or still arrive."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free_bytes = max_bytes
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Return a request's body, for which there is room until the end.
+
+        Raises:
+            Refusal: it is too large, or others leave no room.
+        """
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            raise _build_excess()
+        parts: list[bytes] = []
+        taken = 0
+        try:
+            async for part in request.content.iter_any():
+                taken += len(part)
+                self._free_bytes -= len(part)
+                if taken > MAX_BODY_BYTES:
+                    raise _build_excess()
+                if self._free_bytes < 0:
+                    reason = "the requests that are here leave no room for its body"
+                    raise Refusal(429, f"{reason}. Fix: ask again later.", 1)
+                parts.append(part)
+            body = b"".join(parts)
+            parts.clear()
+            yield body
+        finally:
+            self._free_bytes += taken
+
+
+def _build_excess() -> Refusal:
+    return Refusal(413, f"the body has more than {MAX_BODY_BYTES:,} bytes. Fix: send less.")
+
+
 class Engine:
     """One model's engine, a child process that only this one reaches.
 
@@ -463,15 +502,15 @@ class Engine:
 class Switch:
     """The engines, and the server before them."""
 
-    def __init__(self, engines: Sequence[Engine], limits: Limits) -> None:
+    def __init__(self, engines: Sequence[Engine], limits: Limits, bodies: Bodies) -> None:
         self.is_ending = False
-        self._engines, self._limits, self._metrics = engines, limits, Metrics()
+        self._engines, self._limits, self._bodies, self._metrics = engines, limits, bodies, Metrics()
         self._by_model: dict[str, Engine] = {}
         self._turns: Turns | None = None
 
     def build_app(self) -> web.Application:
         """Build the server's application."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application()
         app.router.add_get("/health", self._report_health)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/v1/models", self._list_models)
@@ -556,17 +595,18 @@ class Switch:
                 raise _build_end()
             if self._turns is None:
                 raise _build_start()
-            body = await _read_body(request)
-            engine = self._find_engine(body)
-            async with self._turns.hold(engine.name):
-                return await _pass_on(request, body, engine)
+            async with self._bodies.read(request) as body:
+                engine = self._find_engine(body)
+                async with self._turns.hold(engine.name):
+                    return await _pass_on(request, body, engine)
         except Refusal as refusal:
             return refusal.build_response()
 
     def _find_engine(self, body: bytes) -> Engine:
         assert self._turns, "it has started"
         try:
-            model = json.loads(body).get("model", self._turns.awake)
+            # null and "" name none, as for vLLM (entrypoints/serve/engine/serving.py of 0.32.0, _is_model_supported).
+            model = json.loads(body).get("model") or self._turns.awake
         except (ValueError, AttributeError, RecursionError) as error:
             raise Refusal(400, "the body is no JSON object. Fix: name a model of /v1/models in one.") from error
         if not isinstance(model, str) or model not in self._by_model:
@@ -577,13 +617,6 @@ class Switch:
 
 def _build_start() -> Refusal:
     return Refusal(503, "the models are loaded. Fix: ask again later.", 5)
-
-
-async def _read_body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Refusal(413, f"the body has more than {MAX_BODY_BYTES:,} bytes. Fix: send less.") from error
 
 
 async def _pass_on(request: web.Request, body: bytes, engine: Engine) -> web.StreamResponse:
@@ -649,7 +682,8 @@ async def serve(options: argparse.Namespace) -> int:
     host, _, port = options.listen.rpartition(":")
     with tempfile.TemporaryDirectory(prefix="switch-") as folder:  # which nobody else may enter
         engines = [Engine(command, Path(folder) / f"{number}.sock") for number, command in enumerate(options.engines)]
-        switch = Switch(engines, Limits(options.max_waiting, options.least_awake, options.finish))
+        limits = Limits(options.max_waiting, options.least_awake, options.finish)
+        switch = Switch(engines, limits, Bodies(options.max_bytes))
         app = web.AppRunner(
             switch.build_app(),
             handler_cancellation=True,
@@ -695,6 +729,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", required=True, help="for clients")
     parser.add_argument("--max-waiting", metavar="N", type=int, default=256, help="that wait for a turn; 429 beyond it")
+    parser.add_argument(
+        "--max-bytes", metavar="N", type=int, default=8 * MAX_BODY_BYTES, help="of requests' bodies; 429 beyond it"
+    )
     parser.add_argument("--least-awake", metavar="S", type=float, default=10.0, help="seconds of a turn, at least")
     parser.add_argument("--finish", metavar="S", type=float, default=10.0, help="seconds for what runs at a turn's end")
     parser.add_argument("--log", choices=("text", "json"), default="text", help="form of this program's own lines")

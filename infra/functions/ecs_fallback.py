@@ -264,7 +264,8 @@ def _is_stuck(task: Mapping[str, Any], failed_provider: str | None, now: datetim
     """Whether a task waits for an instance, and none comes."""
     if task["lastStatus"] != "PROVISIONING":
         return False
-    return task.get("capacityProviderName") == failed_provider or now - task["createdAt"] > MACHINE_TIMEOUT
+    has_failed = failed_provider is not None and task.get("capacityProviderName") == failed_provider
+    return has_failed or now - task["createdAt"] > MACHINE_TIMEOUT
 
 
 def _is_serving(ecs: Any, task: Mapping[str, Any]) -> bool:

@@ -410,7 +410,6 @@ def test_what_changes_an_engine_is_no_page_for_clients(url: str, path: str) -> N
     [
         ({"model": "gamma"}, 404, "model: gamma: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
         ({"model": ["alpha"]}, 404, "model: ['alpha']: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
-        ({"model": None}, 404, "model: None: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
         ("alpha", 400, "the body is no JSON object. Fix: name a model of /v1/models in one."),
     ],
 )  # fmt: skip
@@ -424,8 +423,9 @@ def test_a_request_without_a_model_wakes_none(start: Start) -> None:
     wait_for_all(url)
     for awake in ("alpha", "beta"):
         assert complete(url, awake)[1]["X-Engine"] == awake
-        status, headers, _ = ask(url, "/v1/completions", {"max_tokens": 1})
-        assert (status, headers["X-Engine"]) == (200, awake)
+        for names in ({}, {"model": None}, {"model": ""}):  # as vLLM, which serves its one model then
+            status, headers, _ = ask(url, "/v1/completions", {"max_tokens": 1, **names})
+            assert (status, headers["X-Engine"]) == (200, awake)
 
 
 def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_refused(url: str) -> None:
@@ -440,6 +440,24 @@ def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_
         413,
         "the body has more than 67,108,864 bytes. Fix: send less.",
     )
+
+
+def test_what_waits_takes_no_more_memory_than_the_bodies_may(start: Start) -> None:
+    _, url, _ = start("--max-bytes", str(2**20), "--least-awake", "1000", "--finish", "1000")
+    wait_for_all(url)
+    large = "x" * 2**19
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.submit(complete, url, "alpha", 2, hold=2)
+        wait_for_stream(url)
+        waits = pool.submit(complete, url, "beta", prompt=large)
+        processes.wait_until(lambda: read_queue(url, "beta") == 1, "beta's request", LIMIT_S)
+        code, headers, text = complete(url, "beta", prompt=large)
+        assert (code, headers["Retry-After"], json.loads(text)["error"]["message"]) == (
+            429, "1", "the requests that are here leave no room for its body. Fix: ask again later."
+        )  # fmt: skip
+        assert complete(url, "alpha", prompt="small")[0] == 200
+        assert (runs.result()[0], waits.result()[0]) == (200, 200)
+    assert complete(url, "beta", prompt=large)[0] == 200, "they give it back"
 
 
 def test_a_stream_that_stops_midway_goes_on_in_its_model_s_next_turn(start: Start) -> None:

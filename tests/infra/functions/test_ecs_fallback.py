@@ -182,7 +182,7 @@ def build_task(
     number: int,
     status: str,
     *,
-    provider: str = "cp-demo-aa-g6e-a-spot",
+    provider: str | None = "cp-demo-aa-g6e-a-spot",
     created_at: datetime.datetime | None = None,
     health: str = "UNKNOWN",
 ) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def build_task(
         "lastStatus": status,
         "healthStatus": health,
         "createdAt": created_at or compute_time(HOUR),
-        "capacityProviderName": provider,
+        **({"capacityProviderName": provider} if provider else {}),
         "taskDefinitionArn": f"{ARN}:task-definition/vllm:{number}",
     }
 
@@ -257,9 +257,9 @@ def test_without_a_launch_failure_a_task_waits_ten_minutes(
     monkeypatch: pytest.MonkeyPatch, waiting: datetime.timedelta, moved: int
 ) -> None:
     ecs = Ecs(monkeypatch, [FIRST, SECOND])
-    ecs.add_tasks(
-        "decode-0", *(build_task(number, "PROVISIONING", created_at=compute_time(waiting)) for number in (1, 2))
-    )
+    created_at = compute_time(waiting)
+    without_provider = build_task(2, "PROVISIONING", created_at=created_at, provider=None)
+    ecs.add_tasks("decode-0", build_task(1, "PROVISIONING", created_at=created_at), without_provider)
     ecs.add_tasks("decode-1")
     if moved:
         ecs.expect_update("decode-1", moved)

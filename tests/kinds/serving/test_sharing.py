@@ -147,7 +147,7 @@ def test_the_models_are_one_service_whose_replicas_start_all_engines(tmp_path: P
     program, engines = split_engines(service)
     assert program == [
         "python3", "/opt/vllm/model_switch.py", "--listen", "0.0.0.0:8000", "--max-waiting", "256",
-        "--least-awake", "10", "--finish", "10",
+        "--max-bytes", "536870912", "--least-awake", "10", "--finish", "10",
     ]  # fmt: skip
     for command, alone in zip(engines, apart.workers, strict=True):
         start = command.index(alone.command[0])
@@ -190,7 +190,7 @@ def test_here_one_process_has_the_memory_of_all_and_a_probe_that_wakes_none(tmp_
     assert [service.name for service in apart.workers[:3]] == ["chat-0", "chat-1", "code-0"]
     assert any("all models of chat stay in memory" in note for note in deployment.notes)
     first, alone = deployment.workers[0], [apart.workers[number] for number in (0, 2, 4)]
-    assert first.resources.memory_bytes == sum(service.resources.memory_bytes for service in alone)
+    assert first.resources.memory_bytes == sum(service.resources.memory_bytes for service in alone) + 512 * 2**20
     assert first.probe and "model" not in first.probe.body
     router = deployment.entries[0]
     assert router.probe and (router.probe.path, router.probe.body) == ("/v1/models", {})
@@ -224,5 +224,6 @@ def test_tables_name_the_models_and_nothing_is_predicted_or_loaded_at_run_time(t
         "chat, code and embed take turns on the same accelerators: the client's times have the wait"
     )
     assert not list(validate.list_remarks(resolve_text(tmp_path, APART)))
-    with pytest.raises(InputError, match="its models take turns on the same accelerators"):
-        adapter_loading.load(deployment, "chat", "tone", tmp_path)
+    for role in ("chat", "code"):  # whose replicas it is, and which shares them
+        with pytest.raises(InputError, match=f'ROLE: "{role}": its models take turns on the same accelerators'):
+            adapter_loading.load(deployment, role, "tone", tmp_path)

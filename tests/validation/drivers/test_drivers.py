@@ -116,10 +116,20 @@ def test_what_a_driver_cannot_send_is_refused(name: str, traffic: dict[str, Any]
         job.check(registry.load_driver(name), plan)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_driver_that_would_ask_the_first_of_several_models_alone_is_refused(name: str) -> None:
+    plan = LoadPlan(url="http://x", models=("chat", "code"), traffic=Traffic(users=1), folder="/x")
+    driver = registry.load_driver(name)
+    with pytest.raises(InputError) as error:
+        job.check(driver, plan)
+    reason = "it sends to one model, and this deployment has chat, code"
+    assert f"--driver: {driver.title} cannot send it: {reason}. Fix: remove --driver." in str(error.value).splitlines()
+
+
 def test_a_key_is_not_handed_to_other_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLUEPRINT_API_KEY", "secret")
     plan = LoadPlan(url="http://127.0.0.1:1", models=("tiny",), traffic=Traffic(users=1), folder="/x")
-    with pytest.raises(InputError, match="BLUEPRINT_API_KEY would be in its command line") as error:
+    with pytest.raises(InputError, match=r"^--driver: AIPerf cannot send it: BLUEPRINT_API_KEY would be") as error:
         job.check(registry.load_driver("aiperf"), plan)
     assert "secret" not in str(error.value)
 

@@ -157,7 +157,7 @@ def _get_api(deployment: ServingDeployment) -> AdapterApi:
 
 def _require_role(deployment: ServingDeployment, name: str) -> Role:
     """Return the role, if its engines accept adapters."""
-    roles = {role.name: role for role in deployment.engine_roles}
+    roles = {name: role for role in deployment.engine_roles for name in (role.name, *role.sleepers)}
     if name not in roles:
         raise InputError(
             f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: use {' or '.join(roles)}."

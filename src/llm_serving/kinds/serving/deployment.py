@@ -88,8 +88,8 @@ class Role(ResolvedData):
     served_model: ServedModel | None = None
     """The model; None for the router, which serves what the engines do."""
 
-    sleepers: tuple[ServedModel, ...] = ()
-    """Models that take turns with it on the same accelerators."""
+    sleepers: dict[str, ServedModel] = Field(default_factory=dict)
+    """Models that take turns with it on the same accelerators, by the name that they have as roles of the blueprint."""
 
     pool: str = ""
     """The fleet's pool; empty if it needs no dedicated node."""
@@ -141,7 +141,7 @@ class Role(ResolvedData):
     @property
     def served_models(self) -> tuple[ServedModel, ...]:
         """All models of its replicas."""
-        return (self.served_model, *self.sleepers) if self.served_model else ()
+        return (self.served_model, *self.sleepers.values()) if self.served_model else ()
 
     def describe_models(self) -> str:
         """Return the names of all models of its replicas: `chat, code and embed`."""

@@ -51,7 +51,11 @@ def compute_key(deployment: ServingDeployment) -> str:
         {
             **role.model_dump(mode="json", include={"name", "instance_types", "accelerators", "nodes", "parallelism"}),
             "model": role.served_model and (role.served_model.model, role.served_model.context),
-            **({"sleepers": [(model.model, model.context) for model in role.sleepers]} if role.sleepers else {}),
+            **(
+                {"sleepers": [(model.model, model.context) for model in role.sleepers.values()]}
+                if role.sleepers
+                else {}
+            ),
             **({"weight": role.weight} if role.weight > 1 else {}),
         }
         for role in deployment.engine_roles

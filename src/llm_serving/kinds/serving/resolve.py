@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from llm_serving.catalog import engines, images, models
-from llm_serving.catalog.architecture import ModelError
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
@@ -427,10 +426,7 @@ def _build_draft(context: Context, role_placement: Placement) -> LoadedModel | N
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
-    try:
-        model = models.find(speculative.model)
-    except ModelError:  # a draft's architecture may be one of its own
-        model = None
+    model = checked_models.find_draft(context.blueprint)
     weights = Weights(
         uri=f"{_build_bucket_uri(context, speculative.model)}/",
         loader=_select_loader(context, role_placement),

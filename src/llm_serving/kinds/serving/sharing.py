@@ -19,6 +19,9 @@ from llm_serving.settings.document import Conflict
 PROGRAM = "model_switch.py"
 """In the folder of the engine's modules."""
 
+MAX_BODIES_BYTES = 512 * 2**20
+"""Memory of the bodies of requests that wait at a replica: eight of the largest, thousands without pictures."""
+
 
 def list_replicated(placed_roles: Sequence[PlacedRole]) -> list[PlacedRole]:
     """Return the roles that have replicas of their own."""
@@ -42,7 +45,7 @@ def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
 def fold_role(head: Role, sharers: Sequence[Role]) -> Role:
     """Return the role whose replicas serve the models of all."""
     copied = [role.prefetch for role in (head, *sharers) if role.prefetch]
-    update: dict[str, object] = {"sleepers": tuple(role.served_model for role in sharers if role.served_model)}
+    update: dict[str, object] = {"sleepers": {role.name: role.served_model for role in sharers if role.served_model}}
     if copied:
         update["prefetch"] = copied[0].model_copy(
             update={
@@ -76,7 +79,7 @@ def fold_service(context: Context, head: Service, sharers: Sequence[Service]) ->
 
 def _build_local(engines: Sequence[Service]) -> dict[str, object]:
     """Return what this machine needs to know of each of the engines."""
-    memory_bytes = sum(engine.resources.memory_bytes for engine in engines)
+    memory_bytes = sum(engine.resources.memory_bytes for engine in engines) + MAX_BODIES_BYTES
     return {
         "resources": engines[0].resources.model_copy(update={"memory_bytes": memory_bytes}),
         "caches": tuple(engine.name for engine in engines),
@@ -87,7 +90,7 @@ def _build_local(engines: Sequence[Service]) -> dict[str, object]:
 def _format_options(context: Context, head: Service) -> Iterator[str]:
     switch = context.blueprint.roles.get_switch(head.role)
     yield from ("--listen", f"{context.environment.member_host}:{head.port}")
-    yield from ("--max-waiting", str(switch.waiting))
+    yield from ("--max-waiting", str(switch.waiting), "--max-bytes", str(MAX_BODIES_BYTES))
     yield from () if context.blueprint.logs == "text" else ("--log", context.blueprint.logs)
     yield from ("--least-awake", f"{switch.least_awake:g}", "--finish", f"{switch.finish:g}")
 

@@ -49,9 +49,10 @@ def check(driver: Driver, plan: LoadPlan) -> None:
         reason = "its requests have text alone"
         conflicts.append(Conflict(("images",), reason, "remove images, use --driver aiperf, or remove --driver"))
     if conflicts:
+        names = (".".join(("traffic", *map(str, path))) if path else "--driver" for path, *_ in conflicts)
         lines = (
-            f"traffic.{'.'.join(map(str, path))}: {driver.title} cannot send it: {reason}. Fix: {fix}."
-            for path, reason, fix, _ in conflicts
+            f"{name}: {driver.title} cannot send it: {conflict.reason}. Fix: {conflict.fix}."
+            for name, conflict in zip(names, conflicts, strict=True)
         )
         raise InputError("\n".join(lines))
 
@@ -62,14 +63,15 @@ def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:
         reason = f"it measures answers of text, and this deployment answers {plan.pooled.path}"
         yield Conflict(("api",), reason, "remove --driver")
     if len(plan.models) > 1:
-        yield Conflict(("models",), "it sends to one model, and this deployment has more", "remove --driver")
+        reason = f"it sends to one model, and this deployment has {', '.join(plan.models)}"
+        yield Conflict((), reason, "remove --driver")
     if plan.traffic.think_time:
         yield Conflict(("think_time",), "its users send their next request at once", "remove think_time or --driver")
     if plan.traffic.turns.max > 1:
         yield Conflict(("turns",), "each of its requests is a session", "remove turns or --driver")
     if api_key.build_headers(plan.url):
         reason = f"{api_key.VARIABLE} would be in its command line and in its files"
-        yield Conflict(("url",), reason, f"unset {api_key.VARIABLE}, or remove --driver")
+        yield Conflict((), reason, f"unset {api_key.VARIABLE}, or remove --driver")
 
 
 def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:

@@ -26,6 +26,7 @@ pools:
 """
 TRAFFIC_AND_SLO = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
 LARGE, SMALL, LONGER = "Qwen/Qwen3-32B", "Qwen/Qwen3-8B", "Qwen/Qwen3-4B"
+GGUF = "bartowski/Qwen_Qwen3-4B-GGUF:Q4_0"
 
 
 def format_blueprint(place: str = "pool: h100", *, first: str = SMALL, second: str = LONGER, extra: str = "") -> str:
@@ -46,9 +47,9 @@ def list_errors(folder: Path, text: str, target: str = "eks") -> list[str]:
 REFUSED = [
     (
         format_blueprint("pool: small", second=SMALL),
-        '5:40: roles.models.chat.pool: "small": its 2 models take up to 74.2 GB of the host\'s memory, for all but one '
-        "sleep: 2 times their weights, and 4.29 GB of each for an accelerator; a replica's share of g6e.xlarge has 20.6 GB "
-        "for it. Fix: use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for "
+        '5:40: roles.models.chat.pool: "small": its 2 models take up to 74.7 GB of the host\'s memory, for all but one '
+        "sleep: 2 times their weights, a draft's among them, 4.29 GB of each for an accelerator, and 537 MB of requests that "
+        "wait; a replica's share of g6e.xlarge has 20.6 GB for it. Fix: use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for "
         "one.",
     ),
     (
@@ -91,6 +92,30 @@ REFUSED = [
         '6:19: roles.models.code.model: "openai/gpt-oss-120b": its weights are mxfp4, of which an engine that can sleep holds '
         "up to 142 GB while it loads them, more than the 135 GB of one accelerator. Fix: set pool in place of shares for it, "
         "or use accelerators with more memory.",
+    ),
+    (
+        format_blueprint("pool: h100, engine_arguments: {sleep_mode_offload_cudagraph: false}"),
+        'roles.models.chat.engine_arguments.sleep_mode_offload_cudagraph: "false": the deployment writes it by itself. Fix: '
+        "remove sleep_mode_offload_cudagraph.",
+    ),
+    (
+        format_blueprint("pool: h100, accelerators: 16", first=LARGE),
+        "roles.models.chat.accelerators: 16: a replica runs on one node, and in the pool h100 p5.48xlarge has 8. Fix: set "
+        "accelerators: 8 or less, or use a pool of larger types.",
+    ),
+    (
+        format_blueprint(extra="engine: tensorrt-llm\n"),
+        'roles.models.code.shares: "chat": TensorRT-LLM\'s /release_memory is a prototype for training, which whoever reaches the '
+        "engine may call. Fix: set pool: h100 in its place, or engine: vllm.",
+    ),
+    (
+        format_blueprint("pool: cpu", first=GGUF, second=GGUF, extra="engine: llama.cpp\n"),
+        'roles.models.code.shares: "chat": llama.cpp has no sleep from which a model wakes without being loaded again. Fix: set '
+        "pool: cpu in its place.",
+    ),
+    (
+        format_blueprint(extra="engine: diffusion\ntask: draw\n"),
+        'task: "draw": the pattern multi-model is made for generate. Fix: set pattern: aggregated, or remove task.',
     ),
     (
         format_blueprint(extra="engine: sglang\n"),
@@ -148,8 +173,21 @@ def test_check_says_what_it_saves_and_costs(tmp_path: Path) -> None:
     price = instances.load()["p5.48xlarge"].prices["us-east-2"].usd_h / 8
     assert note == (
         f"chat, code and more take turns on the accelerator of a replica, for {price:.2f} USD/h on p5.48xlarge in place of "
-        f"{3 * price:.2f} for one each. They take up to 94.6 GB of its memory, and each that sleeps 2.68 GB of an "
+        f"{3 * price:.2f} for one each. They take up to 95.1 GB of its memory, and each that sleeps 2.68 GB of an "
         "accelerator. A request for one that sleeps waits about 2 s for weights to change places, at 20 GB/s, which was not "
         "measured here; while others have requests, up to 22 s (`switch` of chat: least_awake and finish)."
     )
     assert not any("20 GB/s" in note for note in resolve_text(tmp_path, text, "local").notes)
+
+
+def test_a_draft_beside_each_model_counts_in_the_hosts_memory(tmp_path: Path) -> None:
+    def read_bytes(extra: str = "") -> str:
+        [note] = [note for note in resolve_text(tmp_path, format_blueprint(extra=extra)).notes if "turns" in note]
+        return note.partition("They take up to ")[2].partition(", and each")[0]
+
+    draft = "tuning: {speculative: {method: draft_model, model: MODEL}}\n"
+    assert read_bytes() == "58 GB of its memory"
+    # 1.5 GB of weights, for each of two models, twice in pinned memory.
+    assert read_bytes(draft.replace("MODEL", "Qwen/Qwen3-0.6B")) == "64 GB of its memory"
+    unknown = "58 GB of its memory, without my/draft beside each, whose size is not known here"
+    assert read_bytes(draft.replace("MODEL", "my/draft")) == unknown

@@ -32,6 +32,15 @@ def find_model(
     return model, [*conflicts, *_check_revision(settings, role_path, role, model)]
 
 
+def find_draft(settings: Blueprint) -> Model | None:
+    """Return the model that guesses tokens ahead; None without one, or where its architecture is one of its own."""
+    speculative = settings.tuning.speculative
+    try:
+        return models.find(speculative.model) if speculative and speculative.model else None
+    except ModelError:
+        return None
+
+
 def _check_model(
     settings: Blueprint, key_path: tuple[str, ...], name: str, model: Model, context: int
 ) -> Iterator[Conflict]:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.sharing import MAX_BODIES_BYTES
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_bytes
 
-_MODES = {"mm_encoder_tp_mode": "data", "sleep_mode_offload_cudagraph": False}
-"""Options of the engine with which it keeps more of an accelerator while it sleeps, and their values."""
+_KEEPING_OPTION, _KEEPING_MODE = "mm_encoder_tp_mode", "data"
+"""The engine's option with which it keeps more of an accelerator while it sleeps, and its value."""
 
 
 def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
@@ -25,7 +27,7 @@ def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[
         for member in members:
             yield from _check_arguments(settings, member)
         if members and members[0][2].role == head and not environment.conventions.is_local:
-            yield from _check_place(members[0], members)
+            yield from _check_place(settings, members)
 
 
 def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
@@ -37,11 +39,14 @@ def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> di
     }
 
 
-def _sum_host_bytes(members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
-    """Return the memory of the host that all models of a replica take."""
+def _sum_host_bytes(settings: Blueprint, members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
+    """Return the memory of the host that all models of a replica take, each with its draft, and requests that wait."""
     fits = [placement.fit for _, _, placement in members if placement.fit]
     accelerators = members[0][1].accelerators
-    return sum(sleeping.compute_host_bytes(fit.weight_bytes, accelerators) for fit in fits)
+    draft = find_draft(settings)
+    draft_bytes = draft.weight_bytes // accelerators if draft else 0
+    engines_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes + draft_bytes, accelerators) for fit in fits)
+    return engines_bytes + MAX_BODIES_BYTES
 
 
 def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
@@ -65,23 +70,18 @@ def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
 
 def _check_arguments(settings: Blueprint, member: PlacedRole) -> Iterator[Conflict]:
     key_path, role, _ = member
-    arguments = settings.merge_arguments(role)
-    for option, value in _MODES.items():
-        if option in arguments and arguments[option] == value:
-            path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
-            reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
-            yield Conflict((*path, option), reason, f"remove {option}, or shares", str(value))
+    if settings.merge_arguments(role).get(_KEEPING_OPTION) == _KEEPING_MODE:
+        path = (*key_path, "engine_arguments") if _KEEPING_OPTION in role.engine_arguments else ("engine_arguments",)
+        reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
+        yield Conflict((*path, _KEEPING_OPTION), reason, f"remove {_KEEPING_OPTION}, or shares", _KEEPING_MODE)
 
 
-def _check_place(head: PlacedRole, members: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Yield replicas in which the models of `members` do not sleep, or whose memory they exceed."""
-    key_path, role, placement = head
-    if placement.nodes > 1:
-        reason = f"a replica has {placement.nodes} nodes, and models that share accelerators take turns on one"
-        yield Conflict(
-            (*key_path, "accelerators"), reason, "use a pool of larger types, or remove shares", role.accelerators
-        )
-        return
+def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield replicas in which the models of `members` do not sleep, or whose memory they exceed.
+
+    Replicas of the pattern have one node.
+    """
+    key_path, role, placement = members[0]
     if placement.instance.accelerators is None:
         reason = "an engine that sleeps on CPU frees no memory"
         yield Conflict((*key_path, "pool"), reason, "use a pool of types with GPUs, or remove shares", role.pool)
@@ -90,13 +90,14 @@ def _check_place(head: PlacedRole, members: Sequence[PlacedRole]) -> Iterator[Co
     if sleeping is None:
         return  # `shares` is refused for the engine
     yield from _check_loading(members, sleeping)
-    needed = _sum_host_bytes(members, sleeping)
+    needed = _sum_host_bytes(settings, members, sleeping)
     room = placement.resources.memory_bytes - placement.resources.shared_memory_bytes
     if needed > room:
         reason = (
             f"its {len(members)} models take up to {format_bytes(needed)} of the host's memory, for all but one sleep: "
-            f"{sleeping.host_copies:g} times their weights, and {format_bytes(sleeping.host_bytes)} of each for an "
-            f"accelerator; a replica's share of {placement.instance.name} has {format_bytes(room)} for it"
+            f"{sleeping.host_copies:g} times their weights, a draft's among them, {format_bytes(sleeping.host_bytes)} "
+            f"of each for an accelerator, and {format_bytes(MAX_BODIES_BYTES)} of requests that wait; a replica's "
+            f"share of {placement.instance.name} has {format_bytes(room)} for it"
         )
         fix = "use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for one"
         yield Conflict((*key_path, "pool"), reason, fix, role.pool)
@@ -127,7 +128,7 @@ def describe(settings: Blueprint, environment: Environment, placed_roles: Sequen
         if environment.conventions.is_local or sleeping is None:
             continue
         fits = [fit for *_, member in members if (fit := member.fit)]
-        host_bytes = _sum_host_bytes(members, sleeping)
+        host_bytes = _sum_host_bytes(settings, members, sleeping)
         copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
         kept_bytes = sleeping.get_kept_bytes(role.accelerators)
         switch = settings.roles.get_switch(head)
@@ -135,13 +136,21 @@ def describe(settings: Blueprint, environment: Environment, placed_roles: Sequen
         turn_s = switch.least_awake + switch.finish + switch_s
         place = f"the {role.accelerators} accelerators" if role.accelerators > 1 else "the accelerator"
         price = _describe_price(environment, placement, len(fits))
+        uncounted = _describe_unknown_draft(settings)
         yield (
             f"{models} take turns on {place} of a replica{price}. They take up to {format_bytes(host_bytes)} of its "
-            f"memory, and each that sleeps {format_bytes(kept_bytes)} of an accelerator. A request for one that sleeps "
-            f"waits about {switch_s} s for weights to change places, at {sleeping.copy_bytes_s / 1e9:g} GB/s, which "
-            f"was not measured here; while others have requests, up to {math.ceil(turn_s * len(names))} s (`switch` of "
-            f"{head}: least_awake and finish)."
+            f"memory{uncounted}, and each that sleeps {format_bytes(kept_bytes)} of an accelerator. A request for one "
+            f"that sleeps waits about {switch_s} s for weights to change places, at "
+            f"{sleeping.copy_bytes_s / 1e9:g} GB/s, which was not measured here; while others have requests, up to "
+            f"{math.ceil(turn_s * len(names))} s (`switch` of {head}: least_awake and finish)."
         )
+
+
+def _describe_unknown_draft(settings: Blueprint) -> str:
+    speculative = settings.tuning.speculative
+    if speculative is None or speculative.model is None or find_draft(settings):
+        return ""
+    return f", without {speculative.model} beside each, whose size is not known here"
 
 
 def _describe_price(environment: Environment, placement: Placement, count: int) -> str:
