@@ -35,6 +35,7 @@ pytest_plugins = [
     "tests.images.fixtures",
     "tests.matrix_cells",
     "tests.prisma_standin.fixtures",
+    "tests.schema_filter.fixtures",
 ]
 
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.

@@ -18,6 +18,8 @@ from pathlib import Path
 from llm_serving import console, processes
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
+_MODULE_SUFFIXES = (".go", ".mod", ".sum")
+
 _BUILD_TIMEOUT_S = 1200
 """Longest build on a busy machine, in seconds; the longest takes half of that alone."""
 
@@ -39,15 +41,17 @@ class Program:
     """Values that its own makefile passes to the linker, by variable."""
 
     tool_module: Path | None = None
-    """Directory of a Go module that names the package as a tool, for packages that `go install` cannot build. The
-    program is built again when that module's go.mod or go.sum changes."""
+    """Directory of a Go module that is the program, or names the package as a tool, for packages that `go install` cannot
+    build. The program is built again when that module's go.mod or go.sum or its code changes."""
 
     @property
     def build_name(self) -> str:
         """Name of the build, different for each version and its pins."""
         if self.tool_module is None:
             return f"{self.name}-{self.version}"
-        pins = b"".join((self.tool_module / name).read_bytes() for name in ("go.mod", "go.sum"))
+        pins = b"".join(
+            file.read_bytes() for file in sorted(self.tool_module.glob("*.*")) if file.suffix in _MODULE_SUFFIXES
+        )
         return f"{self.name}-{self.version}-{hashlib.sha256(pins).hexdigest()[:12]}"
 
 
@@ -80,6 +84,7 @@ KUBECONFORM = Program(
     version_arguments=("-v",),
     linker_variables={"main.version": "v0.8.0"},
 )
+SCHEMA_FILTER = Program("schema-filter", ".", "v1", tool_module=Path(__file__).parent / "schema_filter")
 VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
 
 
@@ -171,8 +176,8 @@ def prepare(programs: Iterable[Program]) -> int:
 
 
 def main() -> int:
-    """Build what the chart's tests run."""
-    return prepare((HELM, HELM_4, KUBECONFORM))
+    """Build what tests of charts and of stacks run."""
+    return prepare((SCHEMA_FILTER, HELM, HELM_4, KUBECONFORM))
 
 
 if __name__ == "__main__":
