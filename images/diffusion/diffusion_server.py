@@ -18,6 +18,7 @@ import asyncio
 import base64
 import contextlib
 import copy
+import gc
 import inspect
 import io
 import json
@@ -474,7 +475,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     log = Log(options.log)
     started = time.monotonic()
+    # What is imported and loaded stays. To search it for garbage took 0.9 of the 4.4 CPU-seconds of these imports.
+    gc.disable()
     pipeline = load_pipeline(options.model, options.device, options.dtype, options.threads)
+    gc.freeze()
+    gc.enable()
     log.write(f"loaded {type(pipeline).__name__} in {time.monotonic() - started:.2f} s")
     painter = Painter(pipeline, options.max_waiting, options.max_pixels)
     app = build_app(painter, options.served_model_name, log)

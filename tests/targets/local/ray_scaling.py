@@ -60,7 +60,7 @@ def settle(count: Any, other_than: int = 0) -> int:
             seen, since = now, time.monotonic()
         if seen and seen != other_than and time.monotonic() - since > STILL_S:
             break
-        time.sleep(0.5)
+        time.sleep(2)  # each look takes the driver and Serve's controller a tenth of a CPU-second
     return seen
 
 

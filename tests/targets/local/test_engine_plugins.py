@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import types
@@ -83,3 +84,27 @@ def test_imports_search_for_garbage_more_rarely_and_leave_the_compiler_out_where
     chosen, first, *rest = ended.stdout.split()
     assert int(chosen) == (threshold or int(first)) and first != str(threshold)
     assert rest == ["4", "1.0", str(compiles)]
+
+
+@pytest.mark.parametrize(("switch", "reads"), [("on", 0), ("off", 2)])
+def test_what_transformers_finds_in_its_folder_is_kept_by_the_set_up(tmp_path: Path, switch: str, reads: int) -> None:
+    shutil.copy(engine_env._STARTUP_FILE, tmp_path)
+    (tmp_path / "transformers/utils").mkdir(parents=True)
+    (tmp_path / "transformers/utils/import_utils.py").write_text(
+        "def define_import_structure(path, prefix=None):\n  print('read')\n  return {frozenset(): {prefix: {'Qwen3'}}}\n"
+    )
+    start = (
+        f"{engine_env._STARTUP_CODE.strip()}; from transformers.utils import import_utils; "
+        "found = [import_utils.define_import_structure('models', prefix) for prefix in ('models', None)]; "
+        "print(found == [{frozenset(): {prefix: {'Qwen3'}}} for prefix in ('models', None)]); found[0].clear()"
+    )
+
+    def run(program: str, switch: str) -> list[str]:
+        environment = {"PYTHONPATH": str(tmp_path), SHORTCUTS_VARIABLE: switch}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.split()
+
+    assert run(f"{start}; engine_startup.contents.write()", "on") == ["read", "read", "True"]
+    assert run(start, switch) == [*["read"] * reads, "True"]
