@@ -26,13 +26,13 @@ from rich.table import Table
 
 from llm_serving import console
 from llm_serving.catalog import instances
-from llm_serving.cli.commands import deploy
 from llm_serving.fleet import groups, loading
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings import overrides
 from llm_serving.settings.errors import BlueprintError
 from llm_serving.targets import registry
 from llm_serving.targets.starts import Start
+from llm_serving.workflows import serving
 
 STREAMED = {"disk": "off", "streamed": "on"}
 """`tuning.stream_weights` by where the weights come from."""
@@ -93,13 +93,13 @@ def _start_once(work: Path, fleet: Path, target: str, *, yes: bool) -> list[Star
     """Deploy, read the starts, and remove all; what they print goes beside the result."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            deploy.deploy_blueprint(work, fleet, target, yes=yes)
+            serving.deploy(work, fleet, target, yes=yes)
             starts = registry.load_target(target).read_starts(work, fleet)
         except BaseException:
             with contextlib.suppress(BlueprintError):  # the first error says why
-                deploy.destroy_blueprint(work, fleet, target, yes=True)
+                serving.destroy(work, fleet, target, yes=True)
             raise
-        deploy.destroy_blueprint(work, fleet, target, yes=True)
+        serving.destroy(work, fleet, target, yes=True)
     return starts
 
 

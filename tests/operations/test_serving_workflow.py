@@ -26,7 +26,7 @@ from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
-from llm_serving.workflows.aws import ServingCommands, WorkflowRequest, WorkflowResult
+from llm_serving.workflows.aws import WorkflowRequest, WorkflowResult
 from tests.operations.conftest import SMALL_FLEET, UNKNOWN_DIGEST, Recorder
 
 FLEET = f"{SMALL_FLEET}add_ons: {{operators: on}}\n"
@@ -78,7 +78,7 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
 
 
 def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the_fleets_own_cluster(
-    recorder: Recorder, context: FleetContext
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder.install("aws", "helm")
     calls: list[tuple[str, str, str | None, int]] = []
@@ -86,15 +86,12 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     def note(verb: str, target: str, aws: AwsSession) -> None:
         calls.append((verb, target, aws.child_env["KUBECONFIG"], len(list_installed(recorder))))
 
-    serving = ServingCommands(
-        deploy=lambda *arguments: note("deploy", *arguments[-2:]),
-        validate=lambda *arguments: note("validate", *arguments[-2:]),
-        destroy=lambda *arguments: note("destroy", *arguments[-2:]),
-    )
+    for verb in ("deploy", "validate", "destroy"):
+        monkeypatch.setattr(install_aws.serving, verb, lambda *words, aws, verb=verb, **_: note(verb, words[-1], aws))
     before = os.environ.get("KUBECONFIG")
     options = WorkflowRequest("eks", context.document, context.data / "mine")
     progress = Checkpoints(context.data / "journal.json", "account")
-    install_aws._serve_blueprint(options, serving, context, progress, WorkflowResult([]))
+    install_aws._serve_blueprint(options, context, progress, WorkflowResult([]))
     kubeconfig = str(context.data / "kubeconfig")
     assert calls == [("deploy", "eks", kubeconfig, 8), ("validate", "eks", kubeconfig, 8)]
     assert os.environ.get("KUBECONFIG") == before
@@ -114,7 +111,7 @@ class Started:
         deployment = SimpleNamespace(services=[SimpleNamespace(image=image) for image in missing])
         plan = SimpleNamespace(deployment=deployment)
         for name in ("_run_preflight", "_confirm_plan"):
-            monkeypatch.setattr(install_aws, name, lambda *_: None)
+            monkeypatch.setattr(install_aws, name, lambda *_, **__: None)
         monkeypatch.setattr(install_aws, "_open_checkpoints", lambda *_: SimpleNamespace(remove=lambda _: None))
         monkeypatch.setattr(install_aws.plans, "create", lambda _: [StackPlan(name, 1) for name in STACKS])
         monkeypatch.setattr(install_aws.fleet_plan_table, "render", lambda *_: "")
@@ -143,8 +140,7 @@ ROUTER = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/router:0.1.17-10"
 def run_steps(context: FleetContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_aws.context, "prepare", lambda *_, **__: context)
     request = WorkflowRequest("eks", context.document, context.data / "mine")
-    serving = ServingCommands(*[lambda *_: None] * 3)
-    install_aws._run_steps(request, context.aws, serving, lambda _: None, WorkflowResult([]))
+    install_aws._run_steps(request, context.aws, WorkflowResult([]), yes=True)
 
 
 @pytest.mark.parametrize("builder", ["docker", "buildah"])

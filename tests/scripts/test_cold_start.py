@@ -46,8 +46,8 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, 
             Start("b", "worker", 47.0, 1.0, 2.0, 90.0 + len(calls), copy_s=4.0),
         ]
 
-    monkeypatch.setattr(cold_start.deploy, "deploy_blueprint", deploy)
-    monkeypatch.setattr(cold_start.deploy, "destroy_blueprint", lambda *_, **__: calls.append(None))
+    monkeypatch.setattr(cold_start.serving, "deploy", deploy)
+    monkeypatch.setattr(cold_start.serving, "destroy", lambda *_, **__: calls.append(None))
     target = SimpleNamespace(needs_aws=True, read_starts=read_starts)
     monkeypatch.setattr(cold_start.registry, "load_target", lambda _: target)
     return calls
@@ -100,8 +100,8 @@ def test_a_deployment_that_fails_is_removed_and_its_own_error_is_shown(
         deployed.append({})
         raise CheckFailed("mine-starts: not deployed")
 
-    monkeypatch.setattr(cold_start.deploy, "deploy_blueprint", fail)
-    monkeypatch.setattr(cold_start.deploy, "destroy_blueprint", fail_to_remove)
+    monkeypatch.setattr(cold_start.serving, "deploy", fail)
+    monkeypatch.setattr(cold_start.serving, "destroy", fail_to_remove)
     assert cold_start.main(["mine"]) == 1
     assert capsys.readouterr().err == "error: mine-starts: not ready\n"
     assert deployed == [{}], "it was tried"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from llm_serving.operations import add_ons, apply, checkpoints, cluster, context
 from llm_serving.operations.checkpoints import Checkpoints, compute_digest
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.options import confirm
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.services import inputs
 from llm_serving.settings.document import Document
@@ -35,6 +36,7 @@ from llm_serving.targets.local import weights
 from llm_serving.targets.on_aws import images
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 from llm_serving.terraform import runner
+from llm_serving.workflows import serving
 
 CDKTF = "cdktf-cli@0.21.0"
 """The last of CDKTF's own command lines; the bindings are of the same version."""
@@ -46,18 +48,6 @@ _DEFAULT = "aggregated"
 
 _IMAGE_LIMIT_S = 2 * 3600.0
 """Longest build of an image: vLLM's base alone has 10 GB to download."""
-
-
-@dataclass(frozen=True)
-class ServingCommands:
-    """The commands that serve a blueprint, as the command line has them.
-
-    Each takes the blueprint's directory, the fleet file, the target's name, and the session with its cluster.
-    """
-
-    deploy: Callable[[Path, Path, str, AwsSession], None]
-    validate: Callable[[Path, Path, str, AwsSession], None]
-    destroy: Callable[[Path, Path, str, AwsSession], None]
 
 
 @dataclass(frozen=True)
@@ -147,20 +137,12 @@ def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None
     return folder
 
 
-def run(
-    request: WorkflowRequest,
-    commands: ServingCommands,
-    confirm: Callable[[str], None],
-    *,
-    rehearse: bool,
-    require_terminal: Callable[[], None] = lambda: None,
-) -> WorkflowResult:
+def run(request: WorkflowRequest, *, rehearse: bool, yes: bool) -> WorkflowResult:
     """Run the whole workflow, or resume it.
 
     Args:
-        confirm: called once, before anything is created; raises where the user declines. Not called in a rehearsal.
-        require_terminal: raises where there is no terminal to confirm on, before minutes are spent on the plan.
         rehearse: use an embedded AWS even where there are credentials.
+        yes: ask nothing; otherwise once, before anything is created, and never in a rehearsal.
 
     Raises:
         BlueprintError: a step failed; the same command resumes there.
@@ -175,10 +157,10 @@ def run(
     ):
         result = WorkflowResult(steps)
         try:
-            if not aws.is_rehearsal:
-                require_terminal()
+            yes = yes or aws.is_rehearsal
+            confirm.require_terminal(yes)
             _require_tools(request, is_emulated=aws.is_emulated)
-            _run_steps(request, aws, commands, (lambda _: None) if aws.is_rehearsal else confirm, result)
+            _run_steps(request, aws, result, yes=yes)
         except KeyboardInterrupt:
             message = f"Resume: {request.resume_command}. Undo: {request.undo_command}"
             if aws.is_rehearsal:
@@ -196,19 +178,13 @@ def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
         add_ons.require_tools(load_aws_target(request.target).list_tools(request.fleet.value))
 
 
-def _run_steps(
-    request: WorkflowRequest,
-    aws: AwsSession,
-    commands: ServingCommands,
-    confirm: Callable[[str], None],
-    result: WorkflowResult,
-) -> None:
+def _run_steps(request: WorkflowRequest, aws: AwsSession, result: WorkflowResult, *, yes: bool) -> None:
     checkpoint_file = _open_checkpoints(request.fleet.value, aws)
     _run_preflight(request, aws, checkpoint_file, result)
     fleet_context = context.prepare(request.fleet, aws, out=Path("cdktf.out"))
     stack_plans = plans.create(fleet_context)
     console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
-    _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, confirm, result)
+    _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, result, yes=yes)
     apply.ensure_state_bucket(fleet_context)
     if request.blueprint and not fleet_context.endpoint:
         # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
@@ -226,7 +202,7 @@ def _run_steps(
         return
     target, fleet = load_aws_target(request.target), fleet_context.fleet
     with target.reach_cluster(fleet_context.aws, fleet, fleet_context.data):
-        _serve_blueprint(request, commands, fleet_context, checkpoint_file, result)
+        _serve_blueprint(request, fleet_context, checkpoint_file, result)
 
 
 def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
@@ -268,8 +244,9 @@ def _confirm_plan(
     fleet_context: FleetContext,
     stack_plans: Sequence[StackPlan],
     checkpoint_file: Checkpoints,
-    confirm: Callable[[str], None],
     result: WorkflowResult,
+    *,
+    yes: bool,
 ) -> None:
     """Ask for confirmation once; not where the same was confirmed before, or nothing changes."""
     if all(stack_plan.is_empty for stack_plan in stack_plans):
@@ -284,7 +261,7 @@ def _confirm_plan(
         console.err.print(line, markup=False)
     count = sum(stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
     cost = fleet_plan_table.describe_cost(fleet_context, instances.load())
-    confirm(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?")
+    confirm.ask(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?", yes)
     checkpoint_file.record("agreed", key)
 
 
@@ -404,11 +381,7 @@ def _finish_rehearsal(
 
 
 def _serve_blueprint(
-    request: WorkflowRequest,
-    commands: ServingCommands,
-    fleet_context: FleetContext,
-    checkpoint_file: Checkpoints,
-    result: WorkflowResult,
+    request: WorkflowRequest, fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult
 ) -> None:
     """Run the steps that need instances: charts, deploy, validate."""
     aws = load_aws_target(request.target).open_session(fleet_context.aws, fleet_context.data)
@@ -424,13 +397,13 @@ def _serve_blueprint(
     )
     with console.step(f"Deploy {folder_argument} on {request.target}"):
         checkpoint_file.record("blueprint", note=f"{folder.resolve()} {request.target}")
-        commands.deploy(folder, request.fleet.path, request.target, aws)
+        serving.deploy(folder, request.fleet.path, request.target, aws=aws, yes=True)
     console.show_command(
         ("blueprint", "validate", folder_argument, "--fleet", console.shorten_path(request.fleet.path), *options)
     )
     with console.step("Validate against the SLO"):
         try:
-            commands.validate(folder, request.fleet.path, request.target, aws)
+            serving.validate(folder, request.fleet.path, request.target, aws=aws)
         except CheckFailed as error:  # shown after the summary
             result.validation_failure = error
 
@@ -463,12 +436,13 @@ def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, 
     add_ons.install(pending, folder, fleet_file, kubeconfig=cluster_access.aws.kubeconfig, on_done=record_chart)
 
 
-def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None], *, with_data: bool) -> None:
+def undo(fleet: Path, *, with_data: bool, yes: bool) -> None:
     """Undo what `install` created, in reverse: the blueprint, instances, charts, stacks.
 
     Raises:
         BlueprintError: a step failed; the same command resumes there.
     """
+    confirm.require_terminal(yes)
     document = inputs.read_fleet(fleet)
     with (
         processes.handle_interrupts(),
@@ -484,13 +458,12 @@ def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None],
             destroy.require_no_dependents(destroy_plan)
         if destroy_plan.is_empty:
             return
-        confirm("Destroy this?")
+        confirm.ask("Destroy this?", yes)
         if blueprint_checkpoint:
             folder, target = blueprint_checkpoint.note.rsplit(" ", 1)
             with console.step(f"Remove {console.shorten_path(Path(folder))} from {target}"):
-                commands.destroy(
-                    Path(folder), fleet, target, load_aws_target(target).open_session(aws, fleet_context.data)
-                )
+                cluster_session = load_aws_target(target).open_session(aws, fleet_context.data)
+                serving.destroy(Path(folder), fleet, target, aws=cluster_session, yes=True)
             destroy_plan = destroy.plan_destroy(fleet_context, with_data=with_data)
             destroy.require_no_dependents(destroy_plan)
         destroy.destroy(destroy_plan)

@@ -7,17 +7,13 @@ from typing import Annotated
 
 import typer
 
-from llm_serving.cli.commands import deploy as deploy_commands
-from llm_serving.cli.commands import validate as validate_command
 from llm_serving.cli.commands.fleet import WithData
-from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Target, Yes
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import registry
 from llm_serving.validation import base
 from llm_serving.workflows import aws as aws_workflow
 from llm_serving.workflows import quickstart
-from llm_serving.workflows.aws import ServingCommands
 
 CDKTF = "cdktf"
 
@@ -44,7 +40,7 @@ def install(
     On AWS, shows the plan and the cost per hour, asks for confirmation once, and resumes an interrupted run.
     """
     if destroy:
-        _undo_aws(fleet, with_data, yes)
+        aws_workflow.undo(fleet, with_data=with_data, yes=yes)
     elif not registry.load_target(target).needs_aws:
         _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
@@ -64,31 +60,7 @@ def _run_aws(
     target: str, fleet: Path, blueprint: str | None, rehearse: bool, cdktf: bool, yes: bool, set_up_s: float
 ) -> None:
     request = aws_workflow.read_request(target, fleet, blueprint, cdktf=cdktf)
-    result = aws_workflow.run(
-        request,
-        _build_serving_commands(),
-        lambda prompt: confirm.ask(prompt, yes),
-        rehearse=rehearse,
-        require_terminal=lambda: confirm.require_terminal(yes),
-    )
+    result = aws_workflow.run(request, rehearse=rehearse, yes=yes)
     aws_workflow.print_summary(result, request, set_up_s)
     if result.validation_failure:
         raise result.validation_failure
-
-
-def _undo_aws(fleet: Path, with_data: bool, yes: bool) -> None:
-    confirm.require_terminal(yes)
-    aws_workflow.undo(fleet, _build_serving_commands(), lambda prompt: confirm.ask(prompt, yes), with_data=with_data)
-
-
-def _build_serving_commands() -> ServingCommands:
-    """Return the commands themselves, so that the workflow does what a user would do by hand."""
-    return ServingCommands(
-        deploy=lambda folder, fleet, target, aws: deploy_commands.deploy_blueprint(
-            folder, fleet, target, aws=aws, yes=True
-        ),
-        validate=lambda folder, fleet, target, aws: validate_command.validate_blueprint(folder, fleet, target, aws=aws),
-        destroy=lambda folder, fleet, target, aws: deploy_commands.destroy_blueprint(
-            folder, fleet, target, aws=aws, yes=True
-        ),
-    )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llm_serving import console, processes
-from llm_serving.aws.session import AwsSession
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import registry
 from llm_serving.targets.base import LoadOrigin
-from llm_serving.validation import base
+from llm_serving.workflows import serving
 
 
 def validate(
@@ -51,7 +47,7 @@ def validate(
 
     Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and lists the objectives that were missed.
     """
-    validate_blueprint(
+    serving.validate(
         folder,
         fleet,
         target,
@@ -75,31 +71,3 @@ def _choose_origin(origin: LoadOrigin | None, driver: str | None) -> LoadOrigin 
     if origin is LoadOrigin.CLUSTER:
         raise InputError(f'--load-from: "cluster": {driver} runs on this machine. Fix: use --load-from here.')
     return LoadOrigin.HERE
-
-
-def validate_blueprint(
-    folder: Path,
-    fleet: Path,
-    target: str,
-    *,
-    aws: AwsSession | None = None,
-    url: str | None = None,
-    requests: int | None = None,
-    user: Path | None = None,
-    driver: str | None = None,
-    origin: LoadOrigin | None = None,
-    as_json: bool = False,
-) -> None:
-    """Load-test a deployment with a session; with the user's own environment if None."""
-    selected_target = registry.load_target(target)
-    inputs_context = selected_target.open_validation(folder, fleet, url, aws=aws, origin=origin)
-    with processes.handle_interrupts(), inputs_context as inputs:
-        validator = base.load_validator(inputs.deployment.kind)
-        report, report_dir = validator.validate(
-            inputs.deployment, dataclasses.replace(inputs.options, requests=requests, user_file=user, driver=driver)
-        )
-    if as_json:
-        print(report.model_dump_json(indent=2))
-    else:
-        console.print_result(validator.render(report, report_dir))
-    validator.require_slo(report)
