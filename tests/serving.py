@@ -26,7 +26,7 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo, Traffic
-from llm_serving.settings import yaml_edit
+from llm_serving.settings import overrides
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, supervisor
@@ -194,7 +194,7 @@ def run_framework(
     """
     file = Path(shutil.copytree(ROOT / "blueprints" / "multi-model", root / "mine")) / "blueprint.yaml"
     file.write_text(f"{TWO_MODELS}{lines}")
-    file.write_text(yaml_edit.set_value(file, ("framework",), name, after="pattern"))
+    file.write_text(overrides.apply(file.read_text(), {"framework": name}, after="pattern"))
     with start(file.parent, root) as plan:
         yield plan
 

@@ -3,6 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llm_serving import paths
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -35,11 +38,35 @@ def test_values_are_written_with_comments_order_and_layout_as_they_were() -> Non
         ("a: text\n", "a.b", "1", "a: {b: 1}\n"),
         ("a:\n  b: 1 # c\n\n# d\ne: 2\n", "a.f", "3", "a:\n  b: 1 # c\n  f: 3\n\n# d\ne: 2\n"),
         ("a:\n  b:\n    - 1\n    - 2 # c\n# d\ne: 2\n", "a.b", "[3]", "a:\n  b: [3] # c\n# d\ne: 2\n"),
-        ("a: 'x'\r\nb: 2", "c.d", "3", "a: 'x'\r\nb: 2\nc:\n  d: 3"),
+        ("a: 'x'\r\nb: 2", "c.d", "3", "a: 'x'\r\nb: 2\r\nc:\r\n  d: 3"),
     ],
 )
 def test_a_value_is_written_in_the_layout_of_its_file(before: str, key: str, value: str, after: str) -> None:
     assert overrides.apply(before, {key: value}) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("# top\n\nb: m # which\nc: {}\n", "# top\n\nb: m # which\na: new\nc: {}\n"),
+        ("c: {a: old}\r\nb: m", "c: {a: old}\r\nb: m\r\na: new"),
+        ("c:\n  b: 1\n", "c:\n  b: 1\na: new\n"),
+        ("a:   'old'   # why # so\nb: m\n", "a:   new   # why # so\nb: m\n"),
+        ("{b: m, a: old}\n", "{b: m, a: new}\n"),
+    ],
+)
+def test_a_key_is_added_below_the_one_that_is_named_at_the_top(before: str, after: str) -> None:
+    assert overrides.apply(before, {"a": "new"}, after="b") == after
+
+
+@given(value=st.text(max_size=12))
+def test_no_value_can_change_more_than_its_key(value: str) -> None:
+    try:
+        text = overrides.apply("b: m # x\na: old # y\nc: {d: 1}\n", {"a": value})
+    except InputError:
+        return
+    assert yaml.safe_load(text) == {"b": "m", "a": yaml.safe_load(value), "c": {"d": 1}}
+    assert "# x" in text and "# y" in text
 
 
 def test_a_value_that_an_anchor_shares_is_refused() -> None:

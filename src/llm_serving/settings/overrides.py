@@ -6,6 +6,7 @@ Comments, order and layout of the file stay as they are.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -41,13 +42,15 @@ def parse(option: str, text: str) -> Override:
     if len(set(values)) < len(values):
         raise InputError(f"{option}: {quote_value(text)}: a value is there twice. Fix: write each value once.")
     for value in values:
-        try:
-            yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise InputError(
-                f"{option}: {quote_value(text)}: {value} is no YAML. Fix: write a value as in blueprint.yaml."
-            ) from None
+        _load_value(f"{option}: {quote_value(text)}", value)
     return Override(key.strip(), values)
+
+
+def _load_value(subject: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):  # a date that there is not is a ValueError
+        raise InputError(f"{subject}: {value} is no YAML. Fix: write a value as in blueprint.yaml.") from None
 
 
 def _split(text: str) -> Iterator[str]:
@@ -95,18 +98,25 @@ def _suggest(parent: str, step: str, names: list[str]) -> str:
     return f"one of {', '.join(f'{prefix}{name}' for name in names)}" if names else f"{parent} itself"
 
 
-def apply(text: str, changes: Mapping[str, str]) -> str:
+def apply(text: str, changes: Mapping[str, str], *, after: str = "") -> str:
     """Return a file's text with other values at some keys; keys that it does not have are added.
 
+    Args:
+        after: the top-level key below which one is added; the last one where the file has none of this name.
+
     Raises:
-        InputError: a key's value is shared by an anchor.
+        InputError: a value is no YAML, or shared by an anchor.
     """
     data = yaml.safe_load(text)
     for key, value in changes.items():
         steps = key.split(".")
-        data = _set_value(data, steps, yaml.safe_load(value))
-        text = _write_value(text, steps, value)
-        if yaml.safe_load(text) != data:
+        data = _set_value(data, steps, _load_value(key, value))
+        text = _write_value(text, steps, value, after)
+        try:
+            is_kept = yaml.safe_load(text) == data
+        except (yaml.YAMLError, ValueError):
+            is_kept = False
+        if not is_kept:
             raise InputError(f"{key}: its value is shared by an anchor. Fix: write {key} without an anchor.")
     return text
 
@@ -119,7 +129,7 @@ def _set_value(data: Any, steps: list[str], value: Any) -> Any:
     return {**mapping, steps[0]: _set_value(mapping.get(steps[0]), steps[1:], value)}
 
 
-def _write_value(text: str, steps: list[str], value: str) -> str:
+def _write_value(text: str, steps: list[str], value: str, after: str) -> str:
     """Return a text with a value at the end of `steps`, in place of the one there or below its nearest parent."""
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     key = None
@@ -127,7 +137,8 @@ def _write_value(text: str, steps: list[str], value: str) -> str:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = next((pair for pair in pairs if pair[0].value == step), None)
         if found is None and pairs and not node.flow_style:
-            return _add_lines(text, node, steps[index:], value)
+            above = next((pair for pair in pairs if pair[0].value == after and not index), pairs[-1])
+            return _add_lines(text, node.start_mark.column, _find_end(above[1]), steps[index:], value)
         if found is None:
             added = _format_flow(steps[index:], value)
             if pairs:
@@ -149,13 +160,13 @@ def _format_flow(steps: list[str], value: str) -> str:
     return f"{steps[0]}: {value}"
 
 
-def _add_lines(text: str, mapping: yaml.MappingNode, steps: list[str], value: str) -> str:
-    """Return a text with lines for `steps` below the last line of a mapping."""
-    line_end = text.find("\n", _find_end(mapping))
-    before, after = (text, "") if line_end < 0 else (text[:line_end], text[line_end:])
-    column = mapping.start_mark.column
-    lines = [f"\n{' ' * (column + 2 * depth)}{step}:" for depth, step in enumerate(steps)]
-    return f"{before}{''.join(lines)} {value}{after}"
+def _add_lines(text: str, column: int, above: int, steps: list[str], value: str) -> str:
+    """Return a text with lines for `steps` in a column, below the line of the position `above`."""
+    rest = re.compile(r"\r?\n|\Z").search(text, above)
+    assert rest, "a text has an end"
+    ending = "\r\n" if "\r\n" in text else "\n"
+    lines = [f"{ending}{' ' * (column + 2 * depth)}{step}:" for depth, step in enumerate(steps)]
+    return f"{text[: rest.start()]}{''.join(lines)} {value}{text[rest.start() :]}"
 
 
 def _find_end(node: Any) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
-from llm_serving.settings import yaml_edit
+from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import planning
 
@@ -59,17 +59,17 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
         copy = Path(scratch) / folder.resolve().name
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*", "rendered", "runs"))
         try:
-            for key, value in values.items():
-                text = yaml_edit.set_value(copy / FILE_NAME, (key,), value, after=_ANCHOR)
-                (copy / FILE_NAME).write_bytes(text.encode("utf-8"))
+            if mistakes := yaml_source.read(copy / FILE_NAME).mistakes:
+                raise InputError(mistakes)
+            before = file.read_bytes().decode("utf-8")
+            text = overrides.apply(before, values, after=_ANCHOR)
+            (copy / FILE_NAME).write_bytes(text.encode("utf-8"))
             new = _render(copy, fleet_file, target)
         except InputError as error:
             raise InputError(_translate(error, copy, folder)) from None
-        text = (copy / FILE_NAME).read_bytes().decode("utf-8")
     old = _render_now(folder, fleet_file, target)
     words = ", ".join(f"{key}: {value}" for key, value in values.items())
     rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")
-    before = file.read_bytes().decode("utf-8")
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=0)
     changed = tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
     return Switch(file, text, changed, tuple(rendered))

@@ -14,7 +14,7 @@ from llm_serving.fleet.upgrade import Installed, Step
 from llm_serving.operations import context, installed
 from llm_serving.options.arguments import FLEET, AsJson, Fleet
 from llm_serving.services import inputs
-from llm_serving.settings import yaml_edit
+from llm_serving.settings import overrides
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import fleet_plan_table, upgrade_table
 
@@ -43,7 +43,9 @@ def show_upgrade(
         _print(fleet, settings, steps, unread)
     if write and steps and steps[0].edit:
         key_path, value = steps[0].edit
-        fleet.write_text(yaml_edit.set_value(fleet, key_path, value, after="orchestrator"), encoding="utf-8")
+        text = fleet.read_bytes().decode("utf-8")
+        changed = overrides.apply(text, {".".join(key_path): value}, after="orchestrator")
+        fleet.write_bytes(changed.encode("utf-8"))
 
 
 def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
