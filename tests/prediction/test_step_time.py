@@ -68,7 +68,7 @@ def test_the_interval_holds_four_in_five_of_the_points_that_were_not_fitted() ->
     times, inside = step_times.load(), 0
     for point in read_held_out():
         point.step.use(times)
-        interval = times.get_interval(point.step.basis)
+        interval = times.intervals[point.step.basis]
         inside += interval.low <= point.tpot_s / point.predict_tpot_s() <= interval.high
     assert 0.70 <= inside / len(read_held_out()) <= 0.90
 
@@ -94,6 +94,14 @@ def test_no_throughput_exceeds_tensorrt_llms_published_maximum_by_a_tenth() -> N
     assert exceeded == []
 
 
+def compute_floor_s(step: StepTime, tokens: int, sequences: int, context: float) -> float:
+    """Return seconds below which no step gets: all bytes at the peak of the memory, all operations at theirs."""
+    window = min(context, sequences * (step._model.window or 0))
+    moved_bytes = step._dense_bytes + step._expert_bytes * step._compute_touched_share(tokens)
+    moved_bytes += context * step._token_bytes + window * step._window_bytes
+    return max(moved_bytes / step._bandwidth, tokens * step._token_operations / step._operations)
+
+
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"])
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp4"])
@@ -105,7 +113,7 @@ def test_no_step_is_faster_than_the_roofline_and_more_work_takes_longer(type_: s
         times = []
         for sequences, context in ((1, 100), (8, 8_000), (64, 64_000), (256, 1_000_000)):
             seconds = step.compute_base_s(sequences, sequences) + step.compute_cache_s(sequences, context)
-            assert seconds >= step.compute_floor_s(sequences, sequences, context)
+            assert seconds >= compute_floor_s(step, sequences, sequences, context)
             times.append(seconds)
         assert times == sorted(times)
         prompts = [step.compute_base_s(tokens, 1) + step.compute_attention_s(tokens, 0) for tokens in (16, 512, 8192)]
@@ -158,7 +166,7 @@ def test_whole_experts_wait_for_the_accelerator_that_has_most_to_do() -> None:
     assert ratios[1] < 1.02, "so many tokens visit all experts"
     times = [whole.compute_base_s(tokens, 1) for tokens in (1, 8, 64, 512, 4096)]
     assert times == sorted(times)
-    assert all(whole.compute_base_s(tokens, 1) >= whole.compute_floor_s(tokens, 1, 0) for tokens in (1, 8, 64, 4096))
+    assert all(whole.compute_base_s(tokens, 1) >= compute_floor_s(whole, tokens, 1, 0) for tokens in (1, 8, 64, 4096))
 
 
 def test_copies_of_the_attention_layers_exchange_the_tokens_of_their_experts() -> None:
@@ -170,7 +178,7 @@ def test_copies_of_the_attention_layers_exchange_the_tokens_of_their_experts() -
         copies = StepTime(model, device, Split(data=8, whole_experts=True))
         times = [copies.compute_base_s(tokens, tokens) for tokens in (1, 8, 64, 512)]
         assert times == sorted(times)
-        assert all(copies.compute_base_s(tokens, 1) >= copies.compute_floor_s(tokens, 1, 0) for tokens in (1, 64, 512))
+        assert all(copies.compute_base_s(tokens, 1) >= compute_floor_s(copies, tokens, 1, 0) for tokens in (1, 64, 512))
         alone = copies.compute_base_s(512, 1)
         copies._token_link_s = 0.0
         added[name] = alone - copies.compute_base_s(512, 1)
@@ -207,11 +215,11 @@ def test_open_loops_of_vllm_on_h100_are_predicted() -> None:
 def test_loads_between_those_that_calibrate_are_predicted_within_their_interval() -> None:
     times = step_times.load()
     calibrated = fit_step_times.list_calibrated_errors(read_held_out(), times)
-    interval = times.get_interval("calibrated")
+    interval = times.intervals["calibrated"]
     inside = sum(math.log(interval.low) <= error <= math.log(interval.high) for error in calibrated)
     assert len(calibrated) >= 30
     assert np.median([abs(math.exp(-error) - 1) for error in calibrated]) <= 0.08
-    assert interval.high - interval.low < times.get_interval("catalog").high - times.get_interval("catalog").low
+    assert interval.high - interval.low < times.intervals["catalog"].high - times.intervals["catalog"].low
     assert 0.70 <= inside / len(calibrated) <= 0.90
 
 

@@ -266,14 +266,9 @@ def build_job(
     return cast(Job, job)
 
 
-def can_advance(state: str, new_state: str) -> bool:
-    """Return whether a job may go from one state to another."""
-    return new_state in _NEXT_STATES.get(state, ())
-
-
 def advance(job: Job, new_state: str, now: float) -> Job | None:
     """Return the job in another state, with its time; None if that is not allowed, as from a final state."""
-    if not can_advance(job["state"], new_state):
+    if new_state not in _NEXT_STATES.get(job["state"], ()):
         return None
     changes: dict[str, Any] = {"state": new_state, f"{new_state}_at": now}
     return Job(**{**job, **changes})  # type: ignore[typeddict-item]

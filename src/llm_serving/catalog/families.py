@@ -29,16 +29,13 @@ LayerKind = Literal["model", "embedding", "output", "layers", "attention", "line
 """How often a tensor is there: once in the model, or in each layer of a kind."""
 
 
-class TensorRow(BaseModel):
-    """One tensor, or several of one shape, of a family."""
+class _Tensor(BaseModel):
+    """One tensor, or several of one shape."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     name: str
     layer_kind: LayerKind = Field("model", alias="in")
-    times: Formula = 1
-    rows: Formula = 1
-    columns: Formula = 1
     form: TensorForm = "plain"
     module: str = ""
     """Its name in a layer, as checkpoints list what they do not quantize."""
@@ -49,6 +46,24 @@ class TensorRow(BaseModel):
 
     number_bytes: float | None = None
     """Where it is stored in another type than the model's."""
+
+
+class TensorRow(_Tensor):
+    """Those of a family."""
+
+    times: Formula = 1
+    rows: Formula = 1
+    columns: Formula = 1
+
+
+class TensorShape(_Tensor):
+    """Those of a model, with its numbers."""
+
+    times: int = 1
+    rows: int = 1
+    columns: int = 1
+    spared: int = 0
+    """Layers of a quantized model in which it is not."""
 
 
 class VisionRow(PlainData):
@@ -103,23 +118,6 @@ class Family(PlainData):
     _flatten = field_validator("tensors", "prediction", mode="before")(lambda tensors: tuple(_flatten(tensors)))
 
 
-class TensorShape(PlainData):
-    """Tensors of one shape, with the numbers of a model."""
-
-    name: str
-    layer_kind: LayerKind
-    times: int
-    rows: int
-    columns: int
-    form: TensorForm
-    module: str
-    split: TensorSplit
-    routed: bool
-    number_bytes: float | None
-    spared: int = 0
-    """Layers of a quantized model in which it is not."""
-
-
 def _flatten(parts: Any) -> Iterator[Any]:
     """Yield parts of families.yaml that stand for several tensors, as one list."""
     for part in parts:
@@ -145,16 +143,12 @@ def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tup
     """
     shapes = (
         TensorShape(
-            name=row.name,
-            layer_kind=row.layer_kind,
-            times=compute(row.times, numbers),
-            rows=compute(row.rows, numbers),
-            columns=compute(row.columns, numbers),
-            form=row.form,
-            module=row.module,
-            split=row.split,
-            routed=row.routed,
-            number_bytes=row.number_bytes,
+            **{
+                **dict(row),
+                "times": compute(row.times, numbers),
+                "rows": compute(row.rows, numbers),
+                "columns": compute(row.columns, numbers),
+            }
         )
         for row in rows
         if row.layer_kind != "sparse" or numbers.get("experts")

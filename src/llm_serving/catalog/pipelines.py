@@ -96,20 +96,5 @@ def build(config: Mapping[str, Any], source: str) -> Architecture:
         tied=False,
         max_context=UNBOUNDED,
         dtype="bfloat16",
-        tensors=tuple(_build_shape(name, count) for name, count in parts.items()),
-    )
-
-
-def _build_shape(name: str, parameters: int) -> TensorShape:
-    return TensorShape(
-        name=name,
-        layer_kind="model",
-        times=1,
-        rows=parameters,
-        columns=1,
-        form="plain",
-        module="",
-        split="none",
-        routed=False,
-        number_bytes=None,
+        tensors=tuple(TensorShape(name=name, rows=count) for name, count in parts.items()),
     )

@@ -6,10 +6,10 @@ They are data, in `signals.yaml`. An engine's row and a router's row hold the Pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from llm_serving.catalog.engines import load_engines, load_frameworks, load_routers
 from llm_serving.settings import own_yaml
@@ -74,28 +74,13 @@ def list_of_role(role: SignalRole) -> tuple[str, ...]:
 
 
 def list_program_names() -> Iterator[ProgramName]:
+    frameworks = load_frameworks().items()
+    engines = [(engine, row.metrics) for engine, row in load_engines().items()]
+    engines += [(framework, pair.metrics) for framework, row in frameworks for pair in row.engines.values()]
+    routers = [(router, metrics) for router, row in load_routers().items() for metrics in row.metrics.values()]
     for name, signal in load().items():
         if signal.program:
             yield ProgramName(name, signal.program, signal.name)
-        elif signal.role == "engine":
-            yield from (
-                ProgramName(name, engine, row.metrics[metric])
-                for engine, row in load_engines().items()
-                for metric in row.metrics
-                if metric == name
-            )
-            yield from (
-                ProgramName(name, framework, pair.metrics[metric])
-                for framework, row in load_frameworks().items()
-                for pair in row.engines.values()
-                for metric in pair.metrics
-                if metric == name
-            )
         else:
-            yield from (
-                ProgramName(name, router, metrics[metric])
-                for router, row in load_routers().items()
-                for metrics in row.metrics.values()
-                for metric in metrics
-                if metric == name
-            )
+            programs: Sequence[tuple[str, Mapping[Any, str]]] = engines if signal.role == "engine" else routers
+            yield from (ProgramName(name, program, metrics[name]) for program, metrics in programs if name in metrics)

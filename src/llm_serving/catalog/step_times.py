@@ -103,7 +103,7 @@ class StepTimes(Row):
     """By name of the catalog and memory in MiB, as `A100 40960`."""
 
     intervals: Mapping[str, Interval]
-    """By basis: catalog, extrapolated, calibrated."""
+    """What four in five times are, as multiples of a prediction, by its basis: catalog, extrapolated, calibrated."""
 
     links: tuple[Link, ...]
     is_calibrated: bool = False
@@ -119,10 +119,6 @@ class StepTimes(Row):
         if self.is_calibrated:
             return "calibrated"
         return "catalog" if build_key(device) in self.devices else "extrapolated"
-
-    def get_interval(self, basis: str) -> Interval:
-        """Return what four in five times are, as multiples of a prediction on that basis."""
-        return self.intervals[basis]
 
     def scale(self, alone: float, batch: float, first_token_s: float) -> StepTimes:
         """Return calibrated step times.

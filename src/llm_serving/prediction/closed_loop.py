@@ -75,6 +75,6 @@ def predict(
         e2e_ms=1000 * sum(outcome.e2e_s) / len(outcome.e2e_s),
         output_tokens_per_s=outcome.output_tokens / outcome.seconds,
         basis=step.basis,
-        interval=(times or load()).get_interval(step.basis),
+        interval=(times or load()).intervals[step.basis],
         preemptions=outcome.preemptions,
     )

@@ -253,9 +253,9 @@ class _Prepared(NamedTuple):
         return self.compute_usd_h(self.least_replicas)
 
 
-def search(problem: Problem, *, prune: bool = True) -> Result:
-    """Find the deployments that meet the SLO; without `prune`, simulate all of them."""
-    return _Search(problem, prune=prune).run()
+def search(problem: Problem) -> Result:
+    """Find the deployments that meet the SLO."""
+    return _Search(problem).run()
 
 
 def compute_busy_s(step: StepTime, limits: Limits, workload: Workload, read_tokens: float) -> float:
@@ -289,21 +289,9 @@ def find_highest_rate(step: Step, limits: Limits, workload: Workload, slo: Seque
     return low
 
 
-def measure_gap(problem: Problem, candidate: Candidate, seed: int) -> float:
-    """Return how near a candidate comes to a limit under other arrivals, as a multiple of it; over 1 misses it."""
-    own, device = candidate.configuration, candidate.configuration.instance.accelerators
-    assert device
-    searching = _Search(replace(problem, seed=seed), prune=False)
-    model = apply_precision(problem.model, own.precision)
-    context = problem.context or problem.workload.longest
-    fit = _compute_fit(model, own.instance, own.split, context, own.kv_type)
-    entry = searching.prepare(own, model, device, fit)._replace(prefill=candidate.prefill_replicas)
-    return searching.compute_gap(searching.play(entry, candidate.replicas, REQUESTS, 1.0))
-
-
 class _Search:
-    def __init__(self, problem: Problem, *, prune: bool) -> None:
-        self._problem, self._prune = problem, prune
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         self._result = Result()
         self._best_by_type: dict[str, float] = {}
         self._reasons: dict[str, list[tuple[float, Rejection]]] = {}
@@ -325,8 +313,6 @@ class _Search:
 
     def _get_ceiling(self, entry: _Prepared) -> float:
         """Return the price above which a configuration cannot be among those to find."""
-        if not self._prune:
-            return self._problem.max_usd_h
         prices = sorted(self._best_by_type.values())
         last = prices[self._problem.top - 1] if len(prices) >= self._problem.top else math.inf
         own = self._best_by_type.get(entry.configuration.instance.name, math.inf)
@@ -441,19 +427,19 @@ class _Search:
     def _prepare_possible(
         self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit
     ) -> Iterator[_Prepared]:
-        entry = self.prepare(configuration, model, device, fit)
+        entry = self._prepare(configuration, model, device, fit)
         missed = self._find_impossible(entry.step, entry.interval)
         if missed:
             self._reject(configuration.instance, *missed, 1e6 / configuration.split.ranks)
         else:
             yield entry
 
-    def prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
+    def _prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
         split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
         key = (step_times.build_key(device), split, configuration.precision)
         times = self._problem.calibrations.get(key, step_times.load())
         step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
-        interval = times.get_interval(step.basis)
+        interval = times.intervals[step.basis]
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
         limits = Limits(max(1, batch.sequences // stages), batch_tokens, fit.cache_tokens // stages)
         tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
@@ -542,12 +528,12 @@ class _Search:
 
     def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
         """Return what becomes of the load at the pessimistic end; of a few requests, where these show a miss."""
-        scout = self.play(entry, replicas, SCOUTS, entry.interval.high)
-        if not scout.is_complete or self.compute_gap(scout) > _CLEARLY:
+        scout = self._play(entry, replicas, SCOUTS, entry.interval.high)
+        if not scout.is_complete or self._compute_gap(scout) > _CLEARLY:
             return scout
-        return self.play(entry, replicas, REQUESTS, entry.interval.high)
+        return self._play(entry, replicas, REQUESTS, entry.interval.high)
 
-    def play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
+    def _play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
         """Return what becomes of requests to one of the replicas whose steps take `share` of what is predicted."""
         requests = self._draw(replicas * entry.configuration.split.lanes, count)
         if entry.prefill:
@@ -574,9 +560,9 @@ class _Search:
         return Simulation(_SlowerStep(entry.step, share), entry.limits).run(requests, limit_s=limit_s)
 
     def _meets(self, outcome: Outcome) -> bool:
-        return outcome.is_complete and self.compute_gap(outcome) <= 1
+        return outcome.is_complete and self._compute_gap(outcome) <= 1
 
-    def compute_gap(self, outcome: Outcome) -> float:
+    def _compute_gap(self, outcome: Outcome) -> float:
         """Return how near an outcome comes to a limit, as a multiple of it."""
         if not outcome.e2e_s:
             return math.inf
@@ -585,8 +571,8 @@ class _Search:
     def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
         """Return a configuration with what it is predicted to do in the middle and at both ends."""
         configuration = entry.configuration
-        middle = self.play(entry, replicas, REQUESTS, 1.0)
-        optimistic = self.play(entry, replicas, REQUESTS, entry.interval.low)
+        middle = self._play(entry, replicas, REQUESTS, 1.0)
+        optimistic = self._play(entry, replicas, REQUESTS, entry.interval.low)
         predicted = {
             metric: Latency(
                 p50=1000 * _compute(middle, metric, 50),
@@ -606,7 +592,7 @@ class _Search:
             predicted,
             entry.step.basis,
             self._find_limit(pessimistic),
-            self.compute_gap(pessimistic),
+            self._compute_gap(pessimistic),
             entry.prefill,
         )
 
@@ -632,7 +618,7 @@ class _Search:
             missed = max(self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms)
             ms, name = compute_statistic(outcome, missed), missed.metric.removesuffix("_ms")
             reason = f"{count} may have {ms:,.3g} ms, more than {missed}"
-            self._missed.append((self.compute_gap(outcome), entry, replicas, outcome))
+            self._missed.append((self._compute_gap(outcome), entry, replicas, outcome))
         self._reject(entry.configuration.instance, reason, name, entry.least_usd_h)
 
     def _reject_dearer(self, entry: _Prepared) -> None:

@@ -190,13 +190,6 @@ class StepTime:
         mean = before + tokens / 2
         return tokens * (mean * self._pair_s + min(mean, self._model.window or 0) * self._window_pair_s)
 
-    def compute_floor_s(self, tokens: int, sequences: int, context: float) -> float:
-        """Return seconds below which no step gets: all bytes at the peak of the memory, all operations at theirs."""
-        window = min(context, sequences * (self._model.window or 0))
-        moved_bytes = self._dense_bytes + self._expert_bytes * self._compute_touched_share(tokens)
-        moved_bytes += context * self._token_bytes + window * self._window_bytes
-        return max(moved_bytes / self._bandwidth, tokens * self._token_operations / self._operations)
-
     def _compute_touched_share(self, tokens: int) -> float:
         """Return the share of the experts that so many tokens of each copy visit, each by its own choice.
 

@@ -44,8 +44,9 @@ def test_a_job_goes_from_state_to_state_with_its_times() -> None:
 
 
 def test_a_cancelled_job_does_not_complete() -> None:
-    assert not layout.can_advance(layout.CANCELLING, layout.COMPLETED)
-    assert layout.can_advance(layout.CANCELLING, layout.CANCELLED)
+    cancelling = build_job(state=layout.CANCELLING)
+    assert layout.advance(cancelling, layout.COMPLETED, 9.0) is None
+    assert layout.advance(cancelling, layout.CANCELLED, 9.0)
 
 
 def test_the_same_submission_is_the_same_job_and_another_model_another() -> None:

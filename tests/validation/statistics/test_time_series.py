@@ -63,9 +63,9 @@ def test_steady_rates_leave_out_ramp_and_drain() -> None:
     rates = time_series.compute_steady_rates(samples)
     assert rates is not None
     assert (rates.from_s, rates.to_s) == pytest.approx((2.0, 9.9))
-    assert rates.offered_requests == pytest.approx(10, rel=0.02)
-    assert rates.answered_requests == pytest.approx(10, rel=0.02)
-    assert rates.output_tokens == pytest.approx(200, rel=0.02)
+    assert rates.offered_per_s == pytest.approx(10, rel=0.02)
+    assert rates.requests_per_s == pytest.approx(10, rel=0.02)
+    assert rates.output_tokens_per_s == pytest.approx(200, rel=0.02)
     # The negative control: over the whole load, with its ramp and its drain, the same service looks slower.
     assert 100 / 11.9 < 8.5
     assert time_series.compute_steady_rates(samples[:5]) is None, "all were sent before the first was answered"

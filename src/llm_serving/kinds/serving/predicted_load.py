@@ -123,7 +123,7 @@ def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, outpu
     """Return the optimistic end of the prediction for requests of these lengths, whatever their latency."""
     per_s = _predict(deployment, [Length(max(1, round(input_tokens)), round(output_tokens))], [])
     found = _find_step(deployment, deployment.engine_roles[0])
-    return per_s / step_times.load().get_interval(found.step.basis).low if per_s and found else None
+    return per_s / step_times.load().intervals[found.step.basis].low if per_s and found else None
 
 
 def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[Limit]) -> float | None:

@@ -12,10 +12,13 @@ Definitions, the same everywhere in the report:
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from llm_serving.settings import untrusted_json
 
@@ -37,44 +40,52 @@ ERROR_KINDS = {
 """Description of each kind of failure; others are `http_STATUS` and what a user class's `check` returns."""
 
 
-@dataclass(frozen=True)
-class Gap:
+Time = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""In seconds or milliseconds; no NaN, and nothing beyond thirty years."""
+
+Count = Annotated[int, Field(ge=0, lt=10**7)]
+"""More tokens than any context has."""
+
+
+class Gap(NamedTuple):
     """Inter-token latency at one event: milliseconds per token, and the number of tokens."""
 
-    ms: float
-    tokens: int
+    ms: Time
+    tokens: Count
 
 
 @dataclass
 class Sample:
     """One request and its result. Times in ms count from when it was due (open loop) or sent (closed loop)."""
 
-    number: int
-    start_s: float
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    number: Count
+    start_s: Time
     """When it was due or sent, in seconds from the start of the counted load."""
-    turn: int = 1
+    turn: Count = 1
     """Its place in its session."""
     model: str = ""
     """Name of the model that it asked; empty where a load asks the deployment's only one."""
-    waited_ms: float = 0.0
+    waited_ms: Time = 0.0
     """Wait in the open loop for one of the requests at once to end; included in the times below."""
-    late_ms: float = 0.0
+    late_ms: Time = 0.0
     """The driver's own delay before it was sent; included in the times below."""
-    unread_ms: float = 0.0
+    unread_ms: Time = 0.0
     """Longest time between a chunk's arrival in the kernel and its read; not included in the times."""
-    ttft_ms: float | None = None
+    ttft_ms: Time | None = None
     """Time to first token, of reasoning too."""
-    ttfo_ms: float | None = None
+    ttfo_ms: Time | None = None
     """Time to first output: content or a tool call."""
-    e2e_ms: float | None = None
-    failed_ms: float | None = None
+    e2e_ms: Time | None = None
+    failed_ms: Time | None = None
     """Until it failed; None for an answered request, and where the driver does not say."""
     gaps: list[Gap] = field(default_factory=list)
-    asked_input: int | None = None
-    asked_output: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    inputs: int = 1
+    asked_input: Count | None = None
+    asked_output: Count | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    inputs: Count = 1
     """Texts of the request."""
     error: str | None = None
     """A key of ERROR_KINDS, `http_STATUS`, or the user class's own name; None for an answered request."""
@@ -84,7 +95,7 @@ class Sample:
     """The first picture of the answer, a PNG file in base64; of the answers that a report shows."""
     prompt: str = ""
     expected: str | None = None
-    score: float | None = None
+    score: Time | None = None
     """From 0 to 1, by the expected answer."""
 
     @property
@@ -117,9 +128,17 @@ class Sample:
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
-        data = untrusted_json.parse(line)
-        data["gaps"] = [Gap(ms, tokens) for ms, tokens in data["gaps"]]
-        return cls(**data)
+        """Return what `to_json` wrote.
+
+        Raises:
+            ValueError: it is no such line.
+        """
+        return _build_reader().validate_json(line)
+
+
+@functools.cache
+def _build_reader() -> TypeAdapter[Sample]:
+    return TypeAdapter(Sample)
 
 
 @dataclass

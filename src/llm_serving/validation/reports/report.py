@@ -19,6 +19,7 @@ from llm_serving.validation.statistics.engine_metrics import Agreement, KvTransf
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.load_cost import Cost
 from llm_serving.validation.statistics.sample_statistics import Latency, Metric
+from llm_serving.validation.statistics.time_series import Steady
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 
@@ -54,25 +55,6 @@ class Throughput(_Part):
 
     inputs_per_s: float | None = None
     """Answered texts per second, for tasks whose answers have no tokens; null for others."""
-
-
-class Steady(_Part):
-    """Rates between the first answer's end and the last request's start: without ramp and drain."""
-
-    from_s: float
-    """First answer's end, in seconds from the start of the load."""
-
-    to_s: float
-    """Last request's start."""
-
-    offered_per_s: float
-    """Requests sent per second."""
-
-    requests_per_s: float
-    """Answered requests per second; fewer than offered, a queue grows."""
-
-    output_tokens_per_s: float
-    """Generated tokens per second."""
 
 
 class InputLength(_Part):

@@ -30,7 +30,6 @@ from llm_serving.validation.reports.report import (
     Requests,
     ShareBounds,
     ShownAnswer,
-    Steady,
     Throughput,
     Tokens,
 )
@@ -119,7 +118,7 @@ def build(
         throughput=throughput,
         by_input=_group_by_input(answered) if target.is_pooled else [],
         by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
-        steady=_compute_steady(samples),
+        steady=time_series.compute_steady_rates(samples),
         replicas=readings.replicas,
         unlike_workers=unlike,
         routers=_count_router_requests(target, result, source),
@@ -277,12 +276,6 @@ def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, 
     """Return a summary without the statistics that the driver does not measure."""
     names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
     return latency.model_copy(update=dict.fromkeys([*names, *(("min", "max") if names else ())]))
-
-
-def _compute_steady(samples: Sequence[Sample]) -> Steady | None:
-    rates = time_series.compute_steady_rates(samples)
-    names = ("from_s", "to_s", "offered_per_s", "requests_per_s", "output_tokens_per_s")
-    return rates and Steady(**{name: round(value, 3) for name, value in zip(names, rates, strict=True)})
 
 
 def _build_bounds(metric: Metric, latencies: Distribution, unmeasured: Mapping[str, str]) -> dict[str, Bound]:

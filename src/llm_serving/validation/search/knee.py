@@ -155,8 +155,3 @@ def round_load(load: float, whole: bool = False) -> float:
         return float(max(1, round(load)))
     digits = FIGURES - 1 - math.floor(math.log10(load))
     return round(load, digits)
-
-
-def sort_points(points: Sequence[Point]) -> list[Point]:
-    """Return the points in the order of their load."""
-    return sorted(points, key=lambda point: point.load)

@@ -119,7 +119,7 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
             missed=bracket.missed,
             capacity=capacity,
             per_replica=_divide_by_replicas(capacity),
-            points=knee.sort_points(points),
+            points=sorted(points, key=lambda point: point.load),
             settings=loader.settings,
             interrupted=any(isinstance(error, KeyboardInterrupt) for _, error in ends),
             notes=[

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics.sample_statistics import Metric
 
@@ -49,17 +50,26 @@ def compute_input_rates(answered: Sequence[Sample], width_s: float) -> list[floa
     return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
 
 
-class SteadyRates(NamedTuple):
-    """Rates a second between the first answer's end and the last request's start: without ramp and drain."""
+class Steady(PublishedData):
+    """Rates between the first answer's end and the last request's start: without ramp and drain."""
 
     from_s: float
+    """First answer's end, in seconds from the start of the load."""
+
     to_s: float
-    offered_requests: float
-    answered_requests: float
-    output_tokens: float
+    """Last request's start."""
+
+    offered_per_s: float
+    """Requests sent per second."""
+
+    requests_per_s: float
+    """Answered requests per second; fewer than offered, a queue grows."""
+
+    output_tokens_per_s: float
+    """Generated tokens per second."""
 
 
-def compute_steady_rates(samples: Sequence[Sample]) -> SteadyRates | None:
+def compute_steady_rates(samples: Sequence[Sample]) -> Steady | None:
     """Return the rates of a load without its ramp and its drain; None where nothing is left."""
     answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
@@ -73,7 +83,13 @@ def compute_steady_rates(samples: Sequence[Sample]) -> SteadyRates | None:
 
     tokens = sum(count for sample in answered for time, count in sample.list_token_times() if first < time <= last)
     width = last - first
-    return SteadyRates(first, last, count_within(starts) / width, count_within(ends) / width, tokens / width)
+    return Steady(
+        from_s=round(first, 3),
+        to_s=round(last, 3),
+        offered_per_s=round(count_within(starts) / width, 3),
+        requests_per_s=round(count_within(ends) / width, 3),
+        output_tokens_per_s=round(tokens / width, 3),
+    )
 
 
 def compute_in_flight(samples: Sequence[Sample], width_s: float) -> list[float]:
