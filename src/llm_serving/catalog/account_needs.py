@@ -7,7 +7,7 @@ permissions and quotas of one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,15 +111,6 @@ def list_images() -> list[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     data = own_yaml.read(file)
-    permissions = {name: tuple(_flatten(rows)) for name, rows in data.get("permissions", {}).items()}
+    permissions = {name: tuple(own_yaml.flatten(rows)) for name, rows in data.get("permissions", {}).items()}
     endpoints = tuple({"service": service, **row} for service, row in data.get("endpoints", {}).items())
     return {**data, "permissions": permissions, "endpoints": endpoints}
-
-
-def _flatten(rows: list[Any]) -> Iterator[str]:
-    """Yield the actions of a list, whose items may be lists that another one shares."""
-    for row in rows:
-        if isinstance(row, list):
-            yield from _flatten(row)
-        else:
-            yield row

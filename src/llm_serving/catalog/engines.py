@@ -31,7 +31,6 @@ VALUES_FILE = Path(__file__).with_name("values.yaml")
 Values = Mapping[str, str | int | tuple[str, ...]]
 
 _Value = TypeVar("_Value")
-_RowType = TypeVar("_RowType", bound="_Row")
 
 
 def _parse_field_names(text: str) -> set[str]:
@@ -754,13 +753,13 @@ def load_engines() -> Mapping[str, Engine]:
 
 @functools.cache
 def load_routers() -> Mapping[str, Router]:
-    return _load_rows(ROUTERS_FILE, Router)
+    return own_yaml.read_rows(ROUTERS_FILE, Router)
 
 
 @functools.cache
 def load_cache_keepers() -> Mapping[str, CacheKeeper]:
     """Return all that keep cached prompts in place of the engine, by name."""
-    return _load_rows(CACHE_KEEPERS_FILE, CacheKeeper)
+    return own_yaml.read_rows(CACHE_KEEPERS_FILE, CacheKeeper)
 
 
 def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
@@ -771,11 +770,7 @@ def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
 
 @functools.cache
 def load_frameworks() -> Mapping[str, Framework]:
-    return _load_rows(FRAMEWORKS_FILE, Framework)
-
-
-def _load_rows(file: Path, row_type: type[_RowType]) -> Mapping[str, _RowType]:
-    return MappingProxyType({name: row_type.model_validate(row) for name, row in own_yaml.read(file).items()})
+    return own_yaml.read_rows(FRAMEWORKS_FILE, Framework)
 
 
 def get_engine(engine: str, framework: str) -> Engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -90,7 +90,7 @@ class VisionRow(PlainData):
     outputs: Formula = 1
     """Vectors of the decoder's width for each token of a picture."""
 
-    _flatten = field_validator("tensors", mode="before")(lambda tensors: tuple(_flatten(tensors)))
+    _flatten = field_validator("tensors", mode="before")(lambda tensors: tuple(own_yaml.flatten(tensors)))
 
 
 class StateRow(PlainData):
@@ -115,16 +115,7 @@ class Family(PlainData):
     state: StateRow | None = None
     vision: VisionRow | None = None
 
-    _flatten = field_validator("tensors", "prediction", mode="before")(lambda tensors: tuple(_flatten(tensors)))
-
-
-def _flatten(parts: Any) -> Iterator[Any]:
-    """Yield parts of families.yaml that stand for several tensors, as one list."""
-    for part in parts:
-        if isinstance(part, list):
-            yield from _flatten(part)
-        else:
-            yield part
+    _flatten = field_validator("tensors", "prediction", mode="before")(lambda tensors: tuple(own_yaml.flatten(tensors)))
 
 
 @functools.cache

@@ -46,8 +46,7 @@ class Image(BaseModel):
 @functools.cache
 def load() -> Mapping[str, Image]:
     """Return all images by REPOSITORY:TAG."""
-    rows = own_yaml.read(FILE)
-    return MappingProxyType({reference: Image.model_validate(row) for reference, row in rows.items()})
+    return own_yaml.read_rows(FILE, Image)
 
 
 def pin(reference: str, digests: Mapping[str, str] = MappingProxyType({})) -> str:

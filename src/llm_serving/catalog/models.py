@@ -240,8 +240,7 @@ def _build_unknown_error(name: str) -> ModelError:
 
 @functools.cache
 def load() -> Mapping[str, Model]:
-    rows = own_yaml.read(FILE)
-    return MappingProxyType({name: _build_from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
+    return MappingProxyType({name: _build_from_row(name, row) for name, row in own_yaml.read_rows(FILE, _Row).items()})
 
 
 @functools.cache
@@ -424,8 +423,7 @@ def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None)
 @functools.cache
 def load_repositories() -> Mapping[str, Repository]:
     """Return repositories of GGUF files, by their id on the hub."""
-    rows = own_yaml.read(REPOSITORIES_FILE)
-    return MappingProxyType({name: Repository.model_validate(row) for name, row in rows.items()})
+    return own_yaml.read_rows(REPOSITORIES_FILE, Repository)
 
 
 def list_copies(model: Model, weights_format: WeightsFormat) -> list[str]:

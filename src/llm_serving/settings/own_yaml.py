@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel
+
+_Row = TypeVar("_Row", bound=BaseModel)
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -15,6 +19,20 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read(file: Path) -> Any:
     """Return what `file` holds."""
     return yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+
+
+def read_rows(file: Path, row_type: type[_Row]) -> Mapping[str, _Row]:
+    """Return the rows of `file` by name."""
+    return MappingProxyType({name: row_type.model_validate(row) for name, row in read(file).items()})
+
+
+def flatten(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of a list, some of which may be lists that another one shares."""
+    for item in items:
+        if isinstance(item, list):
+            yield from flatten(item)
+        else:
+            yield item
 
 
 def parse_all(text: str) -> list[Any]:

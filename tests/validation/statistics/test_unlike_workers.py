@@ -4,9 +4,11 @@ import pytest
 
 from llm_serving.catalog import engines
 from llm_serving.services.traffic import Slo
+from llm_serving.settings.units import Bounds
+from llm_serving.validation.load_target import TargetRole
 from llm_serving.validation.statistics import engine_metrics, unlike_workers
 from llm_serving.validation.statistics.engine_metrics import EngineMetrics
-from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers, Workers
+from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 from tests.known_server import ServerRecord
 
 VLLM = engines.load_engines()["vllm"]
@@ -23,7 +25,11 @@ def summarize(
 ) -> list[UnlikeWorkers]:
     """Summarize two replicas `a` and `b` of one role, and `c` of another with five times their weight."""
     replicas = engine_metrics.count_replica_requests(after, before or {}, after, VLLM.finish_reasons.unanswered)
-    roles = [Workers("small", "1 x L40S", 1, ["a", "b"]), Workers("large", "8 x H100", 5, ["c"])]
+    none = Bounds(0, 0)  # what the target has is not asked
+    roles = {
+        TargetRole(name="small", replicas=none, instances=(), accelerators="1 x L40S", weight=1): ["a", "b"],
+        TargetRole(name="large", replicas=none, instances=(), accelerators="8 x H100", weight=5): ["c"],
+    }
     return unlike_workers.summarize(
         roles, replicas, before or {}, after, ("ttft_ms", "e2e_ms"), Slo.model_validate(slo)
     )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
 from llm_serving.aws import session
 from llm_serving.aws.instance_types import fetch, rows
 from llm_serving.catalog import instances
 from llm_serving.fleet.model import Region
+from llm_serving.options import quantities
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import InputError, quote_value
 
@@ -49,21 +49,13 @@ def refresh(
             f"--endpoint: {quote_value(endpoint)}: there is no such source. Fix: use --endpoint embedded, or remove it."
         )
     for name in region or ():
-        _require_region(name)
+        quantities.parse("--region", name, Region)
     file = out or instances.GENERATED
     old = json.loads(file.read_text("utf-8")) if file.exists() else {}
     fetched, price_refusal = _fetch_regions(region, embedded=endpoint == "embedded")
     new = rows.merge(old, fetched)
     file.write_text(rows.dump(new), "utf-8")
     _print_changes(rows.list_changes(old, new), new, file, price_refusal)
-
-
-def _require_region(name: str) -> None:
-    try:
-        TypeAdapter(Region).validate_python(name)
-    except ValidationError as error:
-        context = error.errors()[0]["ctx"]
-        raise InputError(f"--region: {quote_value(name)}: {context['why']}. Fix: {context['write']}.") from None
 
 
 def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:

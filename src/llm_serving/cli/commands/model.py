@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
 from llm_serving.aws import s3
@@ -21,7 +20,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.hub import make_gguf, read, upload
 from llm_serving.hub import make_tiny as tiny_model
 from llm_serving.hub import source as source_record
-from llm_serving.options import completions
+from llm_serving.options import completions, quantities
 from llm_serving.options.arguments import FLEET, AsJson
 from llm_serving.prediction import closed_loop, step_time
 from llm_serving.services.models import build_bucket_prefix
@@ -126,7 +125,7 @@ def fit(
     if model.startswith("s3://"):
         model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
-    context_tokens = min(_parse_tokens(context), model_row.max_context)
+    context_tokens = min(quantities.parse("--context", context, Tokens), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
     fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype)
     if as_json:
@@ -274,13 +273,3 @@ def _resolve_fleet_uri(fleet_file: Path, name: str, weights_format: models.Weigh
     account = identity.fetch_identity(AwsSession.from_environment(fleet.region)).account
     bucket = aws_limits.build_bucket_name(fleet.name, "models", account, fleet.region)
     return f"s3://{bucket}/{build_bucket_prefix(name, weights_format)}"
-
-
-def _parse_tokens(text: str) -> int:
-    """Parse a number of tokens, such as `8k`."""
-    try:
-        return int(TypeAdapter(Tokens).validate_python(int(text) if text.isdecimal() else text))
-    except ValidationError:
-        raise InputError(
-            f"--context: {quote_value(text)}: it is not a number of tokens. Fix: write 4096 or 8k."
-        ) from None

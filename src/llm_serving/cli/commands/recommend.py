@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
 from llm_serving.cli.commands import patterns
@@ -15,7 +14,7 @@ from llm_serving.kinds.serving.recommend import Answer, Question
 from llm_serving.options import completions, quantities
 from llm_serving.options.arguments import AsJson
 from llm_serving.settings.errors import CheckFailed, InputError, quote_value
-from llm_serving.settings.units import Bounds, Rate, TokenRange
+from llm_serving.settings.units import Rate, TokenRange
 from llm_serving.tables import recommend_table
 
 _PURCHASES = ("on-demand", "spot")
@@ -70,8 +69,8 @@ def recommend(
         folder,
         model,
         quantities.parse("--arrivals", arrivals, Rate) if arrivals else None,
-        _parse_range("--input-tokens", input_tokens),
-        _parse_range("--output-tokens", output_tokens),
+        quantities.parse("--input-tokens", input_tokens, TokenRange) if input_tokens else None,
+        quantities.parse("--output-tokens", output_tokens, TokenRange) if output_tokens else None,
         shared_prefix,
         ttft_p95,
         itl_p95,
@@ -99,17 +98,6 @@ def recommend(
         _write(answer, write, is_quiet=as_json)
     elif not as_json and not explain:
         console.out.print("Next: the same command with --write DIR", markup=False)
-
-
-def _parse_range(option: str, text: str | None) -> Bounds | None:
-    if text is None:
-        return None
-    try:
-        bounds: Bounds = TypeAdapter[Any](TokenRange).validate_python(int(text) if text.isdecimal() else text)
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"{option}: {quote_value(text)}: {reason}.") from None
-    return bounds
 
 
 def _require_met(answer: Answer) -> None:

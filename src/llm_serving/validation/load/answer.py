@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from llm_serving.settings import untrusted_json
+from llm_serving.validation.statistics.sample_statistics import Metric
 
 CONNECT = "connect"
 DEADLINE = "deadline"
@@ -113,6 +114,10 @@ class Sample:
         for gap in self.gaps:
             time_ms += gap.ms * gap.tokens
             yield self.start_s + time_ms / 1000, gap.tokens
+
+    def get_latency(self, metric: Metric) -> float | None:
+        """Return a latency of the request in milliseconds; the mean of its tokens' for inter-token latency."""
+        return self.compute_mean_gap_ms() if metric == "itl_ms" else getattr(self, metric)
 
     def compute_mean_gap_ms(self) -> float | None:
         """Return the mean inter-token latency of the answer."""

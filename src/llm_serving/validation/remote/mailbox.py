@@ -65,8 +65,8 @@ class Mailbox:
 
     def read_state(self, shard: int) -> DriverState | None:
         """Return how far a container is; None before its first word."""
-        body = self._read(f"state-{shard}.json")
-        return None if body is None else DriverState.model_validate_json(body)
+        body = self._open(f"state-{shard}.json")
+        return body and DriverState.model_validate_json(body.read())
 
     def read_archive(self, shard: int) -> bytes:
         """Return the packed folder of a container that ended.
@@ -74,11 +74,7 @@ class Mailbox:
         Raises:
             Unavailable: it is not there.
         """
-        name = f"archive-{shard}.tar.gz"
-        body = self._read(name)
-        if body is None:
-            raise self._describe_missing(name)
-        return body
+        return bytes(self._open_existing(f"archive-{shard}.tar.gz").read())
 
     def fetch(self, name: str, folder: Path) -> None:
         """Write an object that a container sent to the file of its name in `folder`.
@@ -86,11 +82,8 @@ class Mailbox:
         Raises:
             Unavailable: it is not there.
         """
-        body = self._open(name)
-        if body is None:
-            raise self._describe_missing(name)
         with (folder / name).open("wb") as file:
-            file.writelines(body.iter_chunks())
+            file.writelines(self._open_existing(name).iter_chunks())
 
     def empty(self) -> None:
         """Delete all objects, with their old versions."""
@@ -108,11 +101,8 @@ class Mailbox:
         parameters = {"Bucket": self._bucket, "Key": self._build_key(name)}
         return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
 
-    def _read(self, name: str) -> bytes | None:
-        body = self._open(name)
-        return None if body is None else bytes(body.read())
-
     def _open(self, name: str) -> Any:
+        """Return the body of an object; None where there is none."""
         try:
             return self._client.get_object(Bucket=self._bucket, Key=self._build_key(name))["Body"]
         except ClientError as error:
@@ -120,9 +110,12 @@ class Mailbox:
                 return None
             raise
 
-    def _describe_missing(self, name: str) -> Unavailable:
-        uri = f"s3://{self._bucket}/{self._build_key(name)}"
-        return Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
+    def _open_existing(self, name: str) -> Any:
+        body = self._open(name)
+        if body is None:
+            uri = f"s3://{self._bucket}/{self._build_key(name)}"
+            raise Unavailable(f"{uri} is missing: another program deleted it during the load. Fix: run it again.")
+        return body
 
     def _build_key(self, name: str) -> str:
         return f"{self._prefix}{name}"

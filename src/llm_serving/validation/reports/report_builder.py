@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Engine
@@ -48,8 +48,8 @@ from llm_serving.validation.statistics import (
 from llm_serving.validation.statistics.distribution import Distribution, Estimate
 from llm_serving.validation.statistics.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
-from llm_serving.validation.statistics.sample_statistics import Latency, Metric
-from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers, Workers
+from llm_serving.validation.statistics.sample_statistics import METRICS, Latency, Metric
+from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
@@ -262,7 +262,7 @@ def _build_share_bounds(counts: Mapping[str, int], total: int) -> dict[str, Shar
 
 def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
     """Return whether a latency is over its limit by more than the driver may have added to it."""
-    is_latency = miss.metric.partition(".")[0] in gate.LATENCIES
+    is_latency = miss.metric.partition(".")[0] in METRICS
     return is_latency and miss.value is not None and miss.value - delay_ms > miss.limit
 
 
@@ -331,15 +331,7 @@ def _summarize_unlike(target: LoadTarget, readings: _EngineReadings) -> list[Unl
         return []
     measures_requests = not (target.is_pooled and target.traffic.inputs.max > 1)  # else single texts
     return unlike_workers.summarize(
-        [
-            Workers(
-                role.name,
-                role.accelerators,
-                role.weight,
-                [name for name, its_role in readings.roles.items() if its_role == role.name],
-            )
-            for role in roles
-        ],
+        {role: [name for name, its_role in readings.roles.items() if its_role == role.name] for role in roles},
         readings.replicas,
         readings.before,
         readings.after,
@@ -396,7 +388,7 @@ def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
 
 
 def list_metrics(target: LoadTarget) -> tuple[Metric, ...]:
-    return ("e2e_ms",) if target.is_pooled else get_args(Metric)
+    return ("e2e_ms",) if target.is_pooled else METRICS
 
 
 def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled: bool) -> Throughput:

@@ -12,18 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, get_args
+from typing import Any
 
 from llm_serving.services.traffic import Slo
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import distribution, gate, sample_statistics
 from llm_serving.validation.statistics.distribution import Distribution
-from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Interval, Metric
+from llm_serving.validation.statistics.sample_statistics import METRICS, PERCENTILES, Interval, Metric
 
 BATCHES = 10
 """Batches of one run: fewer do not tell its spread, more are too short to be independent."""
-
-COMPARED_LATENCIES: tuple[Metric, ...] = get_args(Metric)
 
 COMPARED = ("p50", "p95")
 """Percentiles of each latency that are compared."""
@@ -102,7 +100,7 @@ def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
     reports = [entry.report for entry in runs]
     latencies = [
         metric
-        for metric in COMPARED_LATENCIES
+        for metric in METRICS
         if all(metric in report.get("metrics", {}) or not report.get("metrics") for report in reports)
     ]
     is_pooled = all("task" in report["settings"] for report in reports)

@@ -33,8 +33,7 @@ from llm_serving.validation.search import knee
 from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError
 from llm_serving.validation.search.sweep_result import Sweep
 from llm_serving.validation.statistics import sample_statistics
-from llm_serving.validation.statistics.gate import LATENCIES
-from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Latency
+from llm_serving.validation.statistics.sample_statistics import METRICS, PERCENTILES, Latency
 
 PAGE_FILE = "sweep.html"
 POINTS = "points"
@@ -225,7 +224,7 @@ def build_traffic(target: LoadTarget, axis: Axis, load: float, point_s: float, r
 
 def count_least_requests(slo: Slo) -> int:
     """Return the requests without which no bound of the SLO's percentiles and shares exists."""
-    limited = {name for metric in LATENCIES for name in getattr(slo, metric).model_dump(exclude_none=True)}
+    limited = {name for metric in METRICS for name in getattr(slo, metric).model_dump(exclude_none=True)}
     exceeding = [1 - PERCENTILES[name] for name in limited if name in PERCENTILES]
     exceeding += [share for share in (slo.errors, 1 - (slo.goodput or 1)) if share]
     return max((sample_statistics.compute_share_samples(share, 0.0) or 1 for share in exceeding), default=1)

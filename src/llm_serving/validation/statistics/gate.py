@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from llm_serving.services.traffic import Percentiles, Slo
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.distribution import Distribution, Estimate
-from llm_serving.validation.statistics.sample_statistics import CONFIDENCE, Metric
-
-LATENCIES: tuple[Metric, ...] = get_args(Metric)
+from llm_serving.validation.statistics.sample_statistics import CONFIDENCE, METRICS, Metric
 
 
 class MissedObjective(PublishedData):
@@ -105,7 +103,7 @@ def _judge_count(total: int) -> Findings:
 def _judge_latencies(
     slo: Slo, distributions: Mapping[Metric, Distribution], failed: int, unmeasured: Mapping[str, str]
 ) -> Findings:
-    for metric in LATENCIES:
+    for metric in METRICS:
         limits = getattr(slo, metric).model_dump(exclude_none=True)
         for statistic, limit in limits.items():
             name = f"{metric}.{statistic}"
@@ -228,12 +226,8 @@ def count_goodput(slo: Slo, samples: Sequence[Sample], duration_s: float) -> Goo
 
 
 def _is_good(slo: Slo, sample: Sample) -> bool:
-    values = {"ttft_ms": sample.ttft_ms, "itl_ms": sample.compute_mean_gap_ms(), "e2e_ms": sample.e2e_ms}
-    limits = {metric: _select_request_limit(getattr(slo, metric)) for metric in LATENCIES}
-    return sample.error is None and all(
-        limit is None or value is None or value <= limit
-        for limit, value in ((limits[metric], values[metric]) for metric in LATENCIES)
-    )
+    pairs = ((sample.get_latency(metric), _select_request_limit(getattr(slo, metric))) for metric in METRICS)
+    return sample.error is None and all(value is None or limit is None or value <= limit for value, limit in pairs)
 
 
 def _select_request_limit(percentiles: Percentiles) -> float | None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from llm_serving.settings.plain import PublishedData
 
 Metric = Literal["ttft_ms", "itl_ms", "e2e_ms"]
 """Time to first token, inter-token latency, end to end; all in milliseconds."""
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 

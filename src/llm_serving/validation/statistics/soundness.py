@@ -15,8 +15,8 @@ from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
-from llm_serving.validation.statistics import gate, sample_statistics, time_series
-from llm_serving.validation.statistics.sample_statistics import Metric
+from llm_serving.validation.statistics import sample_statistics, time_series
+from llm_serving.validation.statistics.sample_statistics import METRICS, Metric
 
 GROWTH = 1.25
 """Growth of the requests in flight from the middle third of a load to its last, above which the queue still grows."""
@@ -190,7 +190,7 @@ def find_growth(traffic: Traffic, samples: Sequence[Sample]) -> list[LatencyGrow
     parts = [answered[start:end] for start, end in itertools.pairwise(bounds)]
     first_tokens, last_tokens = (fmean(map(_count_tokens, part)) for part in (parts[0], parts[-1]))
     explained = max(1.0, last_tokens / first_tokens) if first_tokens else 1.0
-    return [growth for metric in gate.LATENCIES if (growth := _measure_growth(metric, parts, explained))]
+    return [growth for metric in METRICS if (growth := _measure_growth(metric, parts, explained))]
 
 
 def _count_tokens(sample: Sample) -> int:
@@ -211,8 +211,7 @@ def _measure_growth(metric: Metric, parts: Sequence[Sequence[Sample]], explained
 
 
 def _list_latencies(metric: Metric, samples: Sequence[Sample]) -> list[float]:
-    values = (sample.compute_mean_gap_ms() if metric == "itl_ms" else getattr(sample, metric) for sample in samples)
-    return [value for value in values if value is not None]
+    return [value for sample in samples if (value := sample.get_latency(metric)) is not None]
 
 
 def _check_growth(traffic: Traffic, slo: Slo, samples: Sequence[Sample]) -> Iterator[str]:
@@ -272,7 +271,7 @@ def _compute_busy(process: ProcessWatch) -> float:
 
 def _check_delays(slo: Slo, result: DriverResult, samples: Sequence[Sample]) -> Iterator[DriverDoubt]:
     limits = itertools.chain.from_iterable(
-        getattr(slo, metric).model_dump(exclude_none=True).values() for metric in gate.LATENCIES if metric != "itl_ms"
+        getattr(slo, metric).model_dump(exclude_none=True).values() for metric in METRICS if metric != "itl_ms"
     )
     tightest = min(limits, default=None)
     lateness = sample_statistics.summarize_latency([sample.late_ms for sample in samples]).p99 or 0.0

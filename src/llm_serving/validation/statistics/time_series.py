@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import get_args
+from collections.abc import Iterable, Mapping, Sequence
 
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
-from llm_serving.validation.statistics.sample_statistics import Metric
+from llm_serving.validation.statistics.sample_statistics import METRICS, Metric
 
 STEP_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Possible intervals, in seconds."""
@@ -21,33 +20,35 @@ def choose_width(duration_s: float, max_count: float) -> float:
 
 def collect_points(answered: Sequence[Sample]) -> dict[Metric, list[tuple[float, float]]]:
     """Return each answered request's start, in seconds, and latency; its mean for inter-token latency."""
-    points: dict[Metric, list[tuple[float, float]]] = {metric: [] for metric in get_args(Metric)}
-    for sample in answered:
-        if sample.ttft_ms is not None:
-            points["ttft_ms"].append((sample.start_s, sample.ttft_ms))
-        if (mean := sample.compute_mean_gap_ms()) is not None:
-            points["itl_ms"].append((sample.start_s, mean))
-        if sample.e2e_ms is not None:
-            points["e2e_ms"].append((sample.start_s, sample.e2e_ms))
-    return points
+    return {
+        metric: [(sample.start_s, value) for sample in answered if (value := sample.get_latency(metric)) is not None]
+        for metric in METRICS
+    }
 
 
 def compute_token_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
     """Return the output tokens per second of each interval of `width_s` seconds."""
-    counts: dict[int, float] = {}
-    for sample in answered:
-        for time, tokens in sample.list_token_times():
-            counts[int(time / width_s)] = counts.get(int(time / width_s), 0) + tokens
-    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+    return _compute_rates((event for sample in answered for event in sample.list_token_times()), width_s)
 
 
 def compute_input_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
     """Return the answered texts per second of each interval of `width_s` seconds."""
-    counts: dict[int, int] = {}
-    for sample in answered:
-        index = int((sample.start_s + (sample.e2e_ms or 0.0) / 1000) / width_s)
-        counts[index] = counts.get(index, 0) + sample.inputs
-    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+    return _compute_rates(
+        ((sample.start_s + (sample.e2e_ms or 0.0) / 1000, sample.inputs) for sample in answered), width_s
+    )
+
+
+def _compute_rates(events: Iterable[tuple[float, float]], width_s: float) -> list[float]:
+    """Return what each interval has a second of events, a time and an amount each."""
+    counts: dict[int, float] = {}
+    for time, amount in events:
+        index = int(time / width_s)
+        counts[index] = counts.get(index, 0) + amount
+    return _divide(counts, width_s)
+
+
+def _divide(sums: Mapping[int, float], width_s: float) -> list[float]:
+    return [sums.get(index, 0) / width_s for index in range(max(sums, default=-1) + 1)]
 
 
 class Steady(PublishedData):
@@ -100,4 +101,4 @@ def compute_in_flight(samples: Sequence[Sample], width_s: float) -> list[float]:
         for index in range(int(start / width_s), math.floor(end / width_s) + 1):
             overlap = min(end, (index + 1) * width_s) - max(start, index * width_s)
             in_flight[index] = in_flight.get(index, 0) + max(0.0, overlap)
-    return [in_flight.get(index, 0) / width_s for index in range(max(in_flight, default=-1) + 1)]
+    return _divide(in_flight, width_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.plain import PublishedData
@@ -17,6 +17,9 @@ from llm_serving.validation.statistics import engine_metrics, sample_statistics
 from llm_serving.validation.statistics.engine_metrics import EngineMetrics, Histogram, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
+
+if TYPE_CHECKING:  # which has this module's rows in its report
+    from llm_serving.validation.load_target import TargetRole
 
 
 class EngineLatency(PublishedData):
@@ -66,48 +69,40 @@ class UnlikeWorkers(PublishedData):
     """Percentiles and mean of each latency of which their engines have a histogram with samples."""
 
 
-class Workers(NamedTuple):
-    """A role, and its replicas whose metrics were read."""
-
-    role: str
-    accelerators: str
-    weight: int
-    names: Sequence[str]
-
-
 def summarize(
-    roles: Iterable[Workers],
+    roles: Mapping[TargetRole, Iterable[str]],
     replicas: Iterable[Replica],
     before: Mapping[str, EngineMetrics],
     after: Mapping[str, EngineMetrics],
-    metrics: Iterable[Metric],
+    metrics: Sequence[Metric],
     slo: Slo,
 ) -> list[UnlikeWorkers]:
     """Return what each role did of a load.
 
     Args:
+        roles: those on unlike accelerators, with the names of their replicas.
         replicas: with the requests that each counts.
         metrics: latencies that answers have, and engines measure of whole requests.
     """
-    metrics, counted = tuple(metrics), {replica.name: replica for replica in replicas}
-    read = [workers._replace(names=[name for name in workers.names if name in after]) for workers in roles]
+    counted = {replica.name: replica for replica in replicas}
+    read = {role: [counted[name] for name in names if name in after] for role, names in roles.items()}
+    weights = sum(role.weight * len(workers) for role, workers in read.items())
+    total = sum(worker.requests or 0 for workers in read.values() for worker in workers)
     rows = []
-    weights = sum(workers.weight * len(workers.names) for workers in read)
-    total = sum(counted[name].requests or 0 for workers in read for name in workers.names)
-    for workers in read:
-        requests = sum(counted[name].requests or 0 for name in workers.names)
-        added = [engine_metrics.subtract(after[name], before.get(name)) for name in workers.names]
+    for role, workers in read.items():
+        requests = sum(worker.requests or 0 for worker in workers)
+        added = [engine_metrics.subtract(after[worker.name], before.get(worker.name)) for worker in workers]
         histograms = {metric: engine_metrics.sum_latency(added, metric) for metric in metrics}
         rows.append(
             UnlikeWorkers(
-                role=workers.role,
-                accelerators=workers.accelerators,
-                replicas=len(workers.names),
-                weight=workers.weight,
+                role=role.name,
+                accelerators=role.accelerators,
+                replicas=len(workers),
+                weight=role.weight,
                 requests=requests,
-                unanswered=sum(counted[name].unanswered for name in workers.names),
+                unanswered=sum(worker.unanswered for worker in workers),
                 share=round(requests / total, 4) if total else None,
-                weight_share=round(workers.weight * len(workers.names) / weights, 4) if weights else 0.0,
+                weight_share=round(role.weight * len(workers) / weights, 4) if weights else 0.0,
                 latencies={
                     metric: _summarize_latency(histogram, getattr(slo, metric).model_dump(), requests)
                     for metric, histogram in histograms.items()
