@@ -173,6 +173,13 @@ def lock_file(file: Path, busy_message: str | None = None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a file of which no other process ever reads a part."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)
+
+
 @contextlib.contextmanager
 def handle_interrupts() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that all interruptions clean up in the same way."""

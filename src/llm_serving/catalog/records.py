@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_serving import processes
 from llm_serving.catalog.gguf import Header
 
 S3_SCHEME = "s3://"
@@ -89,9 +90,7 @@ def save(record: ModelRecord, name: str = "") -> None:
     if path is None or (record.commit is None and not name):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(record.model_dump_json(), encoding="utf-8")
-    draft.replace(path)
+    processes.write_whole(path, record.model_dump_json())
 
 
 def _find_path(name: str) -> Path | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console
+from llm_serving import console, processes
 
 FILE = "journal.json"
 """In the fleet's data directory."""
@@ -70,9 +70,7 @@ class Checkpoints:
 
     def _write(self) -> None:
         payload = {"place": self._scope, "done": {name: vars(entry) for name, entry in self._entries.items()}}
-        temp_file = self.file.with_suffix(".new")
-        temp_file.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
-        temp_file.replace(self.file)  # atomic
+        processes.write_whole(self.file, json.dumps(payload, indent=2) + "\n")
 
 
 def _read(file: Path, scope: str) -> dict[str, Checkpoint]:

@@ -12,7 +12,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -366,9 +365,9 @@ class _Session:
         """Write state, page and the best blueprint so far, each at once."""
         best = tuning.find_best(self.state.trials)
         if best:
-            _write(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
-        _write(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
-        _write(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
+            processes.write_whole(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
+        processes.write_whole(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
+        processes.write_whole(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
 
 
 def _describe_refusal(error: InputError) -> str:
@@ -377,9 +376,3 @@ def _describe_refusal(error: InputError) -> str:
         return str(error)
     mistake = error.mistakes[0]
     return f"{mistake.field}: {mistake.reason}"
-
-
-def _write(file: Path, text: str) -> None:
-    temp_file = file.with_name(f".{file.name}.{os.getpid()}")
-    temp_file.write_text(text, encoding="utf-8")
-    temp_file.replace(file)

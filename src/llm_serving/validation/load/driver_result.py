@@ -73,13 +73,6 @@ def format_progress(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def publish(file: Path, content: str) -> None:
-    """Write a file whose readers never see a part of it."""
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(content, encoding="utf-8")
-    part.replace(file)
-
-
 class ProcessWatch(PublishedData):
     """What one process of the driver was kept from during the counted load."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import gevent
 from gevent import queue
 
+from llm_serving import processes
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
 from llm_serving.validation.load import driver_result, picture_prompts, pictures, prompts
@@ -220,11 +221,7 @@ class Load:
         progress = self._progress
         progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
         progress.remaining_s = self._estimate_remaining()
-        # Replace the file at once: readers never see a part of it.
-        file = self._locate(driver_result.PROGRESS_FILE)
-        temp_file = file.with_name(f".{file.name}")
-        temp_file.write_text(progress.model_dump_json())
-        temp_file.replace(file)
+        processes.write_whole(self._locate(driver_result.PROGRESS_FILE), progress.model_dump_json())
 
     def _estimate_remaining(self) -> float | None:
         """Return the seconds until all are sent, at the rate so far."""

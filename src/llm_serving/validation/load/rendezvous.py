@@ -12,6 +12,7 @@ from pathlib import Path
 import gevent
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving import processes
 from llm_serving.validation.load import driver_result
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load_plan import LoadPlan, Shard
@@ -74,7 +75,7 @@ class Rendezvous:
             self._wait_for(driver_result.name_part(driver_result.RESULT_FILE, index))
 
     def _publish(self, name: str, content: str) -> None:
-        driver_result.publish(self._folder / name, content)
+        processes.write_whole(self._folder / name, content)
 
     def _wait_for(self, name: str) -> str:
         """Return a file's content when it is there.

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from llm_serving import processes
 from llm_serving.validation.load import driver_result, load_plan
 from llm_serving.validation.remote.messages import INPUTS_VARIABLE, USER_FILE, DriverInput, DriverState, unpack_urls
 
@@ -134,7 +135,7 @@ class _Relay:
             for name, text in DriverState.model_validate_json(body).files.items():
                 if _MEETING_FILE.fullmatch(name) and name not in self._received:
                     self._received.add(name)
-                    driver_result.publish(self._folder / name, text)
+                    processes.write_whole(self._folder / name, text)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed_at > RENEW_S:
