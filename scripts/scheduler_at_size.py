@@ -32,7 +32,7 @@ from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import loading, shift_plan, traffic_curves
 from llm_serving.fleet.shift_plan import STEP_S, PoolPlan
-from llm_serving.operations.kube_api import Kind, Manifest
+from llm_serving.operations.kube_api import Manifest
 from llm_serving.settings.errors import BlueprintError, Unavailable
 from llm_serving.targets.eks import namespace
 from tests.control_plane import control_plane as planes
@@ -55,7 +55,6 @@ PRIORITIES = {BATCH: namespace.PRIORITY, REAL_TIME: 0}
 LIMIT_S = 1800.0
 """Longest wait for a step, on a busy machine."""
 
-_POD = Kind("v1", "Pod")
 _PROGRAMS = {"kube-scheduler": "scheduler", "kube-apiserver": "API server", "etcd": "etcd"}
 
 

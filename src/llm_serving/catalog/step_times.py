@@ -159,5 +159,4 @@ def load() -> StepTimes:
 @functools.cache
 def load_links() -> tuple[Link, ...]:
     """Return what joins the accelerators of a node."""
-    rows = own_yaml.read(LINKS_FILE)
-    return tuple(Link.model_validate({**row, "date": str(row["date"])}) for row in rows["links"])
+    return tuple(map(Link.model_validate, own_yaml.read(LINKS_FILE)["links"]))

@@ -88,7 +88,7 @@ def test_an_unknown_endpoint_is_refused(refresh: RunCommand) -> None:
     result = refresh("--endpoint", "http://127.0.0.1:1")
     assert result.code == 2
     assert result.err == (
-        '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: use --endpoint embedded, or remove it.\n'
+        '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: use embedded.\n'
     )
 
 

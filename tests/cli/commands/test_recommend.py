@@ -164,7 +164,7 @@ def test_nothing_meets_the_slo_and_the_gap_is_named(capsys: pytest.CaptureFixtur
             (*ASKED, "--type", "m8g.large"),
             '--type: "m8g.large": it has no accelerators. Fix: use another type or region.\n',
         ),
-        ((*ASKED, "--buy", "cheap"), '--buy: "cheap": it is not sold so. Fix: use on-demand or spot.\n'),
+        ((*ASKED, "--buy", "cheap"), '--buy: "cheap": there is no such way to buy. Fix: use on-demand or spot.\n'),
     ],
 )
 def test_bad_input_is_refused_with_its_fix(

@@ -18,7 +18,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet.model import Region
 from llm_serving.options import quantities
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, require_choice
 
 _NO_ACCOUNT_HINT = ", or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
 
@@ -44,10 +44,8 @@ def refresh(
     ] = None,
 ) -> None:
     """Update instance types, zones and prices from EC2."""
-    if endpoint not in (None, "embedded"):
-        raise InputError(
-            f"--endpoint: {quote_value(endpoint)}: there is no such source. Fix: use --endpoint embedded, or remove it."
-        )
+    if endpoint:
+        require_choice("--endpoint", endpoint, "source", ("embedded",))
     for name in region or ():
         quantities.parse("--region", name, Region)
     file = out or instances.GENERATED

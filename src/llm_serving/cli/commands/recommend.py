@@ -13,7 +13,7 @@ from llm_serving.kinds.serving import recommend as recommendation
 from llm_serving.kinds.serving.recommend import Answer, Question
 from llm_serving.options import completions, quantities
 from llm_serving.options.arguments import AsJson
-from llm_serving.settings.errors import CheckFailed, InputError, quote_value
+from llm_serving.settings.errors import CheckFailed, require_choice
 from llm_serving.settings.units import Rate, TokenRange
 from llm_serving.tables import recommend_table
 
@@ -63,8 +63,7 @@ def recommend(
     Simulates replicas of each instance type under the traffic; it needs no accelerator, no network and no AWS account.
     Exits 1 if none meets the SLO.
     """
-    if buy not in _PURCHASES:
-        raise InputError(f"--buy: {quote_value(buy)}: it is not sold so. Fix: use {' or '.join(_PURCHASES)}.")
+    require_choice("--buy", buy, "way to buy", _PURCHASES)
     question = Question(
         folder,
         model,

@@ -26,9 +26,8 @@ from llm_serving.validation.load.load_plan import (
     RequestLength,
     Shard,
     draw_arrivals,
-    draw_inputs,
+    draw_counts,
     draw_lengths,
-    draw_turns,
     list_starts,
 )
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
@@ -256,9 +255,11 @@ def generate_prompts(
     generators = {model: prompts.PromptGenerator(costs[model], seed, images) for model in plan.models}
     lengths = draw_lengths(plan.traffic, phase, plan.trace)
     # Lengths are drawn in groups: the turns of a session, or the texts of one request.
-    draw_counts, build = (draw_inputs, _build_texts) if plan.pooled else (draw_turns, _build_session)
-    sessions = ([*itertools.islice(lengths, count)] for count in draw_counts(plan.traffic, phase))
-    starts = itertools.accumulate(draw_counts(plan.traffic, phase), initial=0)
+    name, bounds, build = (
+        ("inputs", plan.traffic.inputs, _build_texts) if plan.pooled else ("turns", plan.traffic.turns, _build_session)
+    )
+    sessions = ([*itertools.islice(lengths, count)] for count in draw_counts(plan.traffic, phase, name, bounds))
+    starts = itertools.accumulate(draw_counts(plan.traffic, phase, name, bounds), initial=0)
     requests = zip(starts, itertools.cycle(plan.models), sessions, strict=False)
     for start, model, group in shard.select(requests):
         yield build(generators[model], group, start, model)

@@ -120,7 +120,8 @@ class RequestLength:
 
 def draw_lengths(traffic: Traffic, phase: str, rows: Sequence[TraceRow] = ()) -> Iterator[RequestLength]:
     """Yield the lengths of a phase's requests, endlessly; each phase draws its own, or takes those of a trace."""
-    images = _draw_images(traffic, phase)
+    # Drawn apart, so that lengths are the same with and without pictures.
+    images = draw_counts(traffic, phase, "images", traffic.images.count if traffic.images else Bounds(0, 0))
     if rows:
         for row in itertools.cycle(rows):
             yield RequestLength(row.input_tokens, 0, 0, row.output_tokens, row.blocks, next(images))
@@ -133,11 +134,11 @@ def draw_lengths(traffic: Traffic, phase: str, rows: Sequence[TraceRow] = ()) ->
         yield RequestLength(input_tokens, shared_tokens, group, output_tokens, images=next(images))
 
 
-def _draw_images(traffic: Traffic, phase: str) -> Iterator[int]:
-    """Yield the pictures of each request, endlessly; drawn apart, so that lengths are the same with and without."""
-    rng = random.Random(f"{traffic.seed}/{phase}/images")
+def draw_counts(traffic: Traffic, phase: str, name: str, bounds: Bounds) -> Iterator[int]:
+    """Yield how many each has, endlessly: turns of a session, texts or pictures of a request."""
+    rng = random.Random(f"{traffic.seed}/{phase}/{name}")
     while True:
-        yield rng.randint(*traffic.images.count) if traffic.images else 0
+        yield rng.randint(*bounds)
 
 
 MAX_DRAWS = 1000
@@ -191,20 +192,6 @@ def count_inputs(traffic: Traffic, task: Task, texts: int) -> int:
     return (traffic.draw.count if traffic.draw else 1) if task == tasks.DRAW else texts
 
 
-def draw_turns(traffic: Traffic, phase: str) -> Iterator[int]:
-    """Yield the requests of each session, endlessly."""
-    rng = random.Random(f"{traffic.seed}/{phase}/turns")
-    while True:
-        yield rng.randint(*traffic.turns) if traffic.turns.max > 1 else 1
-
-
-def draw_inputs(traffic: Traffic, phase: str) -> Iterator[int]:
-    """Yield the texts of each request, endlessly."""
-    rng = random.Random(f"{traffic.seed}/{phase}/inputs")
-    while True:
-        yield rng.randint(*traffic.inputs) if traffic.inputs.max > 1 else 1
-
-
 def list_starts(traffic: Traffic) -> Sequence[int]:
     """Return the number of the first request of each session; together they have as many as are counted.
 
@@ -212,7 +199,7 @@ def list_starts(traffic: Traffic) -> Sequence[int]:
     """
     if traffic.turns.max == 1:
         return range(traffic.requests)
-    starts = itertools.accumulate(draw_turns(traffic, "load"), initial=0)
+    starts = itertools.accumulate(draw_counts(traffic, "load", "turns", traffic.turns), initial=0)
     return list(itertools.takewhile(lambda start: start < traffic.requests, starts))
 
 

@@ -104,11 +104,15 @@ def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
         if all(metric in report.get("metrics", {}) or not report.get("metrics") for report in reports)
     ]
     is_pooled = all("task" in report["settings"] for report in reports)
-    rate = "inputs_per_s" if is_pooled else "output_tokens_per_s"
+    rate = (
+        {"inputs_per_s": _measure_rate(lambda sample: sample.inputs)}
+        if is_pooled
+        else {"output_tokens_per_s": _measure_rate(lambda sample: sample.output_tokens or 0)}
+    )
     is_priced = all(report.get("cost") for report in reports)
     return {
         **{f"{metric}.{name}": _measure_latency(metric, name) for metric in latencies for name in COMPARED},
-        rate: _measure_inputs if is_pooled else _measure_throughput,
+        **rate,
         GOODPUT: _measure_goodput,
         ERRORS: _measure_errors,
         **({"usd_per_million_tokens": _measure_cost} if is_priced else {}),
@@ -129,14 +133,8 @@ def _list_values(latency: Distribution) -> list[float]:
     return [value for values in latency.clusters for value in values]
 
 
-def _measure_throughput(run: ValidationRun, confidence: float) -> Interval:
-    """Output tokens a second."""
-    return _estimate_mean(run.compute_rates(lambda sample: sample.output_tokens or 0), confidence)
-
-
-def _measure_inputs(run: ValidationRun, confidence: float) -> Interval:
-    """Answered texts a second."""
-    return _estimate_mean(run.compute_rates(lambda sample: sample.inputs), confidence)
+def _measure_rate(count: Callable[[Sample], int]) -> Measure:
+    return lambda run, confidence: _estimate_mean(run.compute_rates(count), confidence)
 
 
 def _measure_cost(run: ValidationRun, confidence: float) -> Interval:
