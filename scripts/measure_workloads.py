@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from llm_serving.services.runs import REPORT_FILE
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports.run_folder import PAGE_FILE
+from scripts.measure_frameworks import deploy
 
 REAL_TIME, NEAR_REAL_TIME, BATCH = "real-time", "near-real-time", "batch"
 """Names of the deployments."""
@@ -112,7 +113,11 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.folder.mkdir(exist_ok=True)
     with contextlib.chdir(arguments.folder):
         write_blueprints(arguments)
-        with deploy({name for phase in names for name in PHASES[phase]}):
+        needed = {name for phase in names for name in PHASES[phase]}
+        with contextlib.ExitStack() as deployed:
+            for name in (REAL_TIME, BATCH, NEAR_REAL_TIME):  # the endpoint first
+                if name in needed:
+                    deployed.enter_context(deploy(name))
             phases = [measure(name, arguments) for name in names]
         save(phases)
 
@@ -160,22 +165,6 @@ def write_blueprints(arguments: argparse.Namespace) -> None:
         file = Path(shutil.copytree(paths.PATTERNS / pattern, name)) / "blueprint.yaml"
         blueprint_text = {**yaml.safe_load(file.read_text(encoding="utf-8")), "name": name, **own}
         file.write_text(yaml.safe_dump(blueprint_text, sort_keys=False), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def deploy(names: set[str]) -> Iterator[None]:
-    """Deploy what is named for the time of the block, the endpoint first.
-
-    Raises:
-        CheckFailed: something does not deploy.
-    """
-    with contextlib.ExitStack() as at_the_end:
-        for name in (REAL_TIME, BATCH, NEAR_REAL_TIME):
-            if name in names:
-                at_the_end.callback(blueprint.run, ["destroy", name, "--yes"])
-                if blueprint.run(["deploy", name, "--yes"]):
-                    raise CheckFailed(f"blueprint deploy {name} failed")
-        yield
 
 
 class Validation:
