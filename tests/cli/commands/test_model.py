@@ -126,7 +126,10 @@ def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[
     [
         (("fit", "nothing-like-it", "--type", "p5.48xlarge"), 'model: "nothing-like-it": neither in the catalog'),
         (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalog has no such instance type."),
-        (("fit", "tiny", "--context", "-3"), '--context: "-3": it is not a number of tokens. Fix: use a number of tokens such as 8k.'),
+        (
+            ("fit", "tiny", "--context", "-3"),
+            '--context: "-3": it is not a number of tokens. Fix: use a number of tokens such as 8k.',
+        ),
         (("fit", "tiny", "--kv-cache-dtype", "int4"), '--kv-cache-dtype: "int4": there is no such type.'),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
         (("copy", "a/b", "--to", "b/x"), '--to: "b/x": it is not a location in S3.'),
