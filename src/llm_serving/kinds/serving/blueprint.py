@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from llm_serving.catalog import engines, records
 from llm_serving.fleet.model import TierBucketName
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.auth import Auth
+from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.kinds.serving.load_balancer import MIN_ROUTERS, LoadBalancer
 from llm_serving.kinds.serving.roles import (
     EngineArguments,
@@ -31,7 +33,7 @@ from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.choices import OneOf, Task
 from llm_serving.settings.document import Conflict, Document, OneOrMore, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
+from llm_serving.settings.units import Duration, Memory, Switch, Tokens
 
 TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
 """Fields of the SLO that hold tokens, which not every task's answers have."""
@@ -54,46 +56,12 @@ def _list_frameworks() -> list[str]:
     return list(engines.load_frameworks())
 
 
-Image = Annotated[
-    str,
-    TextFormat(
-        # Registry and repository, then a tag that stays what it is, a digest, or both.
-        r"[a-z0-9][a-z0-9._-]*(?::[0-9]{2,5})?(?:/[a-z0-9._-]+)*"
-        r"(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?:@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
-        "an image with a tag other than latest, or a digest",
-        engines.load_engines()[engines.get_default(engines.load_engines())].image,
-    ),
-]
+_ENGINE = engines.get_default(engines.load_engines())
 
-
-CompileCache = Annotated[
-    str,
-    TextFormat(
-        r"node|claim:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?",
-        "a place for compiled programs: node, or claim: and a PersistentVolumeClaim's name",
-        "node",
-    ),
-]
-
-
-MediaHost = Annotated[
-    str,
-    TextFormat(
-        r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)+",
-        "a host's name in lower case",
-        "images.example.com",
-    ),
-]
-
-
-TracesUrl = Annotated[
-    str,
-    TextFormat(
-        r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
-        "the URL of an OTLP/HTTP receiver of traces",
-        "http://collector.monitoring.svc:4318/v1/traces",
-    ),
-]
+Image = Annotated[str, dataclasses.replace(FORMATS["image"], example=engines.load_engines()[_ENGINE].image)]
+CompileCache = Annotated[str, FORMATS["compile-cache"]]
+MediaHost = Annotated[str, FORMATS["media-host"]]
+TracesUrl = Annotated[str, FORMATS["traces-url"]]
 
 
 class Speculative(Settings):
@@ -127,9 +95,7 @@ class SharedTier(Settings):
     size: Memory
     """Of all replicas together."""
 
-    claim: Annotated[
-        str, TextFormat(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "the name of a PersistentVolumeClaim", "kv-cache")
-    ]
+    claim: Annotated[str, FORMATS["claim"]]
     """PersistentVolumeClaim on EKS that many nodes may write to: of FSx for Lustre, or of EFS."""
 
 
@@ -298,7 +264,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """Task of the model: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
     /v1/score, `classify` /classify; `draw` answers /v1/images/generations with pictures."""
 
-    engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
+    engine: Annotated[str, OneOf(_list_engines)] = _ENGINE
     """Engine that runs the model."""
 
     framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())

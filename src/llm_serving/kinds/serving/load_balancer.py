@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
+from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.services import load_balancer
 from llm_serving.settings.document import Conflict
-from llm_serving.settings.units import Switch, TextFormat
+from llm_serving.settings.units import Switch
 
-GatewayService = Annotated[
-    str,
-    TextFormat("[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?:[0-9]{1,5}", "a Service and its port: NAME:PORT", "gateway:4000"),
-]
+GatewayService = Annotated[str, FORMATS["gateway-service"]]
 
 MIN_ROUTERS = 2
 """Routers behind a load balancer: one in each of two zones, at least."""

@@ -2,63 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
 from llm_serving.fleet.model import Name
+from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
-from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, TextOrOff, Tokens
+from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextOrOff, Tokens
 
-ModelName = Annotated[
-    str, TextFormat(r"[^\s-].{0,254}", "a model: a name of the catalog, a hub id or a folder", "Qwen/Qwen3-0.6B")
-]
-ServedName = Annotated[
-    str,
-    TextFormat(
-        # No space and no quote: it is part of command lines and of supervisord's configuration.
-        "[A-Za-z0-9][A-Za-z0-9._:-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._:-]{0,95}){0,3}",
-        "a model's name for clients: letters, digits and . _ : - in up to four parts with / between",
-        "Qwen/Qwen3-0.6B",
-    ),
-]
-Revision = Annotated[str, TextFormat(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}", "a branch, tag or commit on the hub", "main")]
-WeightsUri = Annotated[
-    str,
-    TextFormat(
-        r"s3(?:://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+)?",
-        "a place to stream weights from: s3 or s3://BUCKET/PREFIX",
-        "s3://my-models/qwen3-32b",
-    ),
-]
-AdapterLocation = Annotated[
-    str,
-    TextFormat(
-        r"(?:s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+|[^\s/~-].{0,250})",
-        "a LoRA adapter: a folder in the blueprint's own, or s3://BUCKET/PREFIX",
-        "s3://my-models/adapters/sql",
-    ),
-]
+ModelName = Annotated[str, FORMATS["model-name"]]
+ServedName = Annotated[str, FORMATS["served-name"]]
+Revision = Annotated[str, FORMATS["revision"]]
+WeightsUri = Annotated[str, FORMATS["weights"]]
+AdapterLocation = Annotated[str, FORMATS["adapter"]]
 
 EngineArguments = dict[Annotated[str, Field(max_length=100)], JsonValue]
 """The engine's own options by name, without dashes before it."""
 
-Variables = dict[
-    Annotated[str, TextFormat("[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of an environment variable", "NCCL_DEBUG")],
-    Annotated[str, TextFormat(r"[^\n\0]{0,4096}", "a text of one line", "WARN")],
-]
+Variables = dict[Annotated[str, FORMATS["variable"]], Annotated[str, FORMATS["variable-value"]]]
 
-ParserName = Annotated[
-    str, TextOrOff("[a-z0-9][a-z0-9_-]{0,63}", "auto, off, or the engine's name of a parser", "hermes")
-]
-TemplateFile = Annotated[
-    str, TextFormat(r"[^\s/~-].{0,250}\.jinja", "a Jinja file in the blueprint's folder", "chat.jinja")
-]
-
-SystemPromptFile = Annotated[
-    str, TextFormat(r"[^\s/~-][^/]{0,250}\.txt", "a text file in the blueprint's folder", "system-prompt.txt")
-]
+ParserName = Annotated[str, TextOrOff(**dataclasses.asdict(FORMATS["parser"]))]
+TemplateFile = Annotated[str, FORMATS["template-file"]]
+SystemPromptFile = Annotated[str, FORMATS["prompt-file"]]
 
 RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
 
@@ -70,14 +38,7 @@ MAX_WEIGHT = 32
 class Peak(Settings):
     """A time of each day for which replicas start beforehand."""
 
-    at: Annotated[
-        str,
-        TextFormat(
-            r"(?:[01][0-9]|2[0-3]):[0-5][0-9]\.\.(?:[01][0-9]|2[0-3]):[0-5][0-9]",
-            "a time of the day in UTC, as in 16:30..23:00",
-            "16:30..23:00",
-        ),
-    ]
+    at: Annotated[str, FORMATS["time-of-day"]]
     """From when until when, in UTC; until the next day where the end is the earlier."""
 
     replicas: Annotated[int, Field(ge=1, le=10_000)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -13,13 +14,13 @@ from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
 from llm_serving.settings.document import Conflict, OneOrMore, Settings, check_one_of, parse_default
-from llm_serving.settings.units import Duration, Memory, Share, Switch, TextFormat
+from llm_serving.settings.units import Duration, Memory, Share, Switch, read_formats
+
+FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
 
 Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
-OwnFile = Annotated[
-    str, TextFormat(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "the name of a file beside blueprint.yaml", "prompt.txt")
-]
+OwnFile = Annotated[str, FORMATS["own-file"]]
 
 
 class Mock(Settings):
@@ -127,17 +128,13 @@ class Aws(Settings):
     brokers: Annotated[int, Field(ge=3, le=30, multiple_of=3)] = 3
     """Brokers of MSK, as many in each of three zones."""
 
-    broker_type: Annotated[str, TextFormat(r"kafka\.[a-z0-9]+\.[a-z0-9]+", "a broker type", "kafka.m7g.large")] = (
-        "kafka.m7g.large"
-    )
+    broker_type: Annotated[str, FORMATS["broker-type"]] = "kafka.m7g.large"
     """Instance type of the brokers."""
 
     broker_storage: Annotated[Memory, Field(ge=2**30, le=2**44)] = parse_default("100Gi")
     """Storage of each broker."""
 
-    cache_type: Annotated[str, TextFormat(r"cache\.[a-z0-9]+\.[a-z0-9]+", "a cache type", "cache.m7g.large")] = (
-        "cache.m7g.large"
-    )
+    cache_type: Annotated[str, FORMATS["cache-type"]] = "cache.m7g.large"
     """Node type of the cache, which has a node in each of two zones."""
 
     parallelism: Annotated[int, Field(ge=1, le=1000)] = 4
