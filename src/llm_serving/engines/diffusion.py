@@ -16,7 +16,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, Division, Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = 1.0
@@ -63,20 +63,8 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         f"weights {format_bytes(model.weight_bytes)} and a picture's {format_bytes(PICTURE_BYTES)} are "
         f"{format_bytes(-free)} more than the {format_bytes(budget)} of one accelerator"
     )
-    return Fit(
-        instance=instance.name,
-        tensor_parallel=setup.tensor,
-        pipeline=setup.pipeline,
-        fits=free >= 0,
-        why=reason if free < 0 else "",
-        budget_bytes=budget,
-        weight_bytes=model.weight_bytes,
-        reserve_bytes=PICTURE_BYTES,
-        cache_bytes=free,
-        cache_tokens=0,
-        context=1,
-        calibrated=False,
-    )
+    division = Division(budget, model.weight_bytes, PICTURE_BYTES, free)
+    return memory.build_fit(instance, setup, 1, division, reason if free < 0 else "")
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001

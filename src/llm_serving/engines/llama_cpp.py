@@ -13,7 +13,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, Division, Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = memory.NODE_SHARE
@@ -78,23 +78,13 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     reserve = compute_buffer_bytes(model, context) + PROGRAM_BYTES
     free = budget - model.weight_bytes - reserve
     reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
-    return Fit(
-        instance=instance.name,
-        tensor_parallel=setup.tensor,
-        pipeline=setup.pipeline,
-        fits=not reason,
-        why=reason,
-        budget_bytes=budget,
-        weight_bytes=model.weight_bytes,
-        reserve_bytes=reserve,
-        cache_bytes=free,
-        cache_tokens=0 if reason else free // memory.compute_kv_bytes_per_token(model),
-        context=context,
-        calibrated=True,
-        tokens_per_s=memory.estimate_tokens_per_s(model, instance.memory_gb_s, context)
-        if instance.memory_gb_s
-        else None,
-    )
+    tokens = 0 if reason else free // memory.compute_kv_bytes_per_token(model)
+    division = Division(budget, model.weight_bytes, reserve, free, tokens)
+    fit = memory.build_fit(instance, setup, context, division, reason, calibrated=True)
+    if instance.memory_gb_s is None:
+        return fit
+    speed = memory.estimate_tokens_per_s(model, instance.memory_gb_s, context)
+    return fit.model_copy(update={"tokens_per_s": speed})
 
 
 def _describe_shortage(model: Model, instance: Instance, slots: int, context: int, budget: int, free: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -110,6 +111,40 @@ class Fit(BaseModel):
         return self.cache_tokens / self.context
 
 
+class Division(NamedTuple):
+    """What one accelerator's memory is for, in bytes, and the tokens that its cache holds."""
+
+    budget: int
+    weights: int
+    reserve: int
+    cache: int
+    tokens: int = 0
+
+
+def build_fit(
+    instance: Instance, setup: ReplicaSetup, context: int, division: Division, reason: str, *, calibrated: bool = False
+) -> Fit:
+    """Build what an engine's arithmetic found of one replica.
+
+    Args:
+        reason: why it does not fit, as a sentence; empty where it does.
+    """
+    return Fit(
+        instance=instance.name,
+        tensor_parallel=setup.tensor,
+        pipeline=setup.pipeline,
+        fits=not reason,
+        why=reason,
+        budget_bytes=division.budget,
+        weight_bytes=division.weights,
+        reserve_bytes=division.reserve,
+        cache_bytes=division.cache,
+        cache_tokens=0 if reason else division.tokens,
+        context=context,
+        calibrated=calibrated,
+    )
+
+
 def describe_long_context(model: Model, context: int) -> str:
     """Return why the model takes no requests of so many tokens, as a sentence; empty where it does."""
     if context > model.max_context:
@@ -117,14 +152,9 @@ def describe_long_context(model: Model, context: int) -> str:
     return ""
 
 
-def describe_shortage(
-    model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int, owner: str = "of one accelerator"
-) -> str:
-    """Return which memory is short, as a sentence; empty where none is.
-
-    Args:
-        tokens: that the cache holds.
-    """
+def describe_shortage(model: Model, division: Division, context: int, owner: str = "of one accelerator") -> str:
+    """Return which memory is short, as a sentence; empty where none is."""
+    budget, weights, reserve, _, tokens = division
     if weights + reserve > budget:
         return (
             f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
@@ -135,32 +165,18 @@ def describe_shortage(
     return ""
 
 
-def compute_unknown_fit(
-    model: Model, instance: Instance, tensor_parallel: int, pipeline: int, utilization: float, context: int
-) -> Fit:
+def compute_unknown_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Return whether the weights of an unknown model, and a tenth more, have room; nothing else is computed."""
     device = instance.accelerators
-    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
-    weights = int(UNKNOWN_SHARE * model.weight_bytes / (tensor_parallel * pipeline))
+    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * setup.utilization)
+    weights = int(UNKNOWN_SHARE * model.weight_bytes / (setup.tensor * setup.pipeline))
     reason = (
         f"weights {format_bytes(weights)}, with a tenth for what is not computed, are more than the "
         f"{format_bytes(budget)} of one accelerator"
     )
-    return Fit(
-        instance=instance.name,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
-        fits=weights <= budget,
-        why=reason if weights > budget else "",
-        budget_bytes=budget,
-        weight_bytes=weights,
-        reserve_bytes=0,
-        cache_bytes=budget - weights,
-        cache_tokens=0,
-        context=context,
-        calibrated=False,
-        computed=False,
-    )
+    division = Division(budget, weights, 0, budget - weights)
+    fit = build_fit(instance, setup, setup.context, division, reason if weights > budget else "")
+    return fit.model_copy(update={"computed": False})
 
 
 def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dtype: str = "auto") -> int:

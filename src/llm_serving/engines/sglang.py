@@ -16,8 +16,10 @@ from llm_serving.engines.memory import (
     GIB,
     VISIBLE_SHARE,
     Batch,
+    Division,
     Fit,
     ReplicaSetup,
+    build_fit,
     compute_kv_bytes_per_token,
     compute_rank_bytes,
     count_ranks,
@@ -118,21 +120,8 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     token_bytes = compute_kv_bytes_per_token(select_stage(model, setup.pipeline), setup.tensor, setup.dtype)
     tokens = max(0, cache) // token_bytes if token_bytes else 0
     reason = _describe_misfit(model, device, setup.tensor, context, whole_experts=bool(setup.expert_ranks))
-    reason = reason or describe_shortage(model, budget, weights, reserve, tokens, context)
-    return Fit(
-        instance=instance.name,
-        tensor_parallel=setup.tensor,
-        pipeline=setup.pipeline,
-        fits=not reason,
-        why=reason,
-        budget_bytes=budget,
-        weight_bytes=weights,
-        reserve_bytes=reserve,
-        cache_bytes=cache,
-        cache_tokens=0 if reason else tokens,
-        context=context,
-        calibrated=False,
-    )
+    division = Division(budget, weights, reserve, cache, tokens)
+    return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))
 
 
 def _describe_misfit(

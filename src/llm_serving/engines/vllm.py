@@ -9,7 +9,6 @@ published. On CPU the engine is told how large its cache is: what a replica's sh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
@@ -21,8 +20,10 @@ from llm_serving.engines.memory import (
     NODE_SHARE,
     VISIBLE_SHARE,
     Batch,
+    Division,
     Fit,
     ReplicaSetup,
+    build_fit,
     compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
     compute_rank_bytes,
@@ -220,13 +221,17 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         return _compute_cpu_fit(model, instance, context, setup)
     device = _require_accelerators(instance)
     batch = setup.batch or select_batch(device)
-    memory = _divide_memory(model, device, batch, context, setup)
+    division = _divide_memory(model, device, batch, context, setup)
     whole_experts = bool(setup.expert_ranks)
-    reason = _describe_problem(model, device, memory, setup.tensor, context, whole_experts=whole_experts)
+    reason = (
+        _describe_misfit(model, device, setup.tensor, context, whole_experts=whole_experts)
+        or describe_shortage(model, division, context)
+        or _describe_cache_shortage(model, device, division.cache)
+    )
     is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not whole_experts
     is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype)
     calibrated = device.name == _MEASURED_DEVICE and is_measured
-    return _build_fit(instance.name, setup.tensor, setup.pipeline, context, memory, reason, calibrated=calibrated)
+    return build_fit(instance, setup, context, division, reason, calibrated=calibrated)
 
 
 def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup) -> Fit:
@@ -240,10 +245,9 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     tokens = count_cache_tokens(
         model, cache, context=context, block=platform.kv_block, batch_tokens=batch.tokens, dtype=setup.dtype
     )
-    memory = _Memory(budget, weights, reserve, cache, tokens)
-    reason = describe_long_context(model, context)
-    reason = reason or describe_shortage(model, budget, weights, reserve, tokens, context, "of a replica")
-    fit = _build_fit(instance.name, 1, 1, context, memory, reason, calibrated=False)
+    division = Division(budget, weights, reserve, cache, tokens)
+    reason = describe_long_context(model, context) or describe_shortage(model, division, context, "of a replica")
+    fit = build_fit(instance, setup, context, division, reason)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
         return fit
     speed = estimate_tokens_per_s(model, instance.memory_gb_s / instance.sockets, context)
@@ -265,17 +269,7 @@ def _require_accelerators(instance: Instance) -> Accelerators:
     return instance.accelerators
 
 
-class _Memory(NamedTuple):
-    """One accelerator's memory in bytes, and the tokens that its cache holds."""
-
-    budget: int
-    weights: int
-    reserve: int
-    cache: int
-    tokens: int
-
-
-def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> _Memory:
+def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
     weights = compute_weight_bytes(model, setup)
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
@@ -291,26 +285,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         batch_tokens=batch.tokens,
         dtype=setup.dtype,
     )
-    return _Memory(budget, weights, reserve, cache, tokens)
-
-
-def _build_fit(
-    instance: str, tensor_parallel: int, pipeline: int, context: int, memory: _Memory, reason: str, *, calibrated: bool
-) -> Fit:
-    return Fit(
-        instance=instance,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
-        fits=not reason,
-        why=reason,
-        budget_bytes=memory.budget,
-        weight_bytes=memory.weights,
-        reserve_bytes=memory.reserve,
-        cache_bytes=memory.cache,
-        cache_tokens=0 if reason else memory.tokens,
-        context=context,
-        calibrated=calibrated,
-    )
+    return Division(budget, weights, reserve, cache, tokens)
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
@@ -346,17 +321,6 @@ def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) ->
                 f"{model.fp8_block}: fewer ways, or expert parallelism"
             )
     return ""
-
-
-def _describe_problem(
-    model: Model, device: Accelerators, memory: _Memory, tensor_parallel: int, context: int, *, whole_experts: bool
-) -> str:
-    """Return why the model does not fit, as a sentence; empty if it does."""
-    return (
-        _describe_misfit(model, device, tensor_parallel, context, whole_experts=whole_experts)
-        or describe_shortage(model, memory.budget, memory.weights, memory.reserve, memory.tokens, context)
-        or _describe_cache_shortage(model, device, memory.cache)
-    )
 
 
 def _describe_misfit(

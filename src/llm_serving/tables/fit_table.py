@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -35,10 +36,10 @@ def compute(model: Model, instances: Iterable[Instance], context: int, dtype: st
 
 
 def _compute_fit(model: Model, instance: Instance, degree: int, context: int, dtype: str) -> Fit:
-    memory_model = _select_memory_model(model)
+    memory_model, setup = _select_memory_model(model), ReplicaSetup(degree, context=context, dtype=dtype)
     if not model.is_known:
-        return memory.compute_unknown_fit(model, instance, degree, 1, memory_model.UTILIZATION, context)
-    return memory_model.compute_fit(model, instance, ReplicaSetup(degree, context=context, dtype=dtype))
+        return memory.compute_unknown_fit(model, instance, replace(setup, utilization=memory_model.UTILIZATION))
+    return memory_model.compute_fit(model, instance, setup)
 
 
 def _select_platforms(model: Model) -> set[str]:

@@ -402,24 +402,20 @@ class _PlacementSearch:
         if instance.accelerators is None and not self._takes_cpus:
             return None
         tuning = self.settings.tuning
-        if not self.model.is_known:
-            return memory.compute_unknown_fit(
-                self.model, instance, self.role.tensor, self.role.pipeline, self._utilization, self.context
-            )
-        return self._memory_model.compute_fit(
-            apply_quantization(self.model, tuning),
-            instance,
-            ReplicaSetup(
-                self.role.tensor,
-                pipeline=self.role.pipeline,
-                expert_ranks=self._expert_ranks,
-                spare_experts=self._spare_experts,
-                utilization=self._utilization,
-                context=min(self.context, self.model.max_context),
-                dtype=tuning.kv_cache,
-                batch=self._select_batch(instance.accelerators),
-            ),
+        setup = ReplicaSetup(
+            self.role.tensor, pipeline=self.role.pipeline, utilization=self._utilization, context=self.context
         )
+        if not self.model.is_known:
+            return memory.compute_unknown_fit(self.model, instance, setup)
+        setup = dataclasses.replace(
+            setup,
+            expert_ranks=self._expert_ranks,
+            spare_experts=self._spare_experts,
+            context=min(self.context, self.model.max_context),
+            dtype=tuning.kv_cache,
+            batch=self._select_batch(instance.accelerators),
+        )
+        return self._memory_model.compute_fit(apply_quantization(self.model, tuning), instance, setup)
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
         fits = [fit for instance in types if (fit := self._compute_fit(instance))]
