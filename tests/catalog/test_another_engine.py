@@ -65,10 +65,11 @@ def test_one_file_adds_an_engine(tmp_path: Path) -> None:
     )
     role = deployment.roles[0]
     assert (deployment.engine, role.image) == ("slim", "example/slim:1.0")
-    assert deployment.workers[0].command == (
+    [worker] = deployment.workers
+    assert worker.command == (
         "slim", "/scratch/fetched/weights", "--name", "Qwen/Qwen3-0.6B", "--port", "8000", "--split", "2",
     )  # fmt: skip
-    assert role.prefetch and "weights" in role.prefetch.uris, "it streams none, so they are copied before it starts"
+    assert worker.prefetch and "weights" in worker.prefetch.uris, "it streams none, so they are copied before it starts"
     assert '"slim"' in schema.render(Blueprint, "blueprint.yaml")
 
 

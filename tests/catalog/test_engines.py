@@ -273,7 +273,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
     assert engine.command[engine.command.index("--middleware") + 1] == "event_sources.EventSources"
     assert engine.env["PYTHONPATH"] == "/opt/vllm"
-    assert deployment.roles[0].ports == {"events": 5557, "replay": 5558}
+    assert engine.ports == {"events": 5557, "replay": 5558}
 
 
 @pytest.mark.parametrize("policy", ["load-aware", "kv-aware"])

@@ -459,7 +459,7 @@ def test_sglangs_own_router_tells_decode_where_prefill_hands_its_cache_over(
         assert words[words.index("--disaggregation-bootstrap-port") + 1] == "5600"
         assert process.address_variables == ("SGLANG_HOST_IP",), "peers call this address"
         assert process.probe and process.probe.body["bootstrap_host"] == "2.2.2.2", "each end answers it alone"
-    assert {role.name: role.ports.get("side") for role in deployment.engine_roles} == {"prefill": 5600, "decode": None}
+    assert {worker.role: worker.ports.get("side") for worker in deployment.workers} == {"prefill": 5600, "decode": None}
     [router] = deployment.entries
     prefill, decode = (f"--{role}={names.format(role=role)}:8000" for role in ("prefill", "decode"))
     assert router.command[router.command.index("router-dns-discovery") :][:6] == (

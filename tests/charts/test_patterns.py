@@ -141,7 +141,7 @@ def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deploymen
             assert int(limits.get(role.resources.device or "none", 0)) == role.resources.accelerators
             assert int(limits.get("vpc.amazonaws.com/efa", 0)) == role.resources.efa
             if role.kind == "engine":
-                assert spec["nodeSelector"] == role.labels
+                assert spec["nodeSelector"] == service.placement.labels
                 assert spec["serviceAccountName"] == cell.deployment.environment.service_account
 
 

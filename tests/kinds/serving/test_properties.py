@@ -157,7 +157,8 @@ def _check_efa(deployment: ServingDeployment, role: Role, fleet: Fleet) -> None:
         assert all(0 < role.resources.efa <= node_efa <= row.efa_interfaces for row in rows)
     if role.nodes > 1:
         assert role.resources.efa
-        assert len(role.zones) == len(role.instance_types) == 1
+        [zones] = {service.placement.zones for service in deployment.list_services(role)}
+        assert len(zones) == len(role.instance_types) == 1
     rdma = any("LIBFABRIC" in " ".join(engine.command) for engine in deployment.list_services(role))
     assert not rdma or all(row.gpudirect_rdma for row in rows)
 

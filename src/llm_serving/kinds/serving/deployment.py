@@ -17,7 +17,7 @@ from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.models import LoadedModel, ServedModel
-from llm_serving.services.service import Mount, Prefetch, ResolvedData, Resources, Service, Toleration
+from llm_serving.services.service import ResolvedData, Resources, Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -97,25 +97,11 @@ class Role(ResolvedData):
     instance_types: tuple[str, ...] = ()
     """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
 
-    zones: tuple[str, ...] = ()
-    labels: dict[str, str] = Field(default_factory=dict)
-    """Labels that the pool's nodes carry."""
-
-    tolerations: tuple[Toleration, ...] = ()
     gives_way: bool = False
     """Whether replicas of others may take its nodes."""
 
-    queue: str = ""
-    """Kueue's LocalQueue that admits all nodes of a replica together; empty where each starts as it finds room."""
-
     accelerators: int = 0
     """Of one replica; on Neuron its NeuronCores."""
-
-    prefetch: Prefetch | None = None
-    """None where nothing of S3 is copied to the node."""
-
-    compile_cache: Mount | None = None
-    """Where what it compiles for its image, model and accelerator outlives it; None: each start compiles again."""
 
     nodes: int = 1
     """Of one replica: more than one start together, in one zone."""
@@ -128,9 +114,6 @@ class Role(ResolvedData):
 
     scale: Scale | None = None
     """When replicas come and go between the bounds; None where they are always as many."""
-
-    ports: dict[str, int] = Field(default_factory=dict)
-    """Further ports that its processes listen on, by name, where each replica has its own address."""
 
     kv_block: int = 0
     """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""

@@ -72,7 +72,6 @@ class Placement:
     spare_experts: int
     """Copies of experts beside the model's own; 0 where the engine makes none."""
 
-    labels: dict[str, str]
     tolerations: tuple[Toleration, ...]
     fit: memory.Fit | None
     """On the first type, or on CPU on that with the least cache, which engines on all of them have; None where the
@@ -217,7 +216,6 @@ class _PlacementSearch:
             batch=self._select_batch(device),
             wide_experts=self._wide_experts,
             spare_experts=self._spare_experts,
-            labels={"fleet/pool": self.role.pool},
             tolerations=self._list_tolerations(),
             fit=self._compute_common_fit(available_types),
             awake_share=self._utilization if self._others else None,

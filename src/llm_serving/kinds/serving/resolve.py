@@ -8,13 +8,12 @@ models -> placement of each role on its pool -> KV transfer -> command lines -> 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engines, images, models
+from llm_serving.catalog import engines, models
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
@@ -44,23 +43,17 @@ from llm_serving.kinds.serving.roles import (
     resolve_scale,
 )
 from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
-from llm_serving.services import deployments, load_balancer, tasks
+from llm_serving.services import load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
-from llm_serving.services.service import Mount, Prefetch, Resources, Service
+from llm_serving.services.service import Resources, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.units import Bounds
 
 ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 """Of a router's container: it keeps the prefixes of prompts that it has routed, up to its --max-tree-size."""
-
-SCRATCH_BYTES = 40 * 2**30
-"""Of the disk, for an engine's caches and adapters, besides weights that are copied there."""
-
-FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
-"""Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> ServingDeployment:
@@ -293,22 +286,17 @@ def _place_roles(
 def _build_role(
     context: Context, blueprint: Document[Blueprint], name: str, role: EngineRole, role_placement: Placement
 ) -> Role:
-    served_model = _build_served_model(context, blueprint, name, role, role_placement)
     conventions, resources = context.conventions, role_placement.resources
     # EFA joins a replica's nodes and carries KV caches; nothing else uses it.
-    uses_efa = role_placement.resources.efa > 0 and (role_placement.nodes > 1 or context.transfer == "rdma")
+    uses_efa = resources.efa > 0 and (role_placement.nodes > 1 or context.transfer == "rdma")
     return Role(
         name=name,
         kind="engine",
         image=_select_image(context, role, role_placement, uses_efa) if not conventions.is_local else "",
-        served_model=served_model,
+        served_model=_build_served_model(context, blueprint, name, role, role_placement),
         pool=role.pool,
         instance_types=tuple(instance.name for instance in role_placement.instances),
-        zones=role_placement.zones,
-        labels=role_placement.labels,
-        tolerations=role_placement.tolerations,
         gives_way=role.gives_way,
-        queue=role.pool if role.gang and conventions.is_kubernetes else "",
         accelerators=role.accelerators,
         nodes=role_placement.nodes,
         parallelism=role_placement.parallelism,
@@ -316,9 +304,6 @@ def _build_role(
         replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
         weight=context.blueprint.roles.get_weight(name),
         scale=resolve_scale(name, role) if not conventions.is_local else None,
-        prefetch=_build_prefetch(context, role_placement, served_model),
-        compile_cache=_build_compile_cache(context, role, role_placement, served_model, uses_efa),
-        ports=_build_ports(context, name, role_placement),
         kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
     )
@@ -335,54 +320,6 @@ def _select_image(context: Context, role: EngineRole, role_placement: Placement,
     needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(role) or takes_turns
     engine_image = engine.fleet_image if engine.fleet_image and needs_own else engine.image
     return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
-
-
-def _build_compile_cache(
-    context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel, uses_efa: bool
-) -> Mount | None:
-    setting = context.blueprint.tuning.compile_cache
-    if setting is None or context.conventions.is_local:
-        return None
-    accelerators = role_placement.instances[0].accelerators
-    parts = (
-        _select_image(context, role, role_placement, uses_efa),
-        served_model.weights.uri,
-        accelerators.name if accelerators else "",
-    )
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    claim = setting.partition(":")[2]
-    if claim:
-        return Mount(path=processes.COMPILE_CACHE_FOLDER, claim=claim, key=key)
-    return Mount(
-        path=processes.COMPILE_CACHE_FOLDER,
-        node_path=f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}",
-    )
-
-
-def _build_prefetch(context: Context, role_placement: Placement, served_model: ServedModel) -> Prefetch | None:
-    uris = processes.list_prefetch_uris(context, role_placement, served_model)
-    if not uris:
-        return None
-    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, role_placement) in uris else 0
-    return Prefetch(
-        image=context.pin_image(images.COPIER),
-        uris=uris,
-        timeout_s=math.ceil(FETCH_LIMIT_S + weight_bytes / MIN_COPY_BYTES_S),
-        disk_bytes=weight_bytes + SCRATCH_BYTES,
-    )
-
-
-def _build_ports(context: Context, role: str, role_placement: Placement) -> dict[str, int]:
-    """Return further ports that a container of a role listens at."""
-    port_uses = {
-        "side": bool(context.transfer) and role in context.engine.transfers[context.transfer].listeners,
-        **dict.fromkeys(processes.list_event_ports(context.engine, context.policy), True),
-        "master": role_placement.nodes > 1,
-        "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
-    }
-    if context.conventions.is_local:
-        return {}
-    return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
 
 
 def _build_served_model(
@@ -448,15 +385,12 @@ def _select_loader(context: Context, role_placement: Placement) -> str:
 def _build_router(context: Context) -> Role:
     conventions = context.conventions
     replicas = 1 if conventions.is_local else context.blueprint.roles.router.replicas
-    usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
     beside = context.router.beside
-    metrics_port = processes.ROUTER_ADMIN_PORT if beside else processes.METRICS_PORT
     return Role(
         name="router",
         kind="router",
         image=context.pin_image(context.router.image) if not conventions.is_local else "",
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES + (beside.memory_bytes if beside else 0)),
-        ports={} if conventions.is_local else {"metrics": metrics_port, **usage},
         replicas=Bounds(replicas, replicas),
         metrics=dict(
             context.router.metrics.get("disaggregated" if context.blueprint.is_disaggregated else "aggregated", {})

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import math
 import urllib.parse
 from collections.abc import Mapping, Sequence
 
+from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.kinds.serving import options, placement, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services import deployments
+from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
     Call,
     Mount,
     Peak,
     Placement,
+    Prefetch,
     Probe,
     ReplicaNode,
     Replicas,
@@ -42,6 +47,13 @@ READY_PATH, ALIVE_PATH = "/readiness", "/liveness"
 
 ROUTER_START_S = 300.0
 """Longest start of a router that waits for no engine."""
+
+
+SCRATCH_BYTES = 40 * 2**30
+"""Of the disk, for an engine's caches and adapters, besides weights that are copied there."""
+
+FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
+"""Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
 
 
 def build_engine_services(
@@ -70,6 +82,10 @@ def build_router_service(
     served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
     built = processes.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
+    if not context.conventions.is_local:
+        metrics_port = processes.ROUTER_ADMIN_PORT if context.router.beside else processes.METRICS_PORT
+        usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
+        update["ports"] = {"metrics": metrics_port, **usage}
     if context.blueprint.auth and not context.conventions.is_local:
         update["secrets"] = list_read(context.blueprint.auth.keys.stored)
     if context.conventions.is_local and not alone and built.probe:
@@ -85,24 +101,24 @@ def build_router_service(
 def _build_engine_service(
     context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role, replica: int, rank: int
 ) -> Service:
-    conventions = context.conventions
-    if resolved.served_model is None:
+    served_model = resolved.served_model
+    if served_model is None:
         raise ValueError(f"the role {resolved.name} runs no engine")
-    built = processes.build_engine_service(
-        context, resolved.name, role, role_placement, resolved.served_model, replica, rank
-    )
-    mounts = _build_tier_mounts(context, role, resolved)
-    if resolved.compile_cache:
-        mounts = {"compile-cache": resolved.compile_cache, **mounts}
-    update: dict[str, object] = {
-        "prefetch": resolved.prefetch,
-        "mounts": mounts,
-        "calls": _build_calls(context.blueprint.traces),
-    }
-    if not conventions.is_local:
-        update["placement"] = _build_placement(resolved)
-        update["is_root"] = _needs_root(resolved, mounts)
-        update["node_check"] = _build_node_check(role_placement, resolved)
+    built = processes.build_engine_service(context, resolved.name, role, role_placement, served_model, replica, rank)
+    update: dict[str, object] = {"calls": _build_calls(context.blueprint.traces)}
+    if not context.conventions.is_local:
+        mounts = {
+            **_build_compile_cache(context, role_placement, resolved.image, served_model),
+            **_build_tier_mounts(context, role, resolved.image, served_model),
+        }
+        update |= {
+            "ports": _build_ports(context, resolved.name, role_placement),
+            "prefetch": _build_prefetch(context, role_placement, served_model),
+            "mounts": mounts,
+            "placement": _build_placement(context, role, role_placement, resolved),
+            "is_root": _needs_root(resolved, mounts),
+            "node_check": _build_node_check(role_placement, resolved),
+        }
     if context.is_node_service(resolved.nodes):
         update["node"] = ReplicaNode(replica=replica, rank=rank, is_alone=resolved.nodes == 1)
     return _complete(context, built, resolved, context.engine.metrics_path, **update)
@@ -113,7 +129,6 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
     conventions, disruption = context.conventions, context.blueprint.disruption
     values: dict[str, object] = {
         "image": role.image,
-        "ports": role.ports,
         "metrics": dict(role.metrics),
         "metrics_path": metrics_path,
         "replicas": _build_replicas(context, role, disruption),
@@ -154,17 +169,20 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
     )
 
 
-def _build_placement(role: Role) -> Placement:
+def _build_placement(
+    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role
+) -> Placement:
     """Build where a role's replicas may run; the taint of the device itself is tolerated with the device."""
+    device = resolved.resources.device
     return Placement(
         pool=role.pool,
-        instance_types=role.instance_types,
-        zones=role.zones,
-        labels=role.labels,
-        tolerations=tuple(taint for taint in role.tolerations if taint.key != role.resources.device),
-        is_dense=role.resources.efa > 0,
+        instance_types=resolved.instance_types,
+        zones=role_placement.zones,
+        labels={"fleet/pool": role.pool},
+        tolerations=tuple(taint for taint in role_placement.tolerations if taint.key != device),
+        is_dense=resolved.resources.efa > 0,
         gives_way=role.gives_way,
-        queue=role.queue,
+        queue=role.pool if role.gang and context.conventions.is_kubernetes else "",
     )
 
 
@@ -211,12 +229,54 @@ def _build_calls(traces: str | None) -> dict[str, Call]:
     return {"traces": Call(purpose="Spans of requests", port=port, in_network=not is_secure)}
 
 
-def _build_tier_mounts(context: Context, role: EngineRole, resolved: Role) -> dict[str, Mount]:
-    """Build the folders of cached prompts, of containers."""
-    tuning, conventions, model = context.blueprint.tuning, context.conventions, resolved.served_model
-    if conventions.is_local or model is None:
+def _build_prefetch(
+    context: Context, role_placement: placement.Placement, served_model: ServedModel
+) -> Prefetch | None:
+    """Build what of S3 is copied to the node; None where nothing is."""
+    uris = processes.list_prefetch_uris(context, role_placement, served_model)
+    if not uris:
+        return None
+    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, role_placement) in uris else 0
+    return Prefetch(
+        image=context.pin_image(images.COPIER),
+        uris=uris,
+        timeout_s=math.ceil(FETCH_LIMIT_S + weight_bytes / MIN_COPY_BYTES_S),
+        disk_bytes=weight_bytes + SCRATCH_BYTES,
+    )
+
+
+def _build_compile_cache(
+    context: Context, role_placement: placement.Placement, image: str, served_model: ServedModel
+) -> dict[str, Mount]:
+    """Build the folder in which what an engine compiles outlives it; none where each start compiles again."""
+    setting, accelerators = context.blueprint.tuning.compile_cache, role_placement.instance.accelerators
+    if setting is None:
         return {}
-    key = processes.build_tier_key(context, role, model, resolved.image)
+    parts = (image, served_model.weights.uri, accelerators.name if accelerators else "")
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    if claim := setting.partition(":")[2]:
+        mount = Mount(path=processes.COMPILE_CACHE_FOLDER, claim=claim, key=key)
+    else:
+        node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
+        mount = Mount(path=processes.COMPILE_CACHE_FOLDER, node_path=node_path)
+    return {"compile-cache": mount}
+
+
+def _build_ports(context: Context, role: str, role_placement: placement.Placement) -> dict[str, int]:
+    """Return further ports that a container of a role listens at."""
+    port_uses = {
+        "side": bool(context.transfer) and role in context.engine.transfers[context.transfer].listeners,
+        **dict.fromkeys(processes.list_event_ports(context.engine, context.policy), True),
+        "master": role_placement.nodes > 1,
+        "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
+    }
+    return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
+
+
+def _build_tier_mounts(context: Context, role: EngineRole, image: str, served_model: ServedModel) -> dict[str, Mount]:
+    """Build the folders of cached prompts, of containers."""
+    tuning, conventions = context.blueprint.tuning, context.conventions
+    key = processes.build_tier_key(context, role, served_model, image)
     mounts = {}
     if "disk" in tuning.folder_bytes:
         node_path = f"{conventions.node_disk}/kv-cache/{context.name}/{key}"

@@ -13,7 +13,7 @@ from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import get_shared
-from llm_serving.services.service import Probe, Service
+from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
 PROGRAM = "model_switch.py"
@@ -44,17 +44,8 @@ def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
 
 def fold_role(head: Role, sharers: Sequence[Role]) -> Role:
     """Return the role whose replicas serve the models of all."""
-    copied = [role.prefetch for role in (head, *sharers) if role.prefetch]
-    update: dict[str, object] = {"sleepers": {role.name: role.served_model for role in sharers if role.served_model}}
-    if copied:
-        update["prefetch"] = copied[0].model_copy(
-            update={
-                "uris": {folder: uri for row in copied for folder, uri in row.uris.items()},
-                "timeout_s": max(row.timeout_s for row in copied),
-                "disk_bytes": sum(row.disk_bytes for row in copied),
-            }
-        )
-    return head.model_copy(update=update)
+    sleepers = {role.name: role.served_model for role in sharers if role.served_model}
+    return head.model_copy(update={"sleepers": sleepers})
 
 
 def fold_service(context: Context, head: Service, sharers: Sequence[Service]) -> Service:
@@ -72,9 +63,23 @@ def fold_service(context: Context, head: Service, sharers: Sequence[Service]) ->
             ),
             "env": env if context.conventions.is_local else env | {"DRAIN_S": str(math.ceil(drain))},
             "probe": _build_probe(context, engines),
+            "prefetch": _join_prefetches(engines),
             **(_build_local(engines) if context.conventions.is_local else {}),
         }
     )
+
+
+def _join_prefetches(engines: Sequence[Service]) -> Prefetch | None:
+    """Return what of S3 is copied for all of the engines."""
+    copied = [engine.prefetch for engine in engines if engine.prefetch]
+    if not copied:
+        return None
+    update = {
+        "uris": {folder: uri for row in copied for folder, uri in row.uris.items()},
+        "timeout_s": max(row.timeout_s for row in copied),
+        "disk_bytes": sum(row.disk_bytes for row in copied),
+    }
+    return copied[0].model_copy(update=update)
 
 
 def _build_local(engines: Sequence[Service]) -> dict[str, object]:

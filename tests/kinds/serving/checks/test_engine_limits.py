@@ -234,7 +234,7 @@ def test_the_local_target_replaces_any_accelerator_with_the_cpu(tmp_path: Path, 
         False,
         "runai_streamer",
     )
-    assert deployment.roles[0].prefetch is None
+    assert deployment.workers[0].prefetch is None
 
 
 def test_every_reason_in_the_catalog_has_a_test() -> None:
@@ -251,7 +251,7 @@ def test_a_gpu_replica_of_the_same_fleet_is_unchanged(tmp_path: Path) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
     assert deployment.roles[0].image == engines.load_engines()["vllm"].image
     assert get_flag(deployment.workers[0], "--load-format") == "runai_streamer"
-    assert deployment.roles[0].prefetch is None
+    assert deployment.workers[0].prefetch is None
 
 
 @pytest.mark.parametrize("target", ["eks", "local"])

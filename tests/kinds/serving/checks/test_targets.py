@@ -828,9 +828,8 @@ def test_a_single_decode_engine_at_a_known_address_leaves_no_choice(tmp_path: Pa
 def test_a_claim_for_compiled_programs_is_refused_where_there_are_none(tmp_path: Path) -> None:
     text = format_aggregated(extra="tuning: {compile_cache: 'claim:compiled'}\n", pool="on-ecs")
     assert "ECS has no PersistentVolumeClaims. Fix: set compile_cache: node" in get_error(tmp_path, text, "ecs")
-    role = resolve_blueprint(tmp_path, text.replace("on-ecs", "general")).roles[0]
-    assert role.compile_cache is not None
-    assert (role.compile_cache.claim, role.compile_cache.node_path) == ("compiled", "")
+    mount = resolve_blueprint(tmp_path, text.replace("on-ecs", "general")).workers[0].mounts["compile-cache"]
+    assert (mount.claim, mount.node_path) == ("compiled", "")
 
 
 @pytest.mark.parametrize(
