@@ -150,9 +150,12 @@ class Kind(ABC, Generic[B, D]):
         """
         return deployment
 
+    REFRESHED: ClassVar[tuple[str, ...]] = ()
+    """Settings that need no new deploy: fields of the blueprint, and of the deployment."""
+
     def refresh(self, deployment: D, blueprint: B) -> D:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy."""
-        return deployment
+        return deployment.model_copy(update={name: getattr(blueprint, name) for name in self.REFRESHED})
 
     def describe_for_others(self, deployment: D) -> FoundDeployment:
         """Return what other deployments need of one to call it."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.settings.document import Document
 
 
-def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
+def describe(
+    blueprint: Document[Blueprint],  # noqa: ARG001 - the deployment has all
+    deployment: BatchDeployment,
+) -> Iterator[tuple[str, str]]:
     """Describe the deployment in rows: a label of at most 10 characters, and its text."""
     own = f"{deployment.model}, its own replicas" if deployment.serving else deployment.endpoint_url
     yield "endpoint", own

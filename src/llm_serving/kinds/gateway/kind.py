@@ -10,14 +10,14 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.gateway import managed, price, resolve
+from llm_serving.kinds.gateway import managed, price
+from llm_serving.kinds.gateway import resolve as resolving
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
-from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.kinds.gateway.deployment import ADMIN, GATEWAY, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import name_backend
 from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.kinds.gateway.stack import CACHE_NODES, GatewayStack
 from llm_serving.services import rendered
-from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
@@ -31,9 +31,12 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = GatewayDeployment
     VALIDATOR = "llm_serving.kinds.gateway.validation.validate"
+    REFRESHED = ("sample", "slo")
+
+    resolve = staticmethod(resolving.resolve)
 
     def list_port_names(self, blueprint: Blueprint) -> list[str]:
-        return resolve.list_port_names()
+        return [GATEWAY, ADMIN]
 
     def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
         return (Postgres(),)
@@ -41,20 +44,12 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
     def can_fork(self, blueprint: Blueprint) -> bool:
         return False
 
-    def resolve(
-        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-    ) -> GatewayDeployment:
-        return resolve.resolve(blueprint, fleet, environment)
-
     def list_managed(self, deployment: GatewayDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
         return managed.list_rows(deployment.stack, connect) if deployment.stack else []
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[GatewayStack]).value
         return price.list_units(deployment.stack, deployment.services)
-
-    def refresh(self, deployment: GatewayDeployment, blueprint: Blueprint) -> GatewayDeployment:
-        return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
     def describe(self, blueprint: Document[Blueprint], deployment: GatewayDeployment) -> Iterable[tuple[str, str]]:
         for name, backends in deployment.routes.items():

@@ -31,11 +31,6 @@ _LITELLM_BYTES, _METER_BYTES = 900_000_000, 60_000_000
 """Memory of the processes, measured at the same time; LiteLLM's under load."""
 
 
-def list_port_names() -> list[str]:
-    """List the ports that a target must choose if processes share one machine."""
-    return [GATEWAY, ADMIN]
-
-
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> GatewayDeployment:
     """Resolve the blueprint on the fleet, in the environment of its target.
 

@@ -29,12 +29,10 @@ def check(settings: Blueprint, folder: Path, target: str, conventions: Conventio
     Args:
         folder: of the blueprint, beside which adapters may lie.
     """
-    for name, role in settings.roles.engine_roles.items():
-        model = settings.select_model_settings(role).model or ""
-        for adapter, location in role.adapters.items():
-            problem = _find_load_error(folder, model, location, target, conventions)
-            if problem:
-                yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)
+    for key_path, location, model in _list_adapters(settings):
+        problem = _find_load_error(folder, model, location, target, conventions)
+        if problem:
+            yield Conflict(key_path, *problem, location)
 
 
 def _find_load_error(
@@ -58,15 +56,21 @@ def describe_unreachable(target: str) -> tuple[str, str]:
     return reason, "use s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
 
 
-def check_remote(settings: Blueprint, read_files: ReadRemoteFiles) -> Iterator[Conflict]:
+def check_remote(blueprint: Blueprint, read_files: ReadRemoteFiles) -> Iterator[Conflict]:
     """Yield adapters in S3 that do not belong to their roles' models."""
+    for key_path, location, model in _list_adapters(blueprint):
+        files = read_files(location, CONFIG) if location.startswith("s3://") else None
+        problem = files and find_error(*files, location, model)
+        if problem:
+            yield Conflict(key_path, *problem, location)
+
+
+def _list_adapters(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield the key path of each adapter, its location, and the model of its role."""
     for name, role in settings.roles.engine_roles.items():
         model = settings.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
-            files = read_files(location, CONFIG) if location.startswith("s3://") else None
-            problem = files and find_error(*files, location, model)
-            if problem:
-                yield Conflict((*settings.find_key_path(name), "adapters", adapter), *problem, location)
+            yield (*settings.find_key_path(name), "adapters", adapter), location, model
 
 
 def find_folder_error(folder: Path, model: str) -> tuple[str, str] | None:

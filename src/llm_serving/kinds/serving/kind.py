@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from llm_serving import paths
 from llm_serving.catalog import engines
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
     measured_capacity,
     measured_prompts,
     predicted_load,
-    resolve,
+    processes,
     summary,
     vision,
 )
 from llm_serving.kinds.serving import blueprint as blueprints
+from llm_serving.kinds.serving import resolve as resolving
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
-from llm_serving.services.kinds import Capability, Kind, ReadRemoteFiles
-from llm_serving.settings.document import Conflict, Document
+from llm_serving.services.kinds import Capability, Kind
+from llm_serving.settings.document import Document
 
 
 class ServingKind(Kind[Blueprint, ServingDeployment]):
@@ -38,20 +37,18 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     CAPABILITIES = frozenset(Capability)
 
     read = staticmethod(blueprints.read)
-    list_port_names = staticmethod(resolve.list_port_names)
+    resolve = staticmethod(resolving.resolve)
+    list_port_names = staticmethod(processes.list_port_names)
+    check_remote_files = staticmethod(adapters.check_remote)
     describe_for_others = staticmethod(summary.describe_for_others)
     estimate_load = staticmethod(predicted_load.predict_requests_per_s)
+    describe = staticmethod(summary.describe)
     build_summary = staticmethod(summary.build_payload)
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
         measured = measured_prompts.find_measured(blueprint, root)
         capacities = measured_capacity.read_all(root / paths.RUNS / resolve_name(blueprint))
         return environment.model_copy(update={"measured": measured, "capacities": capacities})
-
-    def resolve(
-        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-    ) -> ServingDeployment:
-        return resolve.resolve(blueprint, fleet, environment)
 
     def get_engine(self, blueprint: Blueprint) -> str:
         return blueprint.engine
@@ -63,9 +60,6 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         # vLLM prepares a picture in several threads before its further processes start.
         # Dynamo and Ray run it in processes of their own.
         return not vision.sees(blueprint) and not engines.load_frameworks()[blueprint.framework].module
-
-    def check_remote_files(self, blueprint: Blueprint, read_files: ReadRemoteFiles) -> Iterable[Conflict]:
-        return adapters.check_remote(blueprint, read_files)
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}
@@ -85,9 +79,6 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         }
         value = blueprint.value.model_copy(update={"roles": roles.model_copy(update={**moved, **groups})})
         return replace(blueprint, value=value)
-
-    def describe(self, blueprint: Document[Blueprint], deployment: ServingDeployment) -> Iterable[tuple[str, str]]:
-        return summary.describe(blueprint, deployment)
 
 
 KIND = ServingKind()

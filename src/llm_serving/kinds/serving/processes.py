@@ -147,15 +147,15 @@ def get_router(blueprint: Blueprint) -> engines.Router:
     return engines.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
 
 
-def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
-    """Return names of the ports that a target must choose where processes share one machine.
-
-    Args:
-        replicas: by role.
-    """
+def list_port_names(blueprint: Blueprint) -> list[str]:
+    """Return names of the ports that a target must choose where processes share one machine."""
     keeper = blueprint.tuning.keeper
     engine = engines.get_engine(blueprint.engine, blueprint.framework)
-    processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
+    processes = [
+        f"{name}-{index}"
+        for name, role in blueprint.roles.replica_roles.items()
+        for index in range(compute_fixed_replicas(role).min)
+    ]
     extra_names = [
         *(["side"] if blueprint.is_disaggregated else []),
         *list_event_ports(engine, blueprint.roles.router.policy),

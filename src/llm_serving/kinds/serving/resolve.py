@@ -217,13 +217,6 @@ def _place_checked_roles(
     return placed_roles
 
 
-def list_port_names(blueprint: Blueprint) -> list[str]:
-    """Return names of the ports that a target must choose where processes share one machine."""
-    return processes.list_port_names(
-        blueprint, {name: compute_fixed_replicas(role).min for name, role in blueprint.roles.replica_roles.items()}
-    )
-
-
 def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
     """Return how the router chooses a replica: as written, else by cached prefixes where prompts share enough.
 

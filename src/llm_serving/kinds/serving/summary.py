@@ -49,15 +49,15 @@ def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
     }
 
 
-def describe(document: Document[Blueprint], deployment: ServingDeployment) -> list[tuple[str, str]]:
+def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> list[tuple[str, str]]:
     """Return a label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
-    blueprint, traffic = document.value, deployment.traffic
+    settings, traffic = blueprint.value, deployment.traffic
     load = f"{_describe_load(traffic)}{_describe_sessions(traffic)}"
     return [
-        ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
-        *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
+        ("blueprint", f"{deployment.name} ({blueprint.path}): {settings.pattern} for the target {deployment.target}"),
+        *(("model", _describe_model(settings, served_model)) for served_model in deployment.served_models),
         *((role.name, _describe_role(role)) for role in deployment.engine_roles),
-        ("router", _describe_router(blueprint, deployment)),
+        ("router", _describe_router(settings, deployment)),
         (
             "traffic",
             f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",

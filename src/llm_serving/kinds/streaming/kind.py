@@ -10,13 +10,13 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.streaming import load_program, managed, price, programs, resolve
+from llm_serving.kinds.streaming import load_program, managed, price, programs
+from llm_serving.kinds.streaming import resolve as resolving
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
 from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
 from llm_serving.services import rendered
-from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
@@ -30,8 +30,10 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
     SETTINGS = Blueprint
     DEPLOYMENT = StreamingDeployment
     VALIDATOR = "llm_serving.kinds.streaming.validation.validate"
+    REFRESHED = ("sample", "slo")
 
-    list_port_names = staticmethod(resolve.list_port_names)
+    resolve = staticmethod(resolving.resolve)
+    list_port_names = staticmethod(resolving.list_port_names)
     build_load_program = staticmethod(load_program.build)
 
     def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
@@ -39,11 +41,6 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
 
     def can_fork(self, blueprint: Blueprint) -> bool:
         return False
-
-    def resolve(
-        self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-    ) -> StreamingDeployment:
-        return resolve.resolve(blueprint, fleet, environment)
 
     def prepare(self, deployment: StreamingDeployment) -> None:
         if deployment.stack:
@@ -59,9 +56,6 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
-
-    def refresh(self, deployment: StreamingDeployment, blueprint: Blueprint) -> StreamingDeployment:
-        return deployment.model_copy(update={"sample": blueprint.sample, "slo": blueprint.slo})
 
     def describe(self, blueprint: Document[Blueprint], deployment: StreamingDeployment) -> Iterable[tuple[str, str]]:
         settings = blueprint.value
