@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,51 +22,36 @@ from llm_serving.targets.on_aws.aws_target import AwsTarget
 _READ_LIMIT_S = 120.0
 
 
-class Access(ABC):
-    """A deployed gateway."""
+@dataclass(frozen=True)
+class LocalAccess:
+    """A deployed gateway on this machine."""
 
     deployment: GatewayDeployment
 
-    @abstractmethod
-    def connect(self) -> AbstractContextManager[AdminClient]:
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[AdminClient]:
         """Open its administration for the block.
 
         Raises:
             Unavailable: the gateway was never started, or cannot be reached.
         """
+        yield AdminClient(self.deployment.admin_url, self._login.password)
 
-    @abstractmethod
-    def read_audit(self, since_s: float) -> list[dict[str, Any]]:
-        """Read the audit of the last seconds.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
-
-    @abstractmethod
     def read_records(self, period: Period) -> Records:
         """Read what teams used in a time.
 
         Raises:
             Unavailable: the database does not answer.
         """
-
-
-@dataclass(frozen=True)
-class LocalAccess(Access):
-    """Of a gateway on this machine."""
-
-    deployment: GatewayDeployment
-
-    @contextlib.contextmanager
-    def connect(self) -> Iterator[AdminClient]:
-        yield AdminClient(self.deployment.admin_url, self._login.password)
-
-    def read_records(self, period: Period) -> Records:
         meter.record(self._login, meter.list_metered(self.deployment.backends))
         return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
+        """Read the audit of the last seconds.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
         return audit.read(self._login, usage.build_last(since_s))
 
     @property
@@ -78,8 +61,8 @@ class LocalAccess(Access):
 
 
 @dataclass(frozen=True)
-class CloudAccess(Access):
-    """Of a gateway on AWS: by a tunnel to one of its replicas, and a program in it."""
+class CloudAccess:
+    """One on AWS: by a tunnel to one of its replicas, and a program in it."""
 
     deployment: GatewayDeployment
     plan: DeploymentPlan
@@ -123,7 +106,7 @@ def parse_rows(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def open_access(folder: Path, fleet: Path, target_name: str) -> Iterator[Access]:
+def open_access(folder: Path, fleet: Path, target_name: str) -> Iterator[LocalAccess | CloudAccess]:
     """Open a deployed gateway.
 
     Raises:

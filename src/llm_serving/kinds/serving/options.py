@@ -79,6 +79,10 @@ class Node:
         data_ranks = self.role.data if self.placement.model.experts else 1
         return self.role.tensor * self.role.pipeline * data_ranks > 1
 
+    def find_model_key_path(self, key: str) -> tuple[str, ...]:
+        """Return the key path of a setting of the role's model."""
+        return self.settings.find_model_key_path(self.key_path, self.role, key)
+
     @property
     def written_template(self) -> str | None:
         """The file of the blueprint's own chat template."""

@@ -14,7 +14,6 @@ from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings.document import Conflict
 
 ARGUMENTS, ENVIRONMENT = "engine_arguments", "environment"
@@ -118,17 +117,18 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
     reason = f"the deployment writes it by itself on {context.conventions.title}"
     for key_path, role, role_placement in placed_roles:
         parts = processes.list_command_parts(context, context.describe_node(key_path[-1], role, role_placement))
-        for option, value in _list_rewritten_options(
-            context, role, [word for part in parts for word in part.arguments]
-        ):
-            path = (*key_path, ARGUMENTS) if option in role.engine_arguments else (ARGUMENTS,)
+        words = [word for part in parts for word in part.arguments]
+        for path, value in context.blueprint.list_arguments(key_path, role):
+            option = path[-1]
+            if not _is_rewritten(context, option, value, words):
+                continue
             setting = context.engine.reckoned_arguments.get(option)
             fix = (
                 f"set tuning.{setting}, and remove {option} here"
                 if setting in Tuning.model_fields
                 else f"remove {option}"
             )
-            yield Conflict((*path, option), reason, fix, _format_value(value))
+            yield Conflict(path, reason, fix, _format_value(value))
         written_variables = {*context.engine.environment, *context.environment.env}
         for part in parts:
             written_variables |= {*part.environment, *part.address_variables}
@@ -138,12 +138,10 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
                 yield Conflict((*path, name), reason, f"remove {name}", text)
 
 
-def _list_rewritten_options(
-    context: Context, role: EngineRole, words: Sequence[str]
-) -> Iterator[tuple[str, JsonValue]]:
-    options, written_options = engine_options.get_options(context.blueprint.engine), engines.list_option_names(words)
-    for option, value in context.blueprint.merge_arguments(role).items():
-        # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
-        is_same = isinstance(value, bool) and set(options[option].format_words(option, value)) <= set(words)
-        if option in written_options and not is_same:
-            yield option, value
+def _is_rewritten(context: Context, option: str, value: JsonValue, words: Sequence[str]) -> bool:
+    """Return whether the deployment writes an option too, and not in the same way."""
+    if option not in engines.list_option_names(words):
+        return False
+    # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
+    row = engine_options.get_options(context.blueprint.engine)[option]
+    return not (isinstance(value, bool) and set(row.format_words(option, value)) <= set(words))

@@ -15,7 +15,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placement import PlacedRole, Placement, count_accelerators
+from llm_serving.kinds.serving.placement import PlacedRole, count_accelerators
 from llm_serving.kinds.serving.roles import EngineRole, get_shared, resolve_scale
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
@@ -102,16 +102,17 @@ def check_settings(
     for key_path, role, role_placement in placed_roles:
         is_real = not environment.conventions.is_local
         platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
-        conflicts += options.check(Node(settings, key_path, role, role_placement, platform, environment.conventions))
+        node = Node(settings, key_path, role, role_placement, platform, environment.conventions)
+        conflicts += options.check(node)
         if is_real and platform.weights:
-            conflicts += _check_weights(settings, key_path, role, role_placement, platform.weights)
+            conflicts += _check_weights(node, platform.weights)
         if platform.version:
-            conflicts += _check_version(settings, key_path, role, role_placement, platform)
+            conflicts += _check_version(node)
         if platform.limits:
-            conflicts += _check_model(settings, key_path, role, role_placement, platform.limits)
-            conflicts += _check_segments(settings, key_path, role, platform.limits)
-            conflicts += _check_whole_node(settings, key_path, role, role_placement, platform.limits)
-        conflicts += _check_scale(settings, key_path, role) if not get_shared(role) else ()
+            conflicts += _check_model(node, platform.limits)
+            conflicts += _check_segments(node, platform.limits)
+            conflicts += _check_whole_node(node, platform.limits)
+        conflicts += _check_scale(node) if not get_shared(role) else ()
     # A setting of all roles is reported once.
     yield from dict.fromkeys(conflicts)
 
@@ -120,22 +121,20 @@ def _get_engine(settings: Blueprint) -> Engine:
     return engines.get_engine(settings.engine, settings.framework)
 
 
-def _check_version(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, platform: Platform
-) -> Iterator[Conflict]:
+def _check_version(node: Node) -> Iterator[Conflict]:
     """Yield options of the engine that the version of a platform's own image does not have."""
-    known, device = engine_options.load_arguments(platform.version_arguments).arguments, role_placement.instance
+    device, platform = node.placement.instance, node.platform
     name = device.accelerators.name if device.accelerators else device.name
-    for option, value in settings.merge_arguments(role).items():
-        if option not in known:
-            path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
-            reason = f"on {name} the engine is {settings.engine} {platform.version}, which has no such option"
-            yield Conflict((*path, option), reason, f"remove {option}", str(value))
+    reason = f"on {name} the engine is {node.settings.engine} {platform.version}, which has no such option"
+    known = engine_options.load_arguments(platform.version_arguments).arguments
+    for key_path, value in node.settings.list_arguments(node.key_path, node.role):
+        if key_path[-1] not in known:
+            yield Conflict(key_path, reason, f"remove {key_path[-1]}", str(value))
 
 
-def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
+def _check_scale(node: Node) -> Iterator[Conflict]:
     """Yield scaling by a measure that the engine does not have."""
-    scale = resolve_scale(key_path[-1], role)
+    settings, scale = node.settings, resolve_scale(node.key_path[-1], node.role)
     if scale is None or scale.planner:
         return
     framework = engines.load_frameworks()[settings.framework]
@@ -144,79 +143,69 @@ def _check_scale(settings: Blueprint, key_path: KeyPath, role: EngineRole) -> It
     if reported[metric] and metric in framework.signals:
         return
     others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}
-    fix = others[key] if any(reported.values()) else f"set replicas: {role.replicas.max}"
+    fix = others[key] if any(reported.values()) else f"set replicas: {node.role.replicas.max}"
     if reported[metric]:
         reason = f"{settings.framework} does not scale by it"
     elif settings.engine in framework.engines:
         reason = f"{settings.framework} reports no metric of it"
     else:
         reason = f"the engine {settings.engine} has no metric of it"
-    yield Conflict((*key_path, "scale", key), reason, fix, value)
+    yield Conflict((*node.key_path, "scale", key), reason, fix, value)
 
 
-def _check_weights(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, weights: Sequence[str]
-) -> Iterator[Conflict]:
+def _check_weights(node: Node, weights: Sequence[str]) -> Iterator[Conflict]:
     """Yield a checkpoint with weights that the engine does not compute with."""
-    model = role_placement.model
+    model = node.placement.model
     if model.quantization not in weights:
         reason = (
-            f"its weights are {model.quantization}, and on {role_placement.instance.name} the engine "
-            f"{settings.engine} takes those of 16 bits"
+            f"its weights are {model.quantization}, and on {node.placement.instance.name} the engine "
+            f"{node.settings.engine} takes those of 16 bits"
         )
         fix = "use the checkpoint that is not quantized, or a pool of types with accelerators"
-        yield Conflict(settings.find_model_key_path(key_path, role, "model"), reason, fix, model.name)
+        yield Conflict(node.find_model_key_path("model"), reason, fix, model.name)
 
 
-def _check_model(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
-) -> Iterator[Conflict]:
-    model, device = role_placement.model, role_placement.instance.accelerators
-    model_path = settings.find_model_key_path(key_path, role, "model")
-    engine_label = f"on {device.name if device else role_placement.instance.name} the engine"
+def _check_model(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
+    model, device = node.placement.model, node.placement.instance.accelerators
+    engine_label = f"on {device.name if device else node.placement.instance.name} the engine"
     sizes = limits.architectures.get(model.kind, ())
+    reason = ""
     if not sizes:
         reason = f"it is a {model.kind}, and {engine_label} runs {' and '.join(limits.architectures)}"
-        yield Conflict(model_path, reason, "use a model of one of these", model.name)
+        fix = "use a model of one of these"
     elif model.quantization != "none":
         reason = f"its weights are {model.quantization}, and {engine_label} takes those of 16 bits"
-        yield Conflict(model_path, reason, "use the checkpoint that is not quantized", model.name)
+        fix = "use the checkpoint that is not quantized"
     elif model.head_dim not in sizes:
         supported_sizes = " or ".join(map(str, sizes))
         reason = (
             f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} "
             f"for a {model.kind}"
         )
-        yield Conflict(model_path, reason, "use another model", model.name)
+        fix = "use another model"
+    if reason:
+        yield Conflict(node.find_model_key_path("model"), reason, fix, model.name)
 
 
-def _check_segments(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, limits: EngineLimits
-) -> Iterator[Conflict]:
-    model_settings, tokens = settings.select_model_settings(role), settings.tuning.batch_tokens
-    sizes = [size for size in limits.segments if size < model_settings.context]
+def _check_segments(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
+    context, tokens = node.settings.select_model_settings(node.role).context, node.tuning.batch_tokens
+    sizes = [size for size in limits.segments if size < context]
     if not sizes:
-        context_path = settings.find_model_key_path(key_path, role, "context")
         reason = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
-        yield Conflict(context_path, reason, f"set context: {2 * limits.segments[0]} or more", model_settings.context)
+        fix = f"set context: {2 * limits.segments[0]} or more"
+        yield Conflict(node.find_model_key_path("context"), reason, fix, context)
     elif tokens is not None and tokens not in sizes:
         reason = "a step is one segment of a prompt here, compiled for its size and below the context"
         yield Conflict(("tuning", "batch_tokens"), reason, f"use one of {', '.join(map(str, sizes))}", tokens)
 
 
-def _check_whole_node(
-    settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
-) -> Iterator[Conflict]:
-    largest = max(role_placement.instances, key=count_accelerators)
-    max_accelerators = count_accelerators(largest)
-    if role.accelerators < max_accelerators:
+def _check_whole_node(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
+    largest = max(node.placement.instances, key=count_accelerators)
+    max_accelerators, accelerators = count_accelerators(largest), node.role.accelerators
+    if accelerators < max_accelerators:
         reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
-        yield Conflict(
-            (*key_path, "accelerators"),
-            reason,
-            _describe_whole_node(base.get_memory_model(settings.engine), role_placement.model, largest),
-            role.accelerators,
-        )
+        fix = _describe_whole_node(base.get_memory_model(node.settings.engine), node.placement.model, largest)
+        yield Conflict((*node.key_path, "accelerators"), reason, fix, accelerators)
 
 
 def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:

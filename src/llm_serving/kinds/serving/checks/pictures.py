@@ -28,11 +28,10 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
         if placed.model.is_known
     }
     for key_path, role, model in models.values():
-        limits = settings.merge_arguments(role).get(_LIMIT)
-        if model.vision is None and limits is not None:
-            path = (*key_path, "engine_arguments") if _LIMIT in role.engine_arguments else ("engine_arguments",)
-            reason = f"{model.name} reads text alone"
-            yield Conflict((*path, _LIMIT), reason, f"remove {_LIMIT}, or use a model that sees", limits)
+        for path, limits in settings.list_arguments(key_path, role):
+            if path[-1] == _LIMIT and model.vision is None and limits is not None:
+                reason = f"{model.name} reads text alone"
+                yield Conflict(path, reason, f"remove {_LIMIT}, or use a model that sees", limits)
     for _, role, model in models.values() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"

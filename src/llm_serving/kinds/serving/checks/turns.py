@@ -70,10 +70,10 @@ def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
 
 def _check_arguments(settings: Blueprint, member: PlacedRole) -> Iterator[Conflict]:
     key_path, role, _ = member
-    if settings.merge_arguments(role).get(_KEEPING_OPTION) == _KEEPING_MODE:
-        path = (*key_path, "engine_arguments") if _KEEPING_OPTION in role.engine_arguments else ("engine_arguments",)
-        reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
-        yield Conflict((*path, _KEEPING_OPTION), reason, f"remove {_KEEPING_OPTION}, or shares", _KEEPING_MODE)
+    for path, value in settings.list_arguments(key_path, role):
+        if path[-1] == _KEEPING_OPTION and value == _KEEPING_MODE:
+            reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
+            yield Conflict(path, reason, f"remove {_KEEPING_OPTION}, or shares", _KEEPING_MODE)
 
 
 def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator[Conflict]:

@@ -78,15 +78,14 @@ def check_engine(
     framework = engines.load_frameworks()[name]
     pair = framework.engines[engine]
     known = engine_options.load_arguments(pair.arguments).arguments
+    # A program of the framework's own may take fewer options than the engine's.
+    lack = f"{'where there is' if pair.command else 'which has'} no such option"
+    reason = f"{name} {framework.version} runs {engine} {pair.version}, {lack}"
     for key_path, role, role_placement in placed_roles:
-        for option, value in context.blueprint.merge_arguments(role).items():
-            if option not in known:
-                path = (*key_path, "engine_arguments") if option in role.engine_arguments else ("engine_arguments",)
-                runs = f"{name} {framework.version} runs {engine} {pair.version}"
-                # A program of the framework's own may take fewer options than the engine's.
-                reason = f"{runs}, {'where there is' if pair.command else 'which has'} no such option"
+        for path, value in context.blueprint.list_arguments(key_path, role):
+            if path[-1] not in known:
                 shown = value if isinstance(value, bool) else str(value)
-                yield Conflict((*path, option), reason, f"remove {option}, or use another framework", shown)
+                yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown)
         yield from _check_parsers(context, key_path, role, role_placement, pair, asked_only=asked_parsers_only)
 
 
