@@ -60,7 +60,7 @@ def get_pattern(blueprint: Document[Blueprint]) -> str:
     Raises:
         InputError: the blueprint's pattern has none.
     """
-    pattern = patterns.load_patterns()[blueprint.value.pattern]
+    pattern = blueprint.value.pattern_row
     if pattern.baseline and blueprint.value.is_disaggregated:
         # Experts over data-parallel ranks are for replicas of several nodes.
         is_wide = any(role.expert and role.data > 1 for role in blueprint.value.roles.engine_roles.values())

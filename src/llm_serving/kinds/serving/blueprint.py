@@ -311,6 +311,19 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """Objectives for the answers."""
 
     @property
+    def pattern_row(self) -> patterns.Pattern:
+        return patterns.load_patterns()[self.pattern]
+
+    @property
+    def framework_row(self) -> engines.Framework:
+        return engines.load_frameworks()[self.framework]
+
+    @property
+    def engine_row(self) -> engines.Engine:
+        """The engine, as its framework runs it."""
+        return engines.get_engine(self.engine, self.framework)
+
+    @property
     def is_pooled(self) -> bool:
         """Whether an answer is numbers for whole texts or pictures, without tokens."""
         return tasks.is_pooled(self.task)
@@ -401,10 +414,9 @@ class Blueprint(BaseBlueprint, ModelSettings):
         )
 
     def _check_task(self) -> Iterator[Conflict]:
-        pattern_tasks = patterns.load_patterns()[self.pattern].tasks
-        if self.task not in pattern_tasks:
+        if self.task not in self.pattern_row.tasks:
             others = [row.name for row in patterns.load_patterns().values() if self.task in row.tasks]
-            reason = f"the pattern {self.pattern} is made for {' and '.join(pattern_tasks)}"
+            reason = f"the pattern {self.pattern} is made for {' and '.join(self.pattern_row.tasks)}"
             yield Conflict(("task",), reason, f"set pattern: {' or '.join(others)}, or remove task")
 
     def _check_token_settings(self) -> Iterator[Conflict]:
@@ -495,7 +507,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("roles", "router", "policy"), reason, "remove policy, or set prefix_cache: on", policy)
 
     def _check_pattern_roles(self) -> Iterator[Conflict]:
-        pattern_roles = patterns.load_patterns()[self.pattern].roles
+        pattern_roles = self.pattern_row.roles
         for name in patterns.ENGINE_ROLES:
             is_present = bool(getattr(self.roles, name))
             if is_present and name not in pattern_roles:
@@ -507,7 +519,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     def _check_workers(self) -> Iterator[Conflict]:
         """Yield further workers where there are none, or whose names are taken, and a weight against nothing."""
-        pattern_roles, workers = patterns.load_patterns()[self.pattern].roles, self.roles.workers
+        pattern_roles, workers = self.pattern_row.roles, self.roles.workers
         if workers and "worker" not in pattern_roles:
             role_names = " and ".join(pattern_roles)
             yield Conflict(("roles", "workers"), f"the pattern {self.pattern} has {role_names}", "remove workers")
@@ -523,7 +535,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("roles", "worker", "weight"), reason, "remove weight")
 
     def _check_model(self) -> Iterator[Conflict]:
-        has_many_models = "models" in patterns.load_patterns()[self.pattern].roles
+        has_many_models = "models" in self.pattern_row.roles
         if has_many_models and self.model:
             yield Conflict(("model",), "each role of this pattern names its own", "name model in each of roles.models")
         if not has_many_models and not self.model:

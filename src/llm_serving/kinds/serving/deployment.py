@@ -194,6 +194,11 @@ class ServingDeployment(Deployment):
     """What tiers of cached prompts hold and find of the traffic, in sentences; empty without any."""
 
     @property
+    def engine_row(self) -> engines.Engine:
+        """The engine, as its framework runs it."""
+        return engines.get_engine(self.engine, self.framework)
+
+    @property
     def is_pooled(self) -> bool:
         """Whether an answer is numbers for whole texts, without tokens."""
         return tasks.is_pooled(self.task)
@@ -220,14 +225,13 @@ class ServingDeployment(Deployment):
         """Pages with the engines' metrics by process, where all processes run on this machine; empty elsewhere."""
         if not self.environment.conventions.is_local:
             return {}
-        path = engines.get_engine(self.engine, self.framework).metrics_path
+        path = self.engine_row.metrics_path
         return {engine.name: f"http://{engine.host}:{engine.port}{path}" for engine in self.workers}
 
     @property
     def latency_objectives(self) -> tuple[LatencyObjective, ...]:
         """The limits of the SLO on latencies, as alerts measure them."""
-        engine = engines.get_engine(self.engine, self.framework)
-        roles = map_latencies([role.name for role in self.engine_roles])
+        engine, roles = self.engine_row, map_latencies([role.name for role in self.engine_roles])
         return tuple(objectives.list_latencies(self.slo, engine.metrics, engine.buckets, roles))
 
     @property

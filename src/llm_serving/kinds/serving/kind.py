@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_serving import paths
-from llm_serving.catalog import engines
 from llm_serving.kinds.serving import (
     adapters,
     measured_capacity,
@@ -59,7 +58,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def can_fork(self, blueprint: Blueprint) -> bool:
         # vLLM prepares a picture in several threads before its further processes start.
         # Dynamo and Ray run it in processes of their own.
-        return not vision.sees(blueprint) and not engines.load_frameworks()[blueprint.framework].module
+        return not vision.sees(blueprint) and not blueprint.framework_row.module
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}

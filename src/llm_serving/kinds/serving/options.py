@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Platform
-from llm_serving.kinds.serving import answer_parsers, patterns
+from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
 from llm_serving.kinds.serving.placement import Placement, count_accelerators
@@ -52,7 +52,7 @@ class Node:
     def parsers(self) -> SelectedParsers:
         """What the answers are read with, in the names of what reads them: the engine, or its framework."""
         selected = answer_parsers.select(self.settings, self.role, self.placement.model)
-        pair = engines.load_frameworks()[self.settings.framework].engines.get(self.settings.engine)
+        pair = self.settings.framework_row.engines.get(self.settings.engine)
         if not pair:
             return selected
         own = {key: pair.find_parser(key, getattr(selected, key)) for key in pair.parsers}
@@ -91,7 +91,7 @@ class Node:
     @property
     def catalog_template(self) -> str:
         """The catalog's chat template, which lies in the engine's own image; empty where there is none."""
-        brought = engines.load_frameworks()[self.settings.framework].engines
+        brought = self.settings.framework_row.engines
         if self.conventions.is_local or self.platform.image or brought:
             return ""
         return self.parsers.chat_template
@@ -125,8 +125,7 @@ def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
 
 def check(node: Node) -> Iterator[Conflict]:
     """Yield options that the blueprint asks for and that the engine, or its platform, does not have."""
-    engine = engines.get_engine(node.settings.engine, node.settings.framework)
-    framework = engines.load_frameworks()[node.settings.framework]
+    engine, framework = node.settings.engine_row, node.settings.framework_row
     present = {*engine.options, *node.platform.options, *(("transfer",) if engine.transfers else ())}
     suffix = "" if not node.conventions.is_local else " in a copy to try here"
     for option in OPTIONS:
@@ -177,7 +176,7 @@ def _list_platforms(engine: engines.Engine, node: Node) -> list[Platform]:
 
 
 def _describe_unsplit(node: Node) -> str:
-    baseline = patterns.load_patterns()[node.settings.pattern].baseline
+    baseline = node.settings.pattern_row.baseline
     # Frameworks that have their own way for the engine; they run on Kubernetes.
     pairs = {name: row.engines.get(node.settings.engine) for name, row in engines.load_frameworks().items()}
     place = "" if node.conventions.is_kubernetes else " with --target eks"

@@ -125,12 +125,12 @@ def goes_through_host(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool
 
 def transfers_by_rdma(settings: Blueprint) -> bool:
     """Return whether the engine has a transfer of KV caches by EFA."""
-    return "rdma" in engines.get_engine(settings.engine, settings.framework).transfers
+    return "rdma" in settings.engine_row.transfers
 
 
 def copies_cache(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
     """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
-    transfer = engines.get_engine(settings.engine, settings.framework).transfers.get("host")
+    transfer = settings.engine_row.transfers.get("host")
     # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
     has_accelerators = any(role_placement.instance.accelerators for _, _, role_placement in placed)
     return has_accelerators and transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)
@@ -257,13 +257,13 @@ class _PlacementSearch:
         return ranks - self.model.experts % ranks if is_balanced else 0
 
     def _select_platform(self, device: Accelerators | None) -> Platform:
-        platforms = engines.get_engine(self.settings.engine, self.settings.framework).platforms
+        platforms = self.settings.engine_row.platforms
         return (platforms.get(device.kind) if device else None) or platforms["cpu"]
 
     @property
     def _takes_cpus(self) -> bool:
         """Whether a replica has all CPUs of a node in place of an accelerator: no type of its pool has one."""
-        platform = engines.get_engine(self.settings.engine, self.settings.framework).platforms.get("cpu")
+        platform = self.settings.engine_row.platforms.get("cpu")
         pool = self.fleet.pools[self.role.pool]
         has_accelerators = any(instances.load()[name].accelerators for name in pool.types if name in instances.load())
         return platform is not None and platform.on_pools and not has_accelerators
@@ -333,7 +333,7 @@ class _PlacementSearch:
             raise self._build_error("accelerators", accelerators, reason, "set accelerators: 1")
         max_accelerators = max(map(self._count_units, known_types))
         counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
-        pattern = patterns.load_patterns()[self.settings.pattern]
+        pattern = self.settings.pattern_row
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
             raise self._build_error("accelerators", accelerators, reason, "use a pool of types with accelerators")
@@ -478,7 +478,7 @@ class _PlacementSearch:
 
     def _describe_several_nodes(self) -> str:
         """Return how a replica gets several nodes, as part of a fix; empty where no pattern of its roles has them."""
-        pattern = patterns.load_patterns()[self.settings.pattern]
+        pattern = self.settings.pattern_row
         if pattern.spans_nodes:
             return ", or more accelerators, over several nodes"
         larger_pattern = patterns.find_multi_node(pattern.roles)

@@ -103,12 +103,12 @@ class Context:
 
     @property
     def engine(self) -> engines.Engine:
-        return engines.get_engine(self.blueprint.engine, self.blueprint.framework)
+        return self.blueprint.engine_row
 
     @property
     def pair(self) -> engines.FrameworkEngine | None:
         """What the framework says of the engine; None where it runs all as their own rows say."""
-        return engines.load_frameworks()[self.blueprint.framework].engines.get(self.blueprint.engine)
+        return self.blueprint.framework_row.engines.get(self.blueprint.engine)
 
     @property
     def door(self) -> Door | None:
@@ -150,7 +150,6 @@ def get_router(blueprint: Blueprint) -> engines.Router:
 def list_port_names(blueprint: Blueprint) -> list[str]:
     """Return names of the ports that a target must choose where processes share one machine."""
     keeper = blueprint.tuning.keeper
-    engine = engines.get_engine(blueprint.engine, blueprint.framework)
     processes = [
         f"{name}-{index}"
         for name, role in blueprint.roles.replica_roles.items()
@@ -158,7 +157,7 @@ def list_port_names(blueprint: Blueprint) -> list[str]:
     ]
     extra_names = [
         *(["side"] if blueprint.is_disaggregated else []),
-        *list_event_ports(engine, blueprint.roles.router.policy),
+        *list_event_ports(blueprint.engine_row, blueprint.roles.router.policy),
         *(["cache"] if keeper and keeper.server_bytes else []),
     ]
     return [

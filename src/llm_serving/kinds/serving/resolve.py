@@ -85,7 +85,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
     adapted = frameworks.adapt(context, placed_roles, (*engine_services, router_service))
-    framework = engines.load_frameworks()[settings.framework]
+    framework = settings.framework_row
     deployment = ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
@@ -328,7 +328,7 @@ def _build_served_model(
     served_name = (
         resolve_served_name(model_name) if isinstance(model_settings, Blueprint) else model_settings.served_name or name
     )
-    if engines.load_frameworks()[settings.framework].names_models_by_folder:
+    if settings.framework_row.names_models_by_folder:
         served_name = served_name.rpartition("/")[2]
     return ServedModel(
         model=model_name,
@@ -422,7 +422,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     title, settings = context.conventions.title, context.blueprint
     if settings.unused_keys:
         yield tasks.describe_unused(settings.task, settings.unused_keys)
-    framework = engines.load_frameworks()[settings.framework]
+    framework = settings.framework_row
     if framework.note:
         yield framework.note
     pair = context.pair

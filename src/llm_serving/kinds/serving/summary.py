@@ -186,7 +186,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
 
     With disaggregation no engine sees the whole time to a first token.
     """
-    metrics = dict(engines.get_engine(deployment.engine, deployment.framework).metrics)
+    metrics = dict(deployment.engine_row.metrics)
     if deployment.answering_roles != deployment.engine_roles:
         metrics.pop("ttft", None)
     is_fixed = all(role.replicas.min == role.replicas.max for role in deployment.engine_roles)

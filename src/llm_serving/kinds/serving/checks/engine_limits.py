@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.catalog import drivers, engine_options, engines, instances
-from llm_serving.catalog.engines import Engine, EngineLimits, Framework, Platform
+from llm_serving.catalog import drivers, engine_options, instances
+from llm_serving.catalog.engines import EngineLimits, Framework, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
@@ -26,7 +26,7 @@ KeyPath = tuple[str, ...]
 def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
     """Yield the engine or the framework where the target cannot run it at all."""
     target = environment.target
-    engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
+    engine, framework = settings.engine_row, settings.framework_row
     if environment.conventions.is_local and "cpu" not in engine.platforms:
         reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
         yield Conflict(("engine",), reason, "use a target with accelerators: --target TARGET", settings.engine)
@@ -51,12 +51,12 @@ def _check_framework(settings: Blueprint, framework: Framework) -> Iterator[Conf
 
 def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Yield a pool with a type that the engine does not run on."""
-    platforms, pool = _get_engine(settings).platforms, fleet.pools.get(role.pool)
+    platforms, pool = settings.engine_row.platforms, fleet.pools.get(role.pool)
     catalog = instances.load()
     for instance in [catalog[name] for name in pool.types if name in catalog] if pool else []:
         device = instance.accelerators
         if device and device.kind not in platforms:
-            under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].engines else ""
+            under = f" under {settings.framework}" if settings.framework_row.engines else ""
             reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run{under}"
             fix = f"use a pool of {_describe_processors(platforms)}, or another engine"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
@@ -101,7 +101,7 @@ def check_settings(
     conflicts: list[Conflict] = []
     for key_path, role, role_placement in placed_roles:
         is_real = not environment.conventions.is_local
-        platform = role_placement.platform if is_real else _get_engine(settings).platforms["cpu"]
+        platform = role_placement.platform if is_real else settings.engine_row.platforms["cpu"]
         node = Node(settings, key_path, role, role_placement, platform, environment.conventions)
         conflicts += options.check(node)
         if is_real and platform.weights:
@@ -115,10 +115,6 @@ def check_settings(
         conflicts += _check_scale(node) if not get_shared(role) else ()
     # A setting of all roles is reported once.
     yield from dict.fromkeys(conflicts)
-
-
-def _get_engine(settings: Blueprint) -> Engine:
-    return engines.get_engine(settings.engine, settings.framework)
 
 
 def _check_version(node: Node) -> Iterator[Conflict]:
@@ -137,9 +133,9 @@ def _check_scale(node: Node) -> Iterator[Conflict]:
     settings, scale = node.settings, resolve_scale(node.key_path[-1], node.role)
     if scale is None or scale.planner:
         return
-    framework = engines.load_frameworks()[settings.framework]
+    framework = settings.framework_row
     key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
-    reported = {name: name in _get_engine(settings).metrics for name in ("queue", "kv-usage")}
+    reported = {name: name in settings.engine_row.metrics for name in ("queue", "kv-usage")}
     if reported[metric] and metric in framework.signals:
         return
     others = {"queue": "set scale: {kv_usage: 80%}", "kv_usage": "set scale: {queue: 4}"}

@@ -87,7 +87,7 @@ def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, s
 
 def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
     """Return why the model does not do what the blueprint's task is, and the fix."""
-    offered = patterns.load_patterns()[settings.pattern].tasks
+    offered = settings.pattern_row.tasks
     others = [row.name for row in patterns.load_patterns().values() if model.task in row.tasks]
     pattern = "" if model.task in offered or not others else f"pattern: {others[0]} with "
     same_task = [row for row in models.load().values() if row.task == settings.task]

@@ -9,7 +9,7 @@ from llm_serving.catalog import engines, instances
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import auth, patterns, processes, sharing
+from llm_serving.kinds.serving import auth, processes, sharing
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
 from llm_serving.kinds.serving.deployment import map_latencies
@@ -86,7 +86,7 @@ def check(
 
 def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield what needs kinds of objects that the cluster does not know without an add-on of the fleet."""
-    framework = engines.load_frameworks()[settings.framework]
+    framework = settings.framework_row
     if framework.add_on and not getattr(fleet.add_ons, framework.add_on):
         what = f"{framework.workload.operator} runs it" if framework.workload else "it has kinds of objects of its own"
         reason = f"{what}, which the fleet installs with {framework.add_on}"
@@ -149,7 +149,7 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
         )
         key, value = ("kv_tiers", ", ".join(tuning.kv_tiers.names)) if tuning.kv_tiers else ("kv_offload", "")
         value = value or f"{tuning.ram_bytes / 2**30:g}Gi"
-        baseline = patterns.load_patterns()[settings.pattern].baseline
+        baseline = settings.pattern_row.baseline
         fix = f"remove {key}, or set pattern: {baseline}" if baseline else f"remove {key}"
         yield Conflict(("tuning", key), reason, fix, value)
 
@@ -226,7 +226,7 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
 def _check_router(settings: Blueprint) -> Iterator[Conflict]:
     """Yield what the router of this engine, framework and pattern does not have."""
     role, router = settings.roles.router, processes.get_router(settings)
-    under = f" under {settings.framework}" if engines.load_frameworks()[settings.framework].router else ""
+    under = f" under {settings.framework}" if settings.framework_row.router else ""
     described = f"the router of {settings.engine}{under} in the pattern {settings.pattern}"
     if role.policy and role.policy not in router.policies:
         reason = router.absent_policies.get(role.policy, f"{described} has no such policy")
@@ -400,7 +400,7 @@ def _check_kv_events(
     settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield routing by KV cache events, where the router does not get them."""
-    if settings.roles.router.policy != "kv-aware" or engines.load_frameworks()[settings.framework].router:
+    if settings.roles.router.policy != "kv-aware" or settings.framework_row.router:
         return  # a framework's own router has its own ways
     reason, fix = "", "set policy: cache-aware"
     if settings.is_disaggregated:
@@ -439,8 +439,8 @@ def _check_slo_scaling(
     settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield roles that would follow the SLO where nothing measures it."""
-    framework = engines.load_frameworks()[settings.framework]
-    engine = engines.get_engine(settings.engine, settings.framework)
+    framework = settings.framework_row
+    engine = settings.engine_row
     roles = map_latencies(list(settings.roles.engine_roles))
     objectives = list(list_latencies(settings.slo, engine.metrics, engine.buckets, roles))
     for key_path, role, _ in placed_roles:

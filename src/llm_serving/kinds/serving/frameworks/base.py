@@ -55,7 +55,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
 
 
 def _load_module(context: Context) -> FrameworkModule | None:
-    name = engines.load_frameworks()[context.blueprint.framework].module
+    name = context.blueprint.framework_row.module
     return cast(FrameworkModule, importlib.import_module(f"{__package__}.{name}")) if name else None
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engines
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
 from llm_serving.kinds.serving.objectives import find_lowest_limit
@@ -90,7 +89,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     adapted = [*(_adapt_worker(context, worker) for worker in workers), _adapt_frontend(context, frontend, workers[0])]
     if context.conventions.is_local:
         return Adapted(adapted, {})
-    framework = engines.load_frameworks()[context.blueprint.framework]
+    framework = context.blueprint.framework_row
     types: dict[str, JsonValue] = {worker.role: _select_type(worker) for worker in workers}
     backend = (context.pair.name if context.pair else "") or context.blueprint.engine
     config: dict[str, JsonValue] = {"version": framework.version, "backend": backend, "types": types}

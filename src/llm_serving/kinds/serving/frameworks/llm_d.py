@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engines
 from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
@@ -52,7 +51,7 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
     """Return the services as they are, and the picker's configuration."""
-    framework = engines.load_frameworks()[context.blueprint.framework]
+    framework = context.blueprint.framework_row
     scorers = [scorer.split("=") for scorer in context.router.policies[context.policy].split()]
     plugins: list[JsonValue] = [
         *({"type": name} for name, _ in scorers),  # type: ignore[list-item]

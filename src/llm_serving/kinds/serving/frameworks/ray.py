@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options
 from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.frameworks.base import (
     SERVER_OPTIONS,
@@ -114,7 +114,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     }
     serve: dict[str, JsonValue] = {"http_options": http_options, "applications": [application]}
     env = {TIMEOUT_VARIABLE: str(timeout_s), REPORT_VARIABLE: "1000"}
-    version = engines.load_frameworks()[context.blueprint.framework].version
+    version = context.blueprint.framework_row.version
     config: dict[str, JsonValue] = {"version": version, "serve": serve}
     if context.conventions.is_local:
         return Adapted(_build_local_nodes(context, workers, entry, serve, env), config)
