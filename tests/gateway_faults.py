@@ -159,11 +159,11 @@ def start_run(folder: Path, replicas: int) -> Iterator[Run]:
     settings = Blueprint.model_validate({**BLUEPRINT, "shared_counts": f"redis://127.0.0.1:{ports['redis']}"})
     (folder / DATABASE).mkdir()
     with known_server.run_server(BEHAVIOUR) as engine:
-        places = [place.id for place in litellm_settings.list_places(settings)]
         engines = [engine, *(f"http://127.0.0.1:{ports[name]}" for name in ENGINES)]
-        urls, models = dict(zip(places, engines, strict=True)), dict.fromkeys(places, "known")
+        located = zip(litellm_settings.list_places(settings), engines, strict=True)
+        places = [place._replace(url=url, model="known") for place, url in located]
         redis = litellm_settings.parse_redis(settings.shared_counts)
-        config = litellm_settings.build_config(settings, urls, models, set(), redis)
+        config = litellm_settings.build_config(settings, places, redis)
         env = {
             **fixtures.build_environment(fixtures.install()),
             **gateway_program.build_settings(settings, config),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -41,29 +41,20 @@ Source: 1.106.0, router_utils/cooldown_handlers.py."""
 
 
 def build_config(
-    settings: Blueprint,
-    urls: Mapping[str, str],
-    models: Mapping[str, str],
-    keyed: Set[str],
-    redis: Mapping[str, Any],
-    traits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    bedrock_region: str = "",
+    settings: Blueprint, places: Sequence[Place[Any]], redis: Mapping[str, Any], bedrock_region: str = ""
 ) -> dict[str, Any]:
     """Build config.yaml of LiteLLM 1.106.
 
     Args:
-        urls: base URL of each backend, without /v1, by id.
-        models: `model` of the requests to each backend, by id.
-        keyed: ids of the backends that get the key in the environment.
+        places: those of `list_sources`, with their addresses.
         redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
-        traits: what request_guard.py reads of backends that tell classes of requests and callers apart, by id.
         bedrock_region: region of Bedrock's guardrail and models; empty where it is not asked.
     """
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     return {
         "model_list": [
-            *_list_models(settings, urls, models, keyed, traits, bedrock_region),
-            *_list_embedding_models(settings, urls, models, keyed, bedrock_region),
+            *(_build_model(settings, place, bedrock_region) for place in places if place.route != EMBEDDING),
+            *_list_embedding_models(places, bedrock_region),
         ],
         "router_settings": {
             "routing_strategy": "simple-shuffle",  # by weight
@@ -99,7 +90,7 @@ B = TypeVar("B", bound=Source)
 
 
 class Place(NamedTuple, Generic[B]):
-    """A backend in its route."""
+    """A backend in its route, and where it is asked."""
 
     id: str
     """ROUTE/NAME, and #2 where the route has the name a second time: records of requests keep it, whatever comes before
@@ -108,6 +99,17 @@ class Place(NamedTuple, Generic[B]):
     route: str
     number: int
     backend: B
+    url: str = ""
+    """Base URL, without /v1."""
+
+    model: str = ""
+    """`model` of the requests to it."""
+
+    is_keyed: bool = False
+    """Whether it gets the key in the environment."""
+
+    traits: Mapping[str, Any] = MappingProxyType({})
+    """What request_guard.py reads of one that tells classes of requests and callers apart."""
 
 
 def list_places(settings: Blueprint) -> Iterator[Place[Backend]]:
@@ -169,45 +171,32 @@ def find_personal_data(settings: Blueprint) -> list[str]:
     return list(settings.guardrails.find) if any(team.personal_data for team in settings.teams.values()) else []
 
 
-def _list_models(
-    settings: Blueprint,
-    urls: Mapping[str, str],
-    models: Mapping[str, str],
-    keyed: Set[str],
-    traits: Mapping[str, Mapping[str, Any]],
-    region: str,
-) -> Iterator[dict[str, Any]]:
-    for backend_id, name, number, backend in list_places(settings):
-        route = settings.routes[name]
-        place = {"weight": backend.weight} if backend.weight else {"order": number + 1}
-        yield {
-            "model_name": name,
-            "litellm_params": {
-                "num_retries": route.retries,
-                "timeout": route.timeout,
-                **_build_source(backend, urls[backend_id], models[backend_id], region, is_keyed=backend_id in keyed),
-                **place,
-                **_build_price(route.price),
-            },
-            "model_info": {
-                "id": backend_id,
-                "allowed_fails": _ALLOWED_FAILS,
-                **traits.get(backend_id, {}),
-                **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
-            },
-        }
+def _build_model(settings: Blueprint, place: Place[Backend], region: str) -> dict[str, Any]:
+    route, backend = settings.routes[place.route], place.backend
+    return {
+        "model_name": place.route,
+        "litellm_params": {
+            "num_retries": route.retries,
+            "timeout": route.timeout,
+            **_build_source(place, region),
+            **({"weight": backend.weight} if backend.weight else {"order": place.number + 1}),
+            **_build_price(route.price),
+        },
+        "model_info": {
+            "id": place.id,
+            "allowed_fails": _ALLOWED_FAILS,
+            **place.traits,
+            **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
+        },
+    }
 
 
-def _list_embedding_models(
-    settings: Blueprint, urls: Mapping[str, str], models: Mapping[str, str], keyed: Set[str], region: str
-) -> Iterator[dict[str, Any]]:
+def _list_embedding_models(places: Sequence[Place[Any]], region: str) -> Iterator[dict[str, Any]]:
     """List what turns questions into vectors: models that are in no team's list."""
-    for place in {place.id: place for place in list_embeddings(settings).values()}.values():
-        if place.backend.bedrock and not region:
+    for place in places:
+        if place.route != EMBEDDING or (place.backend.bedrock and not region):
             continue  # a mock's vectors would be those of any question
-        source = _build_source(
-            place.backend, urls[place.id], models[place.id], region, is_keyed=place.id in keyed, converses=False
-        )
+        source = _build_source(place, region, converses=False)
         yield {
             "model_name": place.id,
             "litellm_params": {"num_retries": 0, **source, **_build_price(None)},
@@ -215,12 +204,12 @@ def _list_embedding_models(
         }
 
 
-def build_semantic(settings: Blueprint, models: Mapping[str, str], bedrock_region: str) -> dict[str, dict[str, Any]]:
+def build_semantic(settings: Blueprint, places: Sequence[Place[Any]], bedrock_region: str) -> dict[str, dict[str, Any]]:
     """Build what semantic_cache.py reads: by route its embedding, the index of such vectors, and limits.
 
     Vectors of different models cannot be compared: each model has an index of its own.
     """
-    semantic = {}
+    semantic, models = {}, {place.id: place.model for place in places}
     for name, place in list_embeddings(settings).items():
         cache = settings.routes[name].cache
         if (place.backend.bedrock and not bedrock_region) or not cache or not cache.semantic:
@@ -231,24 +220,23 @@ def build_semantic(settings: Blueprint, models: Mapping[str, str], bedrock_regio
     return semantic
 
 
-def _build_source(
-    backend: Source, url: str, model: str, region: str, *, is_keyed: bool, converses: bool = True
-) -> dict[str, Any]:
+def _build_source(place: Place[Any], region: str, *, converses: bool = True) -> dict[str, Any]:
     """Build what says who answers.
 
     Args:
         converses: Bedrock's model answers chats, by its Converse API.
     """
+    backend = place.backend
     if backend.bedrock and region:  # with a key LiteLLM would send it in place of the role's signature
         return {"model": f"bedrock/{'converse/' * converses}{backend.bedrock}", "aws_region_name": region}
-    key = f"os.environ/{api_key.VARIABLE}" if is_keyed else "none"
+    key = f"os.environ/{api_key.VARIABLE}" if place.is_keyed else "none"
     text = (isinstance(backend, Backend) and backend.mock) or (
         f"A mock of {backend.bedrock}." if backend.bedrock else ""
     )
     return {
-        "model": f"openai/{model}",
+        "model": f"openai/{place.model}",
         "api_key": key,
-        **({"mock_response": text} if text else {"api_base": f"{url}/v1"}),
+        **({"mock_response": text} if text else {"api_base": f"{place.url}/v1"}),
     }
 
 

@@ -42,7 +42,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     raise_mistakes(blueprint.locate(checks))
     found = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
-    places = litellm_settings.list_sources(settings)
+    places = [_locate(place, found) for place in litellm_settings.list_sources(settings)]
     backends = [_build_backend(place, found) for place in places]
     deployment = GatewayDeployment(
         name=name,
@@ -62,20 +62,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         notes=tuple(_list_notes(settings, backends, environment)),
         emulated=environment.emulated,
     )
-    urls = {place.id: _find_url(place.backend, found) for place in places}
-    models = {place.id: _find_model(place.backend, found) for place in places}
-    keyed = {
-        place.id for place, backend in zip(places, backends, strict=True) if place.backend.url or backend.usage_url
-    }
-    traits = {
-        place.id: found[place.backend.deployment].traits.model_dump(exclude_defaults=True)
-        for place in places
-        if place.backend.deployment
-    }
     redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
     region = "" if is_local else fleet.value.region
-    config = litellm_settings.build_config(settings, urls, models, keyed, redis, traits, region)
-    semantic = litellm_settings.build_semantic(settings, models, region)
+    config = litellm_settings.build_config(settings, places, redis, region)
+    semantic = litellm_settings.build_semantic(settings, places, region)
     env = gateway_program.build_settings(settings, config, semantic)
     if is_local:
         services = (_build_meter(deployment, settings.audit), _build_gateway(deployment, env))
@@ -111,16 +101,16 @@ def _find_deployments(
     """
     found: dict[str, FoundDeployment] = {}
     collect = ErrorCollector()
-    for _, route, number, backend in litellm_settings.list_places(blueprint.value):
-        if name := backend.deployment:
-            alone = ("routes", route, "deployments", "deployment")
-            listed = ("routes", route, "deployments", number, "deployment")
+    for place in litellm_settings.list_places(blueprint.value):
+        if name := place.backend.deployment:
+            alone = ("routes", place.route, "deployments", "deployment")
+            listed = ("routes", place.route, "deployments", place.number, "deployment")
             key_path = alone if alone in blueprint.positions else listed
             find = functools.partial(deployments.require_serving, blueprint, name, fleet, environment, key_path)
             if here := collect(find):
                 found[name] = here
-    for route, place in litellm_settings.list_embeddings(blueprint.value).items():
-        if name := place.backend.deployment:
+    for route, embedding in litellm_settings.list_embeddings(blueprint.value).items():
+        if name := embedding.backend.deployment:
             find = functools.partial(_require_embedding, blueprint, name, fleet, environment, route)
             if here := collect(find):
                 found[name] = here
@@ -161,14 +151,16 @@ def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Back
     )
 
 
-def _find_url(backend: Source, found: dict[str, FoundDeployment]) -> str:
-    url = backend.url or (found[backend.deployment].url if backend.deployment else "")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _find_model(backend: Source, found: dict[str, FoundDeployment]) -> str:
-    models = found[backend.deployment].models if backend.deployment else (MOCK,)
-    return backend.model or next(iter(models), "")
+def _locate(place: Place[Any], found: dict[str, FoundDeployment]) -> Place[Any]:
+    """Return a backend with where it is asked."""
+    backend: Source = place.backend
+    here = found[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
+    return place._replace(
+        url=(backend.url or here.url).rstrip("/").removesuffix("/v1"),
+        model=backend.model or next(iter(here.models), ""),
+        is_keyed=bool(backend.url or here.door),
+        traits=here.traits.model_dump(exclude_defaults=True),
+    )
 
 
 def _list_notes(settings: Blueprint, backends: list[Backend], environment: Environment) -> Iterator[str]:
