@@ -121,7 +121,7 @@ OLD_TEMPLATES = Path(__file__).with_name("old_templates")
             "use deployment.list_services(role) for a role's, deployment.all_services for all",
         ),
         ("ecs.yaml.j2", "ecs", "instances", "use deployment.list_services(role)"),
-        ("eks.yaml.j2", "eks", "processes", "use deployment.list_services(role)"),
+        ("eks.yaml.j2", "eks", "prefetch", "use what deployment.list_services(role) have"),
     ],
 )
 def test_an_old_copy_of_a_template_is_told_by_name_what_to_change(

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from llm_serving.loopback import is_loopback
+from llm_serving.services.formats import FORMATS
 from llm_serving.settings.document import Conflict
-from llm_serving.settings.units import TextFormat
 from llm_serving.settings.yaml_source import KeyPath
 
-
-def build_endpoint_format(example: str) -> TextFormat:
-    """Return the form of the URL of an endpoint that answers requests."""
-    return TextFormat(
-        r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
-        "the base URL of an OpenAI-compatible endpoint",
-        example,
-    )
-
-
-def build_cache_format(example: str) -> TextFormat:
-    return TextFormat(
-        r"rediss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[0-9]{1,2})?",
-        "the address of Valkey or Redis, without user and password",
-        example,
-    )
+EndpointUrl = Annotated[str, FORMATS["endpoint-url"]]
+CacheUrl = Annotated[str, FORMATS["cache-url"]]
 
 
 def find_port(url: str) -> int:

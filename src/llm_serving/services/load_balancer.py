@@ -76,6 +76,12 @@ def check(row: LoadBalancer, fleet: Fleet, *, on_kubernetes: bool) -> Iterator[C
         yield Conflict((KEY, "web_acl"), reason, fix, row.web_acl)
 
 
+def resolve(row: LoadBalancer, drain_s: int) -> StackLoadBalancer:
+    return StackLoadBalancer(
+        certificate=row.certificate, web_acl=row.web_acl or "", idle_timeout_s=IDLE_TIMEOUT_S, drain_s=drain_s
+    )
+
+
 def list_ranges(fleet: Fleet) -> tuple[str, ...]:
     """Return the address ranges of the fleet's network, from which its load balancers call."""
     return (fleet.network.cidr,) if isinstance(fleet.network, NewNetwork) else PRIVATE_RANGES

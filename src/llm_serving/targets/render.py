@@ -37,6 +37,10 @@ RENAMED = {
     "replica": "use service.node.replica",
     "rank": "use service.node.rank",
     "stateful": "use service.is_stateful",
+    **dict.fromkeys(
+        ("compile_cache", "labels", "ports", "prefetch", "queue", "tolerations", "zones"),
+        "use what deployment.list_services(role) have: their ports, mounts, prefetch and placement",
+    ),
 }
 """What to write in place of fields that templates of earlier versions use."""
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from llm_serving.fleet.model import Name, parse_network
 from llm_serving.kinds.serving.roles import ModelName
-from llm_serving.services.addresses import build_cache_format, build_endpoint_format
+from llm_serving.services.addresses import CacheUrl, EndpointUrl
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
@@ -18,10 +18,6 @@ from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, c
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TokenRange, Tokens, read_formats
 
 FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
-
-Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
-
-CacheUrl = Annotated[str, build_cache_format("rediss://cache.example.com:6379")]
 
 InputLocation = Annotated[str, FORMATS["input-location"]]
 ScheduleTime = Annotated[str, FORMATS["schedule-time"]]
@@ -69,7 +65,7 @@ class Endpoint(Settings):
     deployment: Name | None = None
     """Name of a running serving deployment."""
 
-    url: Url | None = None
+    url: EndpointUrl | None = None
     """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment, on AWS the
     secret `api_key`."""
 
@@ -80,7 +76,7 @@ class Endpoint(Settings):
     """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows
     then run after requests without one. A `deployment` uses its own `tuning.priority`."""
 
-    metrics: Annotated[tuple[Url, ...], AllowSingleItem()] = ()
+    metrics: Annotated[tuple[EndpointUrl, ...], AllowSingleItem()] = ()
     """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics; only with `url`. Workers adapt to the queues on
     these pages; without pages, they adapt to the answers."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
-from llm_serving.services.addresses import build_cache_format, build_endpoint_format
+from llm_serving.services.addresses import CacheUrl, EndpointUrl
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.load_balancer import LoadBalancer
 from llm_serving.services.rendered import S3Location
@@ -22,10 +22,6 @@ from llm_serving.settings.units import Count, Days, Duration, Memory, Quantity, 
 _ONE = Decimal(1)
 
 FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
-
-Url = Annotated[str, build_endpoint_format("https://llm.example.com")]
-
-CacheUrl = Annotated[str, build_cache_format("redis://127.0.0.1:6379")]
 
 RouteName = Annotated[str, FORMATS["route-name"]]
 ModelName = Annotated[str, FORMATS["model-name"]]
@@ -103,7 +99,7 @@ class Source(Settings):
     deployment: Name | None = None
     """Name of a running serving deployment."""
 
-    url: Url | None = None
+    url: EndpointUrl | None = None
     """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
 
     bedrock: BedrockModel | None = None

@@ -20,7 +20,6 @@ from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CAL
 from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
 from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT, WORKER_PORT
 from llm_serving.services.environment import Environment
-from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.service import LOOPBACK, Call, Placement, Probe, Replicas, Resources, Service, Stop
 from llm_serving.settings.document import Conflict
 
@@ -125,14 +124,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         bedrock_guardrail=settings.guardrails.bedrock.id if settings.guardrails.bedrock else "",
         bedrock_models=litellm_settings.list_bedrock_models(settings),
         audit_export=settings.audit.export,
-        load_balancer=StackLoadBalancer(
-            certificate=balancer.certificate,
-            web_acl=balancer.web_acl or "",
-            idle_timeout_s=load_balancer.IDLE_TIMEOUT_S,
-            drain_s=STOP_S,
-        )
-        if balancer
-        else None,
+        load_balancer=load_balancer.resolve(balancer, STOP_S) if balancer else None,
     )
 
 

@@ -612,11 +612,7 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
         # Where clients need a key, the probe asks the router itself.
         host=environment.hidden_host if context.door else LOOPBACK,
         port=_select_port(context, "router-admin" if context.door else "router", ROUTER_PORT),
-        probe=_build_probe(
-            context,
-            served_model,
-            _compute_router_start_s(engine_services),
-        ),
+        probe=_build_probe(context, served_model, _compute_router_start_s(engine_services)),
         resources=Resources(memory_bytes=router.base_bytes),
     )
 

@@ -46,7 +46,6 @@ from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
 from llm_serving.services import load_balancer, tasks
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
-from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
 from llm_serving.services.service import Resources, Service
 from llm_serving.settings.document import Conflict, Document, raise_mistakes
@@ -170,7 +169,7 @@ def _build_stack(
 ) -> ServingStack:
     """Build the data of the stack that makes the services, where no chart does."""
     tiers = settings.tuning.kv_tiers
-    balancer = deployment.load_balancer
+    row, balancer = settings.load_balancer, deployment.load_balancer
     adapters = [location for model in deployment.served_models for location in model.adapters.values()]
     return ServingStack(
         reads=(*(model.weights.uri for model in deployment.loaded_models), *adapters),
@@ -178,14 +177,7 @@ def _build_stack(
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
         router_container=router_container,
-        load_balancer=None
-        if balancer is None
-        else StackLoadBalancer(
-            certificate=balancer.certificate,
-            web_acl=balancer.web_acl,
-            idle_timeout_s=balancer.idle_timeout_s,
-            drain_s=balancer.drain_s,
-        ),
+        load_balancer=load_balancer.resolve(row, balancer.drain_s) if row and balancer else None,
     )
 
 

@@ -58,10 +58,7 @@ def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> l
         *(("model", _describe_model(settings, served_model)) for served_model in deployment.served_models),
         *((role.name, _describe_role(role)) for role in deployment.engine_roles),
         ("router", _describe_router(settings, deployment)),
-        (
-            "traffic",
-            f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
-        ),
+        ("traffic", f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests"),
         ("slo", _describe_slo(deployment)),
         *(("kv tiers", text) for text in deployment.cached_prompts),
         *(("weights", text) for text in _describe_weights(deployment)),

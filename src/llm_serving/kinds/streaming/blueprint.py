@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
-from llm_serving.services.addresses import build_cache_format, build_endpoint_format
+from llm_serving.services.addresses import CacheUrl, EndpointUrl
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey
@@ -17,8 +17,6 @@ from llm_serving.settings.document import Conflict, OneOrMore, Settings, check_o
 from llm_serving.settings.units import Duration, Memory, Share, Switch, read_formats
 
 FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
-
-Url = Annotated[str, build_endpoint_format("http://127.0.0.1:8000")]
 
 OwnFile = Annotated[str, FORMATS["own-file"]]
 
@@ -43,7 +41,7 @@ class Endpoint(Settings):
     deployment: Name | None = None
     """Name of a running serving deployment."""
 
-    url: Url | None = None
+    url: EndpointUrl | None = None
     """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment, on AWS the
     secret `api_key`."""
 
@@ -150,7 +148,7 @@ class Eks(Settings):
     image: str | None = None
     """Image of Flink 1.20 with the job as /opt/flink/usrlib/stream-job.jar."""
 
-    cache: Annotated[str, build_cache_format("redis://valkey.cache.svc:6379")] | None = None
+    cache: CacheUrl | None = None
     """Valkey or Redis that the job reaches."""
 
     state_class: str | None = None

@@ -42,11 +42,4 @@ def shift(
             for name in shares:  # a blueprint's folder has its deployment's name; what has no folder here is not known
                 inputs.require_capability(Path(name), Capability.SHIFT)
             rendered = directory.get_rendered_path(EksTarget.name)
-            traffic_shift.shift(
-                route,
-                shares,
-                chart=paths.CHARTS / CHART,
-                gateway=gateway,
-                folder=rendered,
-                log=log,
-            )
+            traffic_shift.shift(route, shares, chart=paths.CHARTS / CHART, gateway=gateway, folder=rendered, log=log)
