@@ -62,8 +62,8 @@ def select_batch(device):
     return Batch(tokens=64, sequences=4)
 
 
-def compute_cpu_cache_bytes(model, *, context, lengths, block, tensor_parallel, sequences):
-    return sequences * context
+def compute_cpu_cache_bytes(model, load):
+    return load.sequences * load.context
 
 
 def compute_fit(model, instance, setup):

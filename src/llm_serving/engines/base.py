@@ -6,7 +6,6 @@ An engine is a file of the catalog (`llm_serving.catalog.engines`); `memory` in 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -14,7 +13,7 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Fit, ReplicaSetup
 from llm_serving.settings.errors import InputError
 
 
@@ -30,22 +29,8 @@ class MemoryModel(Protocol):
     def select_batch(self, device: Accelerators | None) -> Batch:
         """Return the largest step that the engine chooses by itself; None is a CPU."""
 
-    def compute_cpu_cache_bytes(
-        self,
-        model: Architecture,
-        *,
-        context: int,
-        lengths: Sequence[int],
-        block: int,
-        tensor_parallel: int,
-        sequences: int,
-    ) -> int:
-        """Return memory of one rank on CPU that depends on requests: their KV cache, and what it needs besides.
-
-        Args:
-            context: most tokens of a request.
-            lengths: of all requests under way at once.
-        """
+    def compute_cpu_cache_bytes(self, model: Architecture, load: CpuLoad) -> int:
+        """Return memory of one rank on CPU that depends on requests: their KV cache, and what it needs besides."""
 
     def compute_fit(self, model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         """Return whether one replica serves requests of its context, and what remains for its KV cache."""

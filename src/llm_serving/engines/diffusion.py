@@ -10,13 +10,11 @@ Four models of that table take far more, up to 58 GiB: they have no row in the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, Division, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = 1.0
@@ -40,15 +38,7 @@ def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the sa
     return BATCH
 
 
-def compute_cpu_cache_bytes(
-    model: Architecture,  # noqa: ARG001
-    *,
-    context: int,  # noqa: ARG001
-    lengths: Sequence[int],  # noqa: ARG001
-    block: int,  # noqa: ARG001
-    tensor_parallel: int,  # noqa: ARG001
-    sequences: int,  # noqa: ARG001
-) -> int:
+def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:  # noqa: ARG001
     """Return 0: what a picture takes is in `base_bytes` of the platform."""
     return 0
 

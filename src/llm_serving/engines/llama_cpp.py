@@ -7,13 +7,11 @@ decoder; `tests/engines/test_llama_cpp.py` compares all three with what llama-se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, Division, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = memory.NODE_SHARE
@@ -59,16 +57,9 @@ def compute_buffer_bytes(model: Architecture, context: int) -> int:
     return activations + mask
 
 
-def compute_cpu_cache_bytes(
-    model: Architecture,
-    *,
-    context: int,
-    lengths: Sequence[int],  # noqa: ARG001 - a slot keeps its whole context, whatever the requests are
-    block: int,  # noqa: ARG001
-    tensor_parallel: int,  # noqa: ARG001
-    sequences: int,
-) -> int:
-    return compute_cache_bytes(model, sequences, context) + compute_buffer_bytes(model, context)
+def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:
+    """Return all slots and the buffers: a slot keeps its whole context, whatever the requests are."""
+    return compute_cache_bytes(model, load.sequences, load.context) + compute_buffer_bytes(model, load.context)
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,6 +68,23 @@ class ReplicaSetup:
 
     batch: Batch | None = None
     """The largest step."""
+
+
+class CpuLoad(NamedTuple):
+    """What one rank on CPU is to hold of requests."""
+
+    context: int
+    """Most tokens of a request."""
+
+    lengths: Sequence[int]
+    """Of all requests under way at once."""
+
+    block: int
+    """Tokens in a block of the KV cache."""
+
+    tensor: int
+    sequences: int
+    """Most requests of a step."""
 
 
 class Fit(BaseModel):

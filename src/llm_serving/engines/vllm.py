@@ -20,6 +20,7 @@ from llm_serving.engines.memory import (
     NODE_SHARE,
     VISIBLE_SHARE,
     Batch,
+    CpuLoad,
     Division,
     Fit,
     ReplicaSetup,
@@ -130,19 +131,11 @@ def _compute_state_block(model: Architecture, block_bytes: int, block: int, tens
     return block * divide_up(compute_state_bytes(model, tensor_parallel), block_bytes)
 
 
-def compute_cpu_cache_bytes(
-    model: Architecture,
-    *,
-    context: int,
-    lengths: Sequence[int],
-    block: int,
-    tensor_parallel: int,
-    sequences: int,  # noqa: ARG001 - all requests under way share one cache
-) -> int:
+def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:
     """Return KV cache of one rank on CPU: one request of the full context and all requests under way at once."""
-    blocks = sum(divide_up(length, block) for length in (context, *lengths))
+    blocks = sum(divide_up(length, load.block) for length in (load.context, *load.lengths))
     # The engine keeps one block to itself.
-    return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * block * compute_kv_bytes_per_token(model, tensor_parallel))
+    return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * load.block * compute_kv_bytes_per_token(model, load.tensor))
 
 
 def compute_weight_bytes(model: Architecture, setup: ReplicaSetup) -> int:

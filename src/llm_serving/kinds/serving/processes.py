@@ -13,6 +13,7 @@ from llm_serving.catalog import engine_options, engines, images, registry
 from llm_serving.catalog.engines import CommandPart, Engine, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
+from llm_serving.engines.memory import CpuLoad
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.kinds.serving import auth, options
@@ -557,14 +558,14 @@ def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placem
     if fit and not role_placement.instance.accelerators and not context.conventions.is_local:
         # Of a model whose arithmetic is not known, the other half is for what is not computed.
         return fit.cache_bytes if fit.computed else fit.cache_bytes // 2
-    return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(
-        role_placement.model,
-        context=served_model.context,
-        lengths=[settings.max_sequence_tokens] * count_concurrent_requests(settings.traffic),
-        block=context.select_platform(role_placement).kv_block,
-        tensor_parallel=role.tensor,
-        sequences=role_placement.batch.sequences,
+    load = CpuLoad(
+        served_model.context,
+        [settings.max_sequence_tokens] * count_concurrent_requests(settings.traffic),
+        context.select_platform(role_placement).kv_block,
+        role.tensor,
+        role_placement.batch.sequences,
     )
+    return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(role_placement.model, load)
 
 
 def _compute_memory_bytes(
