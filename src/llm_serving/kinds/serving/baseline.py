@@ -43,7 +43,9 @@ def render(blueprint: Document[Blueprint]) -> str:
     replica_role = _select_role(blueprint, prefill, decode)
     document: dict[str, Any] = yaml_source.read(blueprint.path).data
     role = "decode" if replica_role is decode else "prefill"
-    worker = {**document["roles"][role], "replicas": format_bounds(_compute_replicas(prefill, decode, replica_role))}
+    total = _count_accelerators(prefill, decode)
+    replicas = Bounds(total.min // replica_role.accelerators, total.max // replica_role.accelerators)
+    worker = {**document["roles"][role], "replicas": format_bounds(replicas)}
     worker.pop("scale", None)  # a measure of one half's load says little about both
     roles = {"worker": worker, **{key: value for key, value in document["roles"].items() if key == "router"}}
     changes = {"pattern": pattern, "roles": roles, **_build_tuning(document)}
@@ -92,11 +94,6 @@ def _count_accelerators(prefill: EngineRole, decode: EngineRole) -> Bounds:
         for first, second in zip(prefill.replicas, decode.replicas, strict=True)
     )
     return Bounds(min_count, max_count)
-
-
-def _compute_replicas(prefill: EngineRole, decode: EngineRole, replica_role: EngineRole) -> Bounds:
-    total = _count_accelerators(prefill, decode)
-    return Bounds(total.min // replica_role.accelerators, total.max // replica_role.accelerators)
 
 
 def _build_tuning(document: dict[str, Any]) -> dict[str, Any]:

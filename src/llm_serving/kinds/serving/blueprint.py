@@ -515,7 +515,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 yield Conflict(("roles", name), f"the pattern {self.pattern} has {role_names}", f"remove {name}")
             if name in pattern_roles and not is_present:
                 reason = f"the pattern {self.pattern} needs it, and it is missing"
-                yield Conflict(("roles", name), reason, f"set {name}: {_format_example_role(name)}")
+                example = "{NAME: {model: tiny, pool: general}}" if name == "models" else "{pool: general}"
+                yield Conflict(("roles", name), reason, f"set {name}: {example}")
 
     def _check_workers(self) -> Iterator[Conflict]:
         """Yield further workers where there are none, or whose names are taken, and a weight against nothing."""
@@ -576,10 +577,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
             reason = f"the router cuts a request off after {timeout:g} s, roles.router.request_timeout"
             fix = f"set deadline: {timeout:g}s or less, or request_timeout: {deadline:g}s or more for the router"
             yield Conflict(("traffic", "deadline"), reason, fix)
-
-
-def _format_example_role(name: str) -> str:
-    return "{NAME: {model: tiny, pool: general}}" if name == "models" else "{pool: general}"
 
 
 def read(folder: Path) -> Document[Blueprint]:

@@ -196,7 +196,8 @@ class _PlacementSearch:
     context: int
 
     def find_placement(self) -> Placement:
-        pool, known_types = require_pool(self.fleet, self.key_path, self.role)
+        role = self.role
+        pool, known_types = require_pool(self.fleet, self.key_path, role)
         accelerated_types = self._select_by_accelerators(pool, known_types)
         self._check_divisible(accelerated_types[0])
         fitting_types = self._select_by_memory(accelerated_types)
@@ -210,7 +211,7 @@ class _PlacementSearch:
             instances=tuple(available_types),
             zones=self._select_zones(pool, available_types),
             nodes=nodes,
-            parallelism=self._parallelism,
+            parallelism=Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert),
             resources=self._compute_resources(pool, available_types, nodes),
             platform=self._select_platform(device),
             batch=self._select_batch(device),
@@ -228,11 +229,6 @@ class _PlacementSearch:
     @property
     def _memory_model(self) -> MemoryModel:
         return base.get_memory_model(self.settings.engine)
-
-    @property
-    def _parallelism(self) -> Parallelism:
-        role = self.role
-        return Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert)
 
     @property
     def _expert_ranks(self) -> int:

@@ -96,8 +96,9 @@ def recommend(question: Question) -> Answer:
         raise InputError(f"--model: {quote_value(name)}: it generates no text. Fix: use a model that does.")
     limits = list_limits(question, settings)
     workload, traffic = build_workload(question, document)
-    longest = _parse_longest(traffic)
-    context = max(longest, _choose_context(settings))
+    parsed = Traffic.model_validate(traffic)
+    longest = parsed.input_tokens.max + parsed.output_tokens.max
+    context = max(longest, settings.context if settings else 0)
     if longest > model.max_context:
         reason = f"a request has up to {longest} tokens, more than the context of {model.name}, {model.max_context}"
         raise InputError(f"--output-tokens: {reason}. Fix: use shorter requests or another model.")
@@ -118,17 +119,6 @@ def recommend(question: Question) -> Answer:
     result = search.search(problem)
     notes = [*_list_notes(question, result, traffic), *evidence.notes]
     return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
-
-
-def _parse_longest(traffic: dict[str, Any]) -> int:
-    """Return most tokens of a request by the bounds of its lengths."""
-    parsed = Traffic.model_validate(traffic)
-    return parsed.input_tokens.max + parsed.output_tokens.max
-
-
-def _choose_context(settings: Blueprint | None) -> int:
-    context = settings.context if settings else None
-    return context if isinstance(context, int) else 0
 
 
 def _require_simulated(document: Document[Blueprint]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engines, models
+from llm_serving.catalog import models
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
@@ -96,11 +96,13 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         objects=framework.objects,
         framework_config=dict(adapted.config),
         workload=framework.workload,
-        image_user=_select_image_user(settings, framework),
+        image_user=context.pair.image_user if context.pair else None,
         tuning=settings.tuning,
         roles=(*engine_roles, router),
         services=tuple(adapted.services),
-        url=_build_url(context, processes.select_entry_port(context)),
+        url=environment.conventions.url.format(
+            deployment=context.name, namespace=environment.namespace, port=processes.select_entry_port(context)
+        ),
         door=context.door,
         request_timeout_s=processes.compute_request_timeout_s(settings),
         pool_master=_build_pool_master(context, engine_roles),
@@ -156,12 +158,6 @@ def _fold(
             ]
         engine_services += head_services
     return engine_roles, engine_services
-
-
-def _select_image_user(settings: Blueprint, framework: engines.Framework) -> int | None:
-    """Return the user of the images that a framework brings; None for that of the chart."""
-    pair = framework.engines.get(settings.engine)
-    return pair.image_user if pair else None
 
 
 def _build_stack(
@@ -404,10 +400,6 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
         drain_s=min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)),
         ranges=load_balancer.list_ranges(fleet),
     )
-
-
-def _build_url(context: Context, port: int) -> str:
-    return context.conventions.url.format(deployment=context.name, namespace=context.environment.namespace, port=port)
 
 
 def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:

@@ -194,28 +194,23 @@ def _needs_root(role: Role, mounts: Mapping[str, Mount]) -> bool:
 
 
 def _build_node_check(role_placement: placement.Placement, role: Role) -> tuple[str, ...]:
-    """Return what a node must prove to have where the engine would not say so: several GPUs, EFA, or Neuron devices."""
+    """Return what a node must prove to have where the engine would not say so: several GPUs, EFA, or Neuron devices.
+
+    Of memory and rate, the least of the types that may run the role.
+    """
     resources, accelerators = role.resources, role_placement.instance.accelerators
     if accelerators is None or not (resources.efa or resources.accelerators > 1 or accelerators.kind == "neuron"):
         return ()
     if accelerators.kind == "neuron":
         arguments = ["--neuron-devices", str(resources.accelerators)]
     else:
-        arguments = ["--gpus", str(resources.gpus), "--gpu-memory", str(_find_least_memory(role_placement))]
+        memory_mib = min(row.accelerators.memory_mib for row in role_placement.instances if row.accelerators)
+        arguments = ["--gpus", str(resources.gpus), "--gpu-memory", str(memory_mib)]
     if resources.efa:
+        gbps = min(row.network_gbps / row.efa_interfaces for row in role_placement.instances if row.efa_interfaces)
         arguments += ["--efa", str(resources.efa), *(["--gpudirect"] if role_placement.rdma else [])]
-        arguments += ["--efa-gbps", f"{_find_least_rate(role_placement):g}"]
+        arguments += ["--efa-gbps", f"{gbps:g}"]
     return tuple(arguments)
-
-
-def _find_least_rate(role_placement: placement.Placement) -> float:
-    """Return the Gbit/s of an EFA interface, the least of the types that may run the role."""
-    return min(row.network_gbps / row.efa_interfaces for row in role_placement.instances if row.efa_interfaces)
-
-
-def _find_least_memory(role_placement: placement.Placement) -> int:
-    """Return the MiB of an accelerator, the least of the types that may run the role."""
-    return min(row.accelerators.memory_mib for row in role_placement.instances if row.accelerators)
 
 
 def _build_calls(traces: str | None) -> dict[str, Call]:

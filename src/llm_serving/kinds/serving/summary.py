@@ -52,7 +52,8 @@ def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
 def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> list[tuple[str, str]]:
     """Return a label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
     settings, traffic = blueprint.value, deployment.traffic
-    load = f"{_describe_load(traffic)}{_describe_sessions(traffic)}"
+    sessions = f" in sessions of {traffic.turns} turns" if traffic.turns.max > 1 else ""
+    load = f"{_describe_load(traffic)}{sessions}"
     return [
         ("blueprint", f"{deployment.name} ({blueprint.path}): {settings.pattern} for the target {deployment.target}"),
         *(("model", _describe_model(settings, served_model)) for served_model in deployment.served_models),
@@ -124,10 +125,6 @@ def _describe_lengths(deployment: ServingDeployment) -> str:
         steps = f" in {draw.steps} steps" if draw.steps else ""
         return f"{draw.count} x {draw.size or 'pictures'}{steps} by {tasks.POOLED[deployment.task].path}"
     return f"{traffic.inputs} x {traffic.input_tokens} tokens for {tasks.POOLED[deployment.task].path}"
-
-
-def _describe_sessions(traffic: Traffic) -> str:
-    return f" in sessions of {traffic.turns} turns" if traffic.turns.max > 1 else ""
 
 
 def _describe_load(traffic: Traffic) -> str:

@@ -25,7 +25,6 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
-from llm_serving.services.team_keys import ApiKey
 from llm_serving.settings.document import Document, raise_mistakes
 
 RPC = "jobmanager-rpc"
@@ -61,19 +60,22 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         raise_mistakes(blueprint.locate(check(settings, fleet.value, environment, name)))
     files = prompt.read(blueprint)
     url, model = _find_endpoint(blueprint, fleet, environment)
+    brokers, cache_url = _locate_servers(settings, environment, name)
     deployment = StreamingDeployment(
         name=name,
         pattern=settings.pattern,
         target=environment.target,
         fleet=fleet.value.name,
         environment=environment,
-        url=_format_url(environment) if is_local else "",
-        brokers=_locate_brokers(environment, name),
+        url=environment.conventions.url.format(deployment="", namespace="", port=environment.ports[JOB_MANAGER])
+        if is_local
+        else "",
+        brokers=brokers,
         topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
         endpoint_url=url,
         model=model,
         answer_files=_format_answer_files(settings, environment, name),
-        cache_url=_locate_cache(settings, environment),
+        cache_url=cache_url,
         checkpoint_s=settings.checkpoint,
         deadline_s=settings.endpoint.deadline,
         limits=settings.limits,
@@ -94,16 +96,13 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     return deployment.model_copy(update={"stack": stack, "cost": cost})
 
 
-def _locate_brokers(environment: Environment, name: str) -> str:
+def _locate_servers(settings: Blueprint, environment: Environment, name: str) -> tuple[str, str]:
+    """Return the addresses of Kafka and of the cache; empty on ECS, where the stack's outputs have them."""
     if environment.conventions.is_local:
-        return f"{LOOPBACK}:{environment.ports[KAFKA]}"
-    return operators.format_brokers(name) if environment.conventions.is_kubernetes else ""
-
-
-def _locate_cache(settings: Blueprint, environment: Environment) -> str:
-    if environment.conventions.is_local:
-        return f"redis://{LOOPBACK}:{environment.ports[CACHE]}"
-    return str(settings.eks.cache) if environment.conventions.is_kubernetes else ""
+        return f"{LOOPBACK}:{environment.ports[KAFKA]}", f"redis://{LOOPBACK}:{environment.ports[CACHE]}"
+    if environment.conventions.is_kubernetes:
+        return operators.format_brokers(name), str(settings.eks.cache)
+    return "", ""
 
 
 def _format_answer_files(settings: Blueprint, environment: Environment, name: str) -> str:
@@ -128,11 +127,6 @@ def _list_notes(settings: Blueprint) -> Iterator[str]:
     if settings.endpoint.api_key:
         yield "The embedded AWS has no secrets of yours: here BLUEPRINT_API_KEY takes the place of endpoint.api_key."
     yield "Redis takes the place of ElastiCache for Valkey, and one broker of Kafka that of MSK."
-
-
-def _format_url(environment: Environment) -> str:
-    port = environment.ports[JOB_MANAGER]
-    return environment.conventions.url.format(deployment="", namespace="", port=port)
 
 
 def _build_services(
@@ -265,8 +259,11 @@ def _locate_checkpoints(deployment: StreamingDeployment) -> str:
 
 
 def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, files: EventFiles) -> dict[str, object]:
-    endpoint, topics = settings.endpoint, deployment.topics
-    is_local = deployment.environment.conventions.is_local
+    endpoint, topics, secret = settings.endpoint, deployment.topics, settings.endpoint.api_key
+    is_local, region = deployment.environment.conventions.is_local, deployment.environment.region
+    api_key = None
+    if secret and not is_local:
+        api_key = {"secret": secret.secret, "field": secret.field or "", "region": region}
     return {
         "name": deployment.name,
         "kafka": {
@@ -286,7 +283,7 @@ def _build_job_settings(settings: Blueprint, deployment: StreamingDeployment, fi
             "inFlight": endpoint.in_flight,
             "attempts": endpoint.attempts,
             "overtake": endpoint.overtake,
-            "apiKey": None if is_local else _describe_api_key(endpoint.api_key, deployment.environment.region),
+            "apiKey": api_key,
         },
         "session": {"timeoutMs": to_ms(settings.session.timeout), "events": settings.session.events},
         "limits": {
@@ -310,10 +307,6 @@ def list_kafka_properties(environment: Environment) -> Mapping[str, str]:
     if environment.conventions.is_local:
         return {}
     return operators.KAFKA_PROPERTIES if environment.conventions.is_kubernetes else cloud.KAFKA_PROPERTIES
-
-
-def _describe_api_key(api_key: ApiKey | None, region: str) -> dict[str, str] | None:
-    return {"secret": api_key.secret, "field": api_key.field or "", "region": region} if api_key else None
 
 
 def _encode(text: str) -> str:

@@ -126,17 +126,13 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
                 "command": (),
                 "port": entry.port,
                 "ports": metrics,
-                "env": {**_leave_out_modules(context, worker), **env},
+                # The folder of modules for the engine's server is not in Ray's image.
+                "env": {name: text for name, text in worker.env.items() if text != context.engine.module_folder} | env,
             },
         )
         for worker in workers
     ]
     return Adapted([*nodes, head], config)
-
-
-def _leave_out_modules(context: Context, worker: Service) -> dict[str, str]:
-    """Return the engine's variables without the folder of modules for its server, which Ray's image does not have."""
-    return {name: value for name, value in worker.env.items() if value != context.engine.module_folder}
 
 
 def _build_ingress(context: Context, entry: Service) -> dict[str, JsonValue]:
@@ -183,7 +179,7 @@ def _build_local_nodes(
         arguments = _list_node_arguments(context, worker, worker.port)
         update: dict[str, object] = {
             "host": LOOPBACK,
-            "resources": _add_memory(worker.resources, NODE_BYTES),
+            "resources": Resources(memory_bytes=worker.resources.memory_bytes + NODE_BYTES),
             "command": (*prefix, *program, "worker", address, *arguments),
             "env": {**worker.env, **env, **_place_sockets(context, worker)},
         }
@@ -195,10 +191,6 @@ def _build_local_nodes(
     command = (*program, "head", address, str(len(workers)), config, *HEAD_ARGUMENTS, *arguments)
     env = {**workers[0].env, **entry.env, **env, **_place_sockets(context, entry)}
     return [*nodes, entry.model_copy(update={"command": command, "env": env})]
-
-
-def _add_memory(resources: Resources, memory_bytes: int) -> Resources:
-    return resources.model_copy(update={"memory_bytes": resources.memory_bytes + memory_bytes})
 
 
 def _place_sockets(context: Context, node: Service) -> dict[str, str]:
