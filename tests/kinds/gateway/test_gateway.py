@@ -935,7 +935,7 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     found = {(entry["event"], entry.get("model", ""), entry.get("verdict", "")) for entry in read()}
     assert {("key created", "", ""), ("request", "small", "answered"), ("key revoked", "", "")} <= found
     assert {entry["team"] for entry in read()} == {"search"}
-    tables = ("LiteLLM_SpendLogs", audit.TABLE)
+    tables = ("LiteLLM_SpendLogs", "blueprint_audit")
     texts = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table}"')) for table in tables]
     assert created["id"] in texts[0]
     assert not [text for text in texts if secret in text or created["key"] in text]
@@ -948,7 +948,7 @@ def test_the_audit_is_exported_to_s3_by_the_hour_once(gateway: Running) -> None:
         aws_access_key_id=env["AWS_ACCESS_KEY_ID"], aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
     )  # fmt: skip
     s3.create_bucket(Bucket="acme-audit", CreateBucketConfiguration={"LocationConstraint": env["AWS_REGION"]})
-    [start] = database.query(gateway.login, f"SELECT extract(epoch FROM min(at)) AS at FROM {audit.TABLE}")
+    [start] = database.query(gateway.login, "SELECT extract(epoch FROM min(at)) AS at FROM blueprint_audit")
     over = time.time() - time.time() % 3600 + 3600 + 301
     keys = audit_export.export(gateway.login, s3, "s3://acme-audit/gateways", over)
     assert keys[0] == time.strftime("gateways/%Y/%m/%d/%H.jsonl.gz", time.gmtime(start["at"]))
@@ -976,7 +976,7 @@ def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) ->
 
 
 def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None:
-    times = {'"LiteLLM_SpendLogs"': "\"startTime\" AT TIME ZONE 'UTC'", audit.TABLE: "at", meter.TABLE: "at"}
+    times = {'"LiteLLM_SpendLogs"': "\"startTime\" AT TIME ZONE 'UTC'", "blueprint_audit": "at", meter.TABLE: "at"}
     [start] = database.query(gateway.login, "SELECT now() AS now")
 
     def count() -> list[int]:
@@ -989,7 +989,7 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
     assert all(0 < earlier <= now for earlier, now in zip(before, count(), strict=True)), "nothing is so old"
     audit.delete_old(gateway.login, 0)
     assert count() == [0, 0, 0]
-    assert database.query(gateway.login, f"SELECT 1 AS one FROM {meter.DOOR_TABLE}"), "from these later counts grow"
+    assert database.query(gateway.login, "SELECT 1 AS one FROM blueprint_door"), "from these later counts grow"
 
 
 def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running) -> None:

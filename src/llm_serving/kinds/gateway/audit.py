@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llm_serving.kinds.gateway import database, meter
+from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import parse_name
 from llm_serving.kinds.gateway.usage import CACHE, Period
 
-TABLE = "blueprint_audit"
 WARNED_SHARE = 0.8
 """Share of a budget from which on the audit and the meter's log say so, once a day or month."""
 
@@ -82,13 +81,5 @@ def delete_old(login: Login, keep_s: float) -> None:
     Raises:
         Unavailable: the database does not answer.
     """
-    age = f"interval '{round(keep_s)} s'"
-    statements = [f"DELETE FROM {table} WHERE at < now() - {age}" for table in (TABLE, meter.TABLE)]
-    # The last row of before stays: later counts are those since.
-    statements.append(f"""\
-DELETE FROM {meter.DOOR_TABLE} AS old WHERE at < now() - {age} AND EXISTS (
-  SELECT FROM {meter.DOOR_TABLE} AS newer WHERE newer.at > old.at AND newer.at < now() - {age}
-    AND (newer.deployment, newer.router, newer.team, newer.model) = (old.deployment, old.router, old.team, old.model)
-)""")
-    statements.append(f"""DELETE FROM "LiteLLM_SpendLogs" WHERE "startTime" < now() AT TIME ZONE 'UTC' - {age}""")
-    database.execute(login, ["--single-transaction", "--command", ";\n".join(statements)])
+    statements = database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'")
+    database.execute(login, ["--single-transaction", "--command", statements])

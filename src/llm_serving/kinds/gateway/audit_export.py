@@ -14,12 +14,6 @@ from llm_serving.kinds.gateway.usage import Period
 TABLE = "blueprint_export"
 
 _CREATE = f"CREATE TABLE IF NOT EXISTS {TABLE} (until float8)"
-_NEXT = f"""\
-SELECT coalesce(
-  (SELECT until FROM {TABLE}),
-  (SELECT extract(epoch FROM date_trunc('hour', min(at))) FROM {audit.TABLE})
-) AS start"""
-"""From the first entry on: that teams were created."""
 
 _HOUR_S = 3600
 _SETTLED_S = 300
@@ -39,7 +33,7 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     """
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     database.execute(login, ["--command", _CREATE])
-    [row] = database.query(login, _NEXT)
+    [row] = database.query(login, database.read_statement("export_next"))
     end = (time.time() if now is None else now) - _SETTLED_S
     keys = []
     for start in range(round(row["start"] or end), round(end) - _HOUR_S + 1, _HOUR_S):

@@ -172,13 +172,7 @@ def create_user(owner: Login, password: str) -> None:
     Raises:
         Unavailable: the database does not answer, or refuses.
     """
-    statement = f"""\
-DO $$ BEGIN
-  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{USER}') THEN CREATE ROLE {USER} LOGIN; END IF;
-END $$;
-ALTER ROLE {USER} PASSWORD '{hash_password(password)}';
-GRANT {USER} TO CURRENT_USER;
-ALTER DATABASE {USER} OWNER TO {USER};"""
+    statement = read_statement("create_user", user=USER, password=hash_password(password))
     execute(owner, ["--single-transaction", "--command", statement])
 
 

@@ -21,7 +21,7 @@ from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import Backend
 
-TABLE, DOOR_TABLE = "blueprint_meter", "blueprint_door"
+TABLE = "blueprint_meter"
 
 _COUNTERS = ("team_answers_total", "team_input_tokens_total", "team_output_tokens_total")
 """Of images/router/keys.js."""
