@@ -13,11 +13,11 @@ from llm_serving.kinds.serving import (
     predicted_load,
     processes,
     summary,
-    vision,
 )
 from llm_serving.kinds.serving import blueprint as blueprints
 from llm_serving.kinds.serving import resolve as resolving
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services.blueprint import resolve_name
@@ -58,7 +58,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def can_fork(self, blueprint: Blueprint) -> bool:
         # vLLM prepares a picture in several threads before its further processes start.
         # Dynamo and Ray run it in processes of their own.
-        return not vision.sees(blueprint) and not blueprint.framework_row.module
+        return not pictures.reads_pictures(blueprint) and not blueprint.framework_row.module
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:
         settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}

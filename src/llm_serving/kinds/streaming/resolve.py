@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from llm_serving import paths
 from llm_serving.fleet import rented_cost
@@ -25,6 +26,7 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Document, raise_mistakes
 
 RPC = "jobmanager-rpc"
@@ -34,7 +36,7 @@ MOCK_MODEL = "mock"
 SETTINGS_VARIABLE = "STREAM_SETTINGS"
 """The job's settings, as `Settings` of images/stream-job reads them."""
 
-_SLOTS = 2
+_FLINK, _SLOTS = Path(__file__).with_name("flink.yaml"), 2
 _JOB_MANAGER_MB, _TASK_MANAGER_MB, _SMALL_MB = 256, 384, 64
 _JVM_BYTES = 200_000_000
 """Memory of a Java process beside its heap."""
@@ -163,40 +165,15 @@ def _build_generator(settings: Blueprint, deployment: StreamingDeployment) -> Se
 
 
 def _build_task_manager(deployment: StreamingDeployment) -> Service:
-    host = deployment.environment.hidden_host
-    options = {
-        "taskmanager.bind-host": host,
-        "taskmanager.host": host,
-        "taskmanager.numberOfTaskSlots": _SLOTS,
-        "taskmanager.cpu.cores": 1.0,
-        "taskmanager.memory.framework.heap.size": "128m",
-        "taskmanager.memory.framework.off-heap.size": "64m",
-        "taskmanager.memory.task.heap.size": "256m",
-        "taskmanager.memory.task.off-heap.size": "0",
-        "taskmanager.memory.managed.size": "0",
-        "taskmanager.memory.network.min": "32m",
-        "taskmanager.memory.network.max": "32m",
-        "taskmanager.memory.jvm-metaspace.size": "128m",
-        "taskmanager.memory.jvm-overhead.min": "64m",
-        "taskmanager.memory.jvm-overhead.max": "64m",
-    }
-    arguments = _build_flink_arguments(deployment, options)
+    arguments = _build_flink_arguments(deployment, TASK_MANAGER)
     main = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
     command = programs.build_command(main, *arguments, heap_mb=_TASK_MANAGER_MB)
     return _build_flink(deployment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
 
 
 def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object]) -> Service:
-    port = deployment.environment.ports[JOB_MANAGER]
-    options = {
-        "rest.port": port,
-        "rest.address": LOOPBACK,
-        "rest.bind-address": LOOPBACK,
-        "jobmanager.bind-host": deployment.environment.hidden_host,
-        "parallelism.default": _SLOTS,
-    }
-    folder = _locate_checkpoints(deployment)
-    arguments = (folder, "--job-classname", "stream.StreamJob", *_build_flink_arguments(deployment, options))
+    main = (_locate_checkpoints(deployment), "--job-classname", "stream.StreamJob")
+    arguments = (*main, *_build_flink_arguments(deployment, JOB_MANAGER))
     service = _build_flink(
         deployment,
         JOB_MANAGER,
@@ -207,7 +184,7 @@ def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object
     return service.model_copy(
         update={
             "is_entry": True,
-            "port": port,
+            "port": deployment.environment.ports[JOB_MANAGER],
             "env": {**service.env, SETTINGS_VARIABLE: job_settings},
             "probe": Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
         }
@@ -232,26 +209,22 @@ def _build_java(environment: Environment, role: str, command: tuple[str, ...], *
     )
 
 
-def _build_flink_arguments(deployment: StreamingDeployment, own: dict[str, object]) -> tuple[str, ...]:
-    options = {
-        "jobmanager.rpc.address": deployment.environment.hidden_host,
-        "jobmanager.rpc.port": deployment.environment.ports[RPC],
-        "execution.checkpointing.dir": f"file://{_locate_checkpoints(deployment)}",
-        "io.tmp.dirs": f"{deployment.environment.data_folder}/flink",
-        **(_build_s3_options(deployment.environment) if deployment.answer_files else {}),
-        **own,
+def _build_flink_arguments(deployment: StreamingDeployment, role: str) -> tuple[str, ...]:
+    environment = deployment.environment
+    values = {
+        "host": environment.hidden_host,
+        "port": environment.ports[JOB_MANAGER],
+        "rpc_port": environment.ports[RPC],
+        "folder": environment.data_folder,
+        "checkpoints": _locate_checkpoints(deployment),
+        "slots": _SLOTS,
+        "s3_endpoint": environment.s3_endpoint,
+        "region": environment.region,
     }
-    named = [f"-D{key}={value}" for key, value in options.items()]
-    return ("--configDir", str(paths.IMAGES / "stream-job" / "conf"), *named)
-
-
-def _build_s3_options(environment: Environment) -> dict[str, object]:
-    """Build the options of Flink's file system of S3, which takes the keys from the variables of the process."""
-    return {
-        "s3.endpoint": environment.s3_endpoint,
-        "s3.endpoint.region": environment.region,
-        "s3.path.style.access": "true",
-    }
+    groups, names = own_yaml.read(_FLINK), ("all", *(["s3"] if deployment.answer_files else []), role)
+    options = {key: text.format(**values) for name in names for key, text in groups[name].items()}
+    folder = str(paths.IMAGES / "stream-job" / "conf")
+    return ("--configDir", folder, *(f"-D{key}={value}" for key, value in options.items()))
 
 
 def _locate_checkpoints(deployment: StreamingDeployment) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from llm_serving.catalog import models
+from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole
@@ -22,17 +24,17 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
     """Yield pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
     images = settings.traffic.images
     # Several roles serve one model, and each mistake is one.
-    models = {
+    placed_models = {
         placed.model.name: (key_path, role, placed.model)
         for key_path, role, placed in placed_roles
         if placed.model.is_known
     }
-    for key_path, role, model in models.values():
+    for key_path, role, model in placed_models.values():
         for path, limits in settings.list_arguments(key_path, role):
             if path[-1] == _LIMIT and model.vision is None and limits is not None:
                 reason = f"{model.name} reads text alone"
                 yield Conflict(path, reason, f"remove {_LIMIT}, or use a model that sees", limits)
-    for _, role, model in models.values() if images else ():
+    for _, role, model in placed_models.values() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
         if model.vision is None:
@@ -73,6 +75,18 @@ def find_limit(settings: Blueprint, role: EngineRole) -> int | None:
     limits = settings.merge_arguments(role).get(_LIMIT)
     limit = limits.get("image") if isinstance(limits, dict) else None
     return limit if isinstance(limit, int) else None
+
+
+def reads_pictures(settings: Blueprint) -> bool:
+    """Return whether one of the roles' models takes pictures, as far as is known."""
+    names = {settings.select_model_settings(role).model for role in settings.roles.engine_roles.values()}
+    for name in filter(None, names):
+        try:
+            if models.find(name, unchecked=True).vision:
+                return True
+        except ModelError:  # whoever needs the model reports it
+            continue
+    return False
 
 
 def describe(settings: Blueprint, role: EngineRole, model: Model) -> str:
