@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 
@@ -49,7 +50,9 @@ def _report_failure(error: Exception) -> int:
     hint = f"({DEBUG}=1 shows the traceback)"
     if isinstance(error, OSError | MemoryError):
         text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"
+        if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+            text = error.args[0][0][2]  # of the first file that was not copied
         prefix = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        return print_error(f"{prefix}{text.lower()} {hint}", Unavailable.exit_code)
+        return print_error(f"{prefix}{text[:1].lower()}{text[1:]} {hint}", Unavailable.exit_code)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return print_error(f"Internal error: {text[:500]} {hint}", INTERNAL_ERROR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,7 @@ def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (shutil.Error([("/A", "/x", "[Errno 28] No space left on device: '/A' -> '/x'"), ("/B", "/y", "z")]), 3, "[Errno 28] No space left on device: '/A' -> '/x' (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (MemoryError(), 3, "out of memory (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (KeyError("pool"), 70, "Internal error: KeyError: 'pool' (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (RecursionError("maximum\n depth"), 70, "Internal error: RecursionError: maximum depth (BLUEPRINT_DEBUG=1 shows the traceback)"),
@@ -235,7 +237,7 @@ def test_an_unknown_target_is_refused_with_the_known_ones(capsys: pytest.Capture
 
 
 def test_a_command_imports_its_modules_at_the_top() -> None:
-    """Only completions, which must be fast and share a module, import where they need it."""
+    """Only completions, which must be fast and share a module, and the entry before all import where they need it."""
     inner_imports = [
         f"{file.name}:{number}"
         for folder in ("cli", "options")
@@ -243,4 +245,4 @@ def test_a_command_imports_its_modules_at_the_top() -> None:
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if re.match(r"\s+(?:from \S+ )?import ", line)
     ]
-    assert sorted(position.partition(":")[0] for position in inner_imports) == ["completions.py"] * 2
+    assert sorted(position.partition(":")[0] for position in inner_imports) == ["completions.py"] * 2 + ["entry.py"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import registry, render
 from llm_serving.targets.base import Target
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -62,7 +63,8 @@ def plan(
     environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
     resolved_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
-        directory.save_ports(environment.ports)
+        with contextlib.suppress(Unavailable), directory.lock():  # a deploy that is under way has its own
+            directory.save_ports(environment.ports)
     return resolved_plan
 
 

@@ -62,6 +62,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
             step.note = f"fleet {plan.fleet.value.name}, deployment {plan.deployment.name}"
         with plan.directory.lock():
             _require_not_running(plan, folder)
+            plan.directory.save_ports(plan.deployment.environment.ports)
             with _start_engine_setup(plan) as engine_setup:
                 deploy.check_machine(plan)
                 report, report_dir = _deploy_and_validate(plan, engine_setup)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llm_serving.cli import main
+from llm_serving.cli.commands import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services import inputs
 from llm_serving.settings.document import load
@@ -160,6 +163,21 @@ def test_the_preset_of_a_long_context_fits_the_default_fleet(run_cli: Command) -
     code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "openai/gpt-oss-20b on vllm, context 100000, 13.8 GB of weights" in out
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_a_copy_that_was_not_finished_leaves_no_folder(
+    run_cli: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        assert Path("mine/local.conf.j2").is_file()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(patterns, "_update_schema_comment", fail)
+        assert run_cli("new", "mine", "--from", "aggregated")[0] != 0
+    assert not Path("mine").exists()
+    assert run_cli("new", "mine", "--from", "aggregated")[0] == 0
 
 
 def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli: Command) -> None:

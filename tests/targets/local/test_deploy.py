@@ -317,6 +317,27 @@ def test_saved_ports_are_used_again_while_they_are_free(make_plan: PlanFactory) 
     assert [name for name in first if first[name] != second[name]] == ["router"]
 
 
+def test_a_plan_leaves_the_ports_of_a_deploy_that_is_under_way(
+    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, original_claim = make_plan(), processes.claim
+    ports = plan.directory.load_ports()
+    with pytest.MonkeyPatch.context() as patch:  # another process has claimed them
+        patch.setattr(processes, "claim", lambda port: port not in ports.values() and original_claim(port))
+        with plan.directory.lock():
+            assert make_plan().deployment.environment.ports["router"] != ports["router"]
+            assert plan.directory.load_ports() == ports
+        assert make_plan().directory.load_ports() != ports, "once it has ended, the next has its own"
+
+    def stop(*_: object) -> None:
+        raise CheckFailed("enough")
+
+    monkeypatch.setattr(deploy, "prepare_start", stop)
+    with pytest.raises(CheckFailed, match="enough"):
+        deploy.deploy(plan, lambda _: None)
+    assert plan.directory.load_ports() == ports, "it serves at those that it was planned with"
+
+
 def test_ports_that_another_deployment_claims_are_not_chosen(
     make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

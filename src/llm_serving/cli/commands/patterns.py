@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -72,10 +74,11 @@ def new(
         choices = " or ".join(presets) or "no --preset"
         raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: use {choices}.")
     destination = require_new_folder(Path(name), "NAME")
-    copy_pattern(source, destination)
-    if preset is not None:
-        shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
-    _update_schema_comment(destination / "blueprint.yaml", "blueprints/blueprint.schema.json")
+    with removing_unfinished(destination):
+        copy_pattern(source, destination)
+        if preset is not None:
+            shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
+        _update_schema_comment(destination / "blueprint.yaml", "blueprints/blueprint.schema.json")
     console.out.print(
         f"{destination}: copied from the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False
     )
@@ -104,10 +107,11 @@ def baseline(
         Path(name or console.shorten_path(source.with_name(f"{source.name}-baseline"))), "NAME"
     )
     # The user may have edited the templates; prompts and adapters are next to them.
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
-    (destination / FILE_NAME).write_text(baseline_text, encoding="utf-8")
-    shutil.copy(PATTERNS / pattern / "README.md", destination)
-    _inline_includes(destination)
+    with removing_unfinished(destination):
+        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
+        (destination / FILE_NAME).write_text(baseline_text, encoding="utf-8")
+        shutil.copy(PATTERNS / pattern / "README.md", destination)
+        _inline_includes(destination)
     console.out.print(f"{destination}: the accelerators of {folder} as {pattern} replicas", markup=False)
     console.out.print(f"Next: validate both, then blueprint compare {destination} {folder}", markup=False)
 
@@ -116,6 +120,16 @@ def copy_pattern(source: Path, destination: Path) -> None:
     """Copy a pattern's files for a user, without its presets."""
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
     _inline_includes(destination)
+
+
+@contextlib.contextmanager
+def removing_unfinished(folder: Path) -> Iterator[None]:
+    """Remove a new folder again if the block that fills it fails: the next try may have its name."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def require_new_folder(folder: Path, argument: str) -> Path:

@@ -118,7 +118,9 @@ def _describe_floor(answer: Answer) -> str:
 
 
 def _write(answer: Answer, folder: Path, *, is_quiet: bool) -> None:
-    patterns.copy_pattern(patterns.PATTERNS / recommendation.choose_pattern(answer.result.candidates[0]), folder)
-    recommendation.write(answer, folder)
+    pattern = recommendation.choose_pattern(answer.result.candidates[0])
+    with patterns.removing_unfinished(folder):
+        patterns.copy_pattern(patterns.PATTERNS / pattern, folder)
+        recommendation.write(answer, folder)
     if not is_quiet:
         console.out.print(f"Next: blueprint check {folder} --fleet {folder / 'fleet.yaml'} --target eks", markup=False)

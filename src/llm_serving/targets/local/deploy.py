@@ -296,6 +296,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             check_machine(plan, _list_missing_processes(plan))
         # All that can refuse runs before anything that serves is touched.
         planning.write_rendered(plan, force=force)
+        plan.directory.save_ports(plan.deployment.environment.ports)  # another plan may have chosen others meanwhile
         with stop_on_failure(plan.directory):
             if supervisord is not None:
                 return update(plan, supervisord)
