@@ -180,6 +180,15 @@ def test_a_copy_that_was_not_finished_leaves_no_folder(
     assert run_cli("new", "mine", "--from", "aggregated")[0] == 0
 
 
+def test_a_folder_that_another_command_created_meanwhile_stays(
+    run_cli: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine").mkdir()
+    monkeypatch.setattr(patterns, "require_new_folder", lambda folder, _: folder)
+    assert run_cli("new", "mine", "--from", "aggregated")[0] == 3
+    assert Path("mine").is_dir()
+
+
 def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli: Command) -> None:
     run_cli("new", "mine", "--from", "disaggregated")
     Path("mine/prompts.jsonl").write_text('{"prompt": "a"}\n')

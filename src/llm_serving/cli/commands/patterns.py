@@ -30,6 +30,7 @@ from llm_serving.targets import render
 ROOT = paths.ROOT
 PATTERNS = paths.PATTERNS
 PRESETS = "presets"
+_NOT_COPIED = shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE)
 """Folder of a pattern with other blueprints, each a replacement of the pattern's own."""
 
 
@@ -108,7 +109,7 @@ def baseline(
     )
     # The user may have edited the templates; prompts and adapters are next to them.
     with removing_unfinished(destination):
-        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
+        shutil.copytree(source, destination, ignore=_NOT_COPIED)
         (destination / FILE_NAME).write_text(baseline_text, encoding="utf-8")
         shutil.copy(PATTERNS / pattern / "README.md", destination)
         _inline_includes(destination)
@@ -118,15 +119,17 @@ def baseline(
 
 def copy_pattern(source: Path, destination: Path) -> None:
     """Copy a pattern's files for a user, without its presets."""
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
+    shutil.copytree(source, destination, ignore=_NOT_COPIED)
     _inline_includes(destination)
 
 
 @contextlib.contextmanager
 def removing_unfinished(folder: Path) -> Iterator[None]:
-    """Remove a new folder again if the block that fills it fails: the next try may have its name."""
+    """Remove a folder again if the block that creates it fails: the next try may have its name."""
     try:
         yield
+    except FileExistsError:  # another command was first
+        raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
