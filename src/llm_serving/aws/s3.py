@@ -92,16 +92,10 @@ class Bucket:
 
     def has_object(self, name: str, size: int, sha256: str) -> bool:
         """Return whether the object `name` under the prefix is this very file."""
-        from botocore.exceptions import ClientError
-
-        with self._translate_errors("s3:GetObject"):
-            try:
-                response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
-            except ClientError as error:
-                if session.get_error_code(error) in (*_MISSING, "NoSuchKey"):
-                    return False
-                raise
-        return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
+        with self._translate_errors("s3:GetObject"), session.ignore_errors(*_MISSING, "NoSuchKey"):
+            response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+            return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
+        return False
 
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of every object under the prefix, by its name below it; S3's markers of folders are none.
@@ -135,19 +129,13 @@ class Bucket:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Return `length` bytes of an object from the byte `offset` on; fewer if it ends before."""
-        from botocore.exceptions import ClientError
-
-        with self._translate_errors("s3:GetObject"):
-            byte_range = f"bytes={offset}-{offset + length - 1}"
-            try:
-                response = self._client.get_object(
-                    Bucket=self.location.bucket, Key=self.location.prefix + name, Range=byte_range
-                )
-            except ClientError as error:
-                if session.get_error_code(error) == "InvalidRange":  # it is empty, or ends before
-                    return b""
-                raise
+        byte_range = f"bytes={offset}-{offset + length - 1}"
+        with self._translate_errors("s3:GetObject"), session.ignore_errors("InvalidRange"):
+            response = self._client.get_object(
+                Bucket=self.location.bucket, Key=self.location.prefix + name, Range=byte_range
+            )
             return bytes(response["Body"].read())
+        return b""  # it is empty, or ends before
 
     def download(self, name: str, path: Path) -> None:
         """Copy the object `name` under the prefix to a file.

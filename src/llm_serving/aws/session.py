@@ -222,6 +222,18 @@ def get_error_types() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
+def ignore_errors(*codes: str) -> Iterator[None]:
+    """Go on after the block where AWS answers it with an error whose code begins with one of these."""
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if not get_error_code(error).startswith(codes):
+            raise
+
+
+@contextmanager
 def translate_errors(hint: str = "") -> Iterator[None]:
     """Turn every reason why AWS cannot be asked into one line.
 

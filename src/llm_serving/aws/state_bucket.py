@@ -192,15 +192,10 @@ def _is_tls_statement(statement: Mapping[str, Any]) -> bool:
 
 def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
     """Return a setting; {} where the bucket has none, for which most operations return an error."""
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("NoSuch", "ServerSideEncryptionConfigurationNotFound"):
         response: Mapping[str, Any] = getattr(s3, operation)(Bucket=bucket)
-    except ClientError as error:
-        if session.get_error_code(error).startswith(("NoSuch", "ServerSideEncryptionConfigurationNotFound")):
-            return {}
-        raise
-    return response
+        return response
+    return {}
 
 
 def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:

@@ -8,19 +8,17 @@ Source: ECS API reference, PutClusterCapacityProviders and DeleteCapacityProvide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from llm_serving.aws import session
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.checks import join_words
+from llm_serving.operations import ecs_tasks
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 
 _KIND = "aws_ecs_capacity_provider."
-_SERVICES_A_CALL = 10
-"""Most services of one DescribeServices. Source: ECS API reference, 2026-11."""
 
 
 def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
@@ -38,9 +36,12 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
     }
     if not deleted:
         return
+    cluster, ecs = names.format_cluster_name(context.fleet), context.aws.client("ecs")
+    with session.translate_errors():
+        services = list(ecs_tasks.describe_services(ecs, cluster, ecs_tasks.list_services(ecs, cluster)))
     users = [
         f"{service['serviceName']} uses {join_words(sorted(used))}"
-        for service in _list_services(context)
+        for service in services
         if (used := deleted & {item["capacityProvider"] for item in service.get("capacityProviderStrategy", [])})
     ]
     if users:
@@ -49,20 +50,3 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
             f"{join_words(users)}. Nothing was changed. Fix: run `blueprint deploy DIR --target ecs` with this fleet "
             "file first, which moves the tasks; then run this again."
         )
-
-
-def _list_services(context: FleetContext) -> Iterator[dict[str, Any]]:
-    from botocore.exceptions import ClientError
-
-    cluster, ecs = names.format_cluster_name(context.fleet), context.aws.client("ecs")
-    with session.translate_errors():
-        try:
-            pages = ecs.get_paginator("list_services").paginate(cluster=cluster)
-            arns = [arn for page in pages for arn in page["serviceArns"]]
-        except ClientError as error:
-            if session.get_error_code(error) != "ClusterNotFoundException":
-                raise
-            return
-        for start in range(0, len(arns), _SERVICES_A_CALL):
-            batch = arns[start : start + _SERVICES_A_CALL]
-            yield from ecs.describe_services(cluster=cluster, services=batch)["services"]

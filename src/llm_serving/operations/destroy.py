@@ -13,11 +13,10 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import session
-from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
-from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, non_empty_stores
+from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, ecs_tasks, non_empty_stores
 from llm_serving.operations.apply import run_terraform
 from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
@@ -96,7 +95,7 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
             non_empty_stores.find(aws, outputs, context.fleet.name),
             claim_volumes.find(aws, context.fleet) if EKS in context.fleet.orchestrators else (),
             cluster.list_karpenter_instances(aws, context.fleet) if EKS in stack_states else (),
-            _list_services(aws, context) if ECS in stack_states else (),
+            _list_services(context) if ECS in stack_states else (),
             find_orphan_stacks(context),
             with_data,
         )
@@ -129,19 +128,10 @@ def destroy(plan: DestroyPlan) -> None:
     cluster.require_no_instances(context.aws, context.fleet)
 
 
-def _list_services(aws: AwsSession, context: FleetContext) -> list[str]:
-    from botocore.exceptions import ClientError
-
+def _list_services(context: FleetContext) -> list[str]:
     with session.translate_errors():
-        pages = (
-            aws.client("ecs").get_paginator("list_services").paginate(cluster=names.format_cluster_name(context.fleet))
-        )
-        try:
-            return [arn.rsplit("/", 1)[-1] for page in pages for arn in page["serviceArns"]]
-        except ClientError as error:
-            if session.get_error_code(error) != "ClusterNotFoundException":
-                raise
-            return []
+        arns = ecs_tasks.list_services(context.aws.client("ecs"), names.format_cluster_name(context.fleet))
+    return [arn.rsplit("/", 1)[-1] for arn in arns]
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:

@@ -15,12 +15,9 @@ from llm_serving.fleet import names
 from llm_serving.fleet.add_ons import load_add_ons
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.upgrade import Installed
-from llm_serving.operations import cluster
+from llm_serving.operations import cluster, ecs_tasks
 from llm_serving.operations.kube_api import POD
 from llm_serving.settings.errors import BlueprintError
-
-_TASKS_PER_CALL = 100
-"""Source: ECS API reference, DescribeTasks, 2026-11."""
 
 _HELM_TIMEOUT_S = 60.0
 
@@ -53,15 +50,10 @@ def read(aws: AwsSession, fleet: Fleet, data: Path) -> tuple[Installed, list[str
 
 
 def _read_kubernetes(aws: AwsSession, fleet: Fleet) -> str | None:
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("ResourceNotFoundException"):
         described = aws.client("eks").describe_cluster(name=names.format_cluster_name(fleet))
-    except ClientError as error:
-        if session.get_error_code(error) == "ResourceNotFoundException":
-            return None
-        raise
-    return str(described["cluster"]["version"])
+        return str(described["cluster"]["version"])
+    return None
 
 
 def _read_add_ons(aws: AwsSession, fleet: Fleet) -> Iterator[tuple[str, str]]:
@@ -84,18 +76,8 @@ def _count_amis(aws: AwsSession, fleet: Fleet) -> dict[str, int]:
 
 
 def _read_task_images(aws: AwsSession, fleet: Fleet) -> Iterator[str]:
-    from botocore.exceptions import ClientError
-
-    ecs, name = aws.client("ecs"), names.format_cluster_name(fleet)
-    try:
-        arns = [arn for page in ecs.get_paginator("list_tasks").paginate(cluster=name) for arn in page["taskArns"]]
-    except ClientError as error:
-        if session.get_error_code(error) == "ClusterNotFoundException":
-            return
-        raise
-    for start in range(0, len(arns), _TASKS_PER_CALL):
-        tasks = ecs.describe_tasks(cluster=name, tasks=arns[start : start + _TASKS_PER_CALL])["tasks"]
-        yield from _list_images(container for task in tasks for container in task["containers"])
+    tasks = ecs_tasks.list_tasks(aws.client("ecs"), names.format_cluster_name(fleet))
+    return _list_images(container for task in tasks for container in task["containers"])
 
 
 def _read_charts(reached: cluster.ClusterContext) -> dict[str, str]:

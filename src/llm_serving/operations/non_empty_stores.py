@@ -60,21 +60,16 @@ def empty(aws: AwsSession, store: NonEmptyStore) -> None:
 
 
 def _find_buckets(aws: AwsSession, outputs: Mapping[str, Any]) -> Iterator[NonEmptyStore]:
-    from botocore.exceptions import ClientError
-
     s3 = aws.client("s3")
     for name in filter(None, (outputs.get("model_bucket"), outputs.get("results_bucket"))):
         count = size = 0
-        try:
+        with session.ignore_errors("NoSuchBucket"):
             for page in s3.get_paginator("list_object_versions").paginate(Bucket=name):
                 versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
                 count += len(versions)
                 size += sum(version.get("Size", 0) for version in versions)
                 if count > _MAX_COUNTED:
                     break
-        except ClientError as error:
-            if session.get_error_code(error) != "NoSuchBucket":
-                raise
         if count:
             prefix = "at least " if count > _MAX_COUNTED else ""
             yield NonEmptyStore(
@@ -83,19 +78,12 @@ def _find_buckets(aws: AwsSession, outputs: Mapping[str, Any]) -> Iterator[NonEm
 
 
 def _find_repositories(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> Iterator[NonEmptyStore]:
-    from botocore.exceptions import ClientError
-
     ecr = aws.client("ecr")
     for image in outputs.get("repositories", {}):
         name = f"{fleet}/{image}"
-        try:
-            count = len(_list_images(ecr, name))
-        except ClientError as error:
-            if session.get_error_code(error) != "RepositoryNotFoundException":
-                raise
-            continue
-        if count:
-            yield NonEmptyStore("repository", name, format_count(count, "image"))
+        with session.ignore_errors("RepositoryNotFoundException"):
+            if count := len(_list_images(ecr, name)):
+                yield NonEmptyStore("repository", name, format_count(count, "image"))
 
 
 def _list_images(ecr: Any, name: str) -> list[dict[str, str]]:

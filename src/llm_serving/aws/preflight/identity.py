@@ -110,16 +110,11 @@ def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
 
 
 def _check_service_role(aws: AwsSession, role: ServiceRole) -> list[CheckResult]:
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("NoSuchEntity"):
         aws.client("iam").get_role(RoleName=role.name)
-    except ClientError as error:
-        if not session.get_error_code(error).startswith("NoSuchEntity"):
-            raise
-        command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", role.service)
-        return [CheckResult(role.name, "warn", f"does not exist: {role.consequence}", "create it once", command)]
-    return [CheckResult(role.name, "pass", "exists")]
+        return [CheckResult(role.name, "pass", "exists")]
+    command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", role.service)
+    return [CheckResult(role.name, "warn", f"does not exist: {role.consequence}", "create it once", command)]
 
 
 def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:

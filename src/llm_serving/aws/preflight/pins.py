@@ -90,17 +90,12 @@ def _check_values(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
 
 def _fetch_configuration(aws: AwsSession, add_on: EksAddOn) -> Mapping[str, Any] | None:
     """Return what EKS takes for that version; None for a version that it does not know, which has its own result."""
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("ResourceNotFoundException", "InvalidParameterException"):
         response: Mapping[str, Any] = aws.client("eks").describe_addon_configuration(
             addonName=add_on.name, addonVersion=add_on.version
         )
-    except ClientError as error:
-        if session.get_error_code(error) in ("ResourceNotFoundException", "InvalidParameterException"):
-            return None
-        raise
-    return response
+        return response
+    return None
 
 
 def _check_configuration(add_on: EksAddOn, response: Mapping[str, Any]) -> CheckResult:
@@ -135,19 +130,14 @@ def _check_images(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> Sequence[C
 
 
 def _check_image(aws: AwsSession, fleet: Fleet, parameter: str, group: Group) -> CheckResult:
-    from botocore.exceptions import ClientError
-
     check_name = f"AMI {group.os}-{group.variant}-{group.arch}"
     ssm = aws.client("ssm")
-    try:
+    with session.ignore_errors("ParameterNotFound"):
         image = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
-    except ClientError as error:
-        if session.get_error_code(error) != "ParameterNotFound":
-            raise
-        if not session.is_aws(ssm.meta.endpoint_url):
-            return build_unknown_result(check_name, f"{aws.describe_endpoint()} has none of AWS's AMIs")
-        return _build_missing_image_result(check_name, fleet, parameter, group)
-    return CheckResult(check_name, "pass", f"{parameter.split('/')[-2]} is {image}")
+        return CheckResult(check_name, "pass", f"{parameter.split('/')[-2]} is {image}")
+    if not session.is_aws(ssm.meta.endpoint_url):
+        return build_unknown_result(check_name, f"{aws.describe_endpoint()} has none of AWS's AMIs")
+    return _build_missing_image_result(check_name, fleet, parameter, group)
 
 
 def _build_missing_image_result(check_name: str, fleet: Fleet, parameter: str, group: Group) -> CheckResult:

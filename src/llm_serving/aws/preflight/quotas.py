@@ -171,17 +171,13 @@ def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:
 
 def _fetch_quota(aws: AwsSession, quota: Quota) -> Mapping[str, Any]:
     """Return the account's own value; AWS's default where the account has none."""
-    from botocore.exceptions import ClientError
-
     client = aws.client("service-quotas")
     identifiers = {"ServiceCode": quota.service, "QuotaCode": quota.code}
-    try:
-        response: Mapping[str, Any] = client.get_service_quota(**identifiers)["Quota"]
-    except ClientError as error:
-        if not session.get_error_code(error).startswith("NoSuchResource"):
-            raise
-        response = client.get_aws_default_service_quota(**identifiers)["Quota"]
-    return response
+    with session.ignore_errors("NoSuchResource"):
+        own: Mapping[str, Any] = client.get_service_quota(**identifiers)["Quota"]
+        return own
+    default: Mapping[str, Any] = client.get_aws_default_service_quota(**identifiers)["Quota"]
+    return default
 
 
 def _fetch_usage(aws: AwsSession, fleet: Fleet, quota: Quota, quota_response: Mapping[str, Any]) -> float:

@@ -92,16 +92,11 @@ def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservat
 
 
 def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("InvalidCapacityReservationId"):
         response = aws.client("ec2").describe_capacity_reservations(CapacityReservationIds=[reservation_id])
-    except ClientError as error:
-        if session.get_error_code(error).startswith("InvalidCapacityReservationId"):
-            return None
-        raise
-    reservations: list[Mapping[str, Any]] = response["CapacityReservations"]
-    return reservations[0] if reservations else None
+        reservations: list[Mapping[str, Any]] = response["CapacityReservations"]
+        return reservations[0] if reservations else None
+    return None
 
 
 def _find_mismatch(

@@ -60,35 +60,25 @@ def _check_dns(aws: AwsSession, network: ExistingNetwork) -> CheckResult:
 
     Source: VPC user guide, "DNS attributes in your VPC", 2026-11.
     """
-    from botocore.exceptions import ClientError
-
     check_name = f"DNS in {network.vpc}"
-    for attribute, option in _DNS_SWITCHES.items():
-        try:
+    with session.ignore_errors("InvalidVpcID.NotFound"):
+        for attribute, option in _DNS_SWITCHES.items():
             answer = aws.client("ec2").describe_vpc_attribute(VpcId=network.vpc, Attribute=attribute)
-        except ClientError as error:
-            if session.get_error_code(error) != "InvalidVpcID.NotFound":
-                raise
-            message = "there is no such VPC in this account and region"
-            return CheckResult(check_name, "fail", message, "set network.vpc to the id of one that is there")
-        if not answer[attribute[0].upper() + attribute[1:]]["Value"]:
-            message = f"{attribute} is off: nodes and tasks do not find EKS, AWS's endpoints and each other by name"
-            command = ("aws", "ec2", "modify-vpc-attribute", "--vpc-id", network.vpc, option, '{"Value":true}')
-            return CheckResult(check_name, "fail", message, "turn it on", command)
-    return CheckResult(check_name, "pass", "names are resolved")
+            if not answer[attribute[0].upper() + attribute[1:]]["Value"]:
+                message = f"{attribute} is off: nodes and tasks do not find EKS, AWS's endpoints and each other by name"
+                command = ("aws", "ec2", "modify-vpc-attribute", "--vpc-id", network.vpc, option, '{"Value":true}')
+                return CheckResult(check_name, "fail", message, "turn it on", command)
+        return CheckResult(check_name, "pass", "names are resolved")
+    message = "there is no such VPC in this account and region"
+    return CheckResult(check_name, "fail", message, "set network.vpc to the id of one that is there")
 
 
 def _fetch_subnet(aws: AwsSession, subnet_id: str) -> Mapping[str, Any] | None:
     """One by one: a call for several says only that one of them is missing."""
-    from botocore.exceptions import ClientError
-
-    try:
+    with session.ignore_errors("InvalidSubnetID"):
         subnets: list[Mapping[str, Any]] = aws.client("ec2").describe_subnets(SubnetIds=[subnet_id])["Subnets"]
-    except ClientError as error:
-        if session.get_error_code(error).startswith("InvalidSubnetID"):
-            return None
-        raise
-    return subnets[0] if subnets else None
+        return subnets[0] if subnets else None
+    return None
 
 
 def _check_subnet(

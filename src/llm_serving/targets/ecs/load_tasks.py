@@ -49,8 +49,6 @@ exec "$@" /tmp/load-input
 """Shell that becomes the program of its arguments."""
 
 _STOP_S = 30
-_BATCH = 100
-"""Most tasks of one DescribeTasks."""
 
 
 @contextlib.contextmanager
@@ -182,9 +180,7 @@ class LoadTasks:
         return None
 
     def _list_tasks(self) -> list[dict[str, Any]]:
-        batches = [self._tasks[start : start + _BATCH] for start in range(0, len(self._tasks), _BATCH)]
-        describe = self._client.describe_tasks
-        return [task for batch in batches for task in describe(cluster=self._cluster, tasks=batch)["tasks"]]
+        return ecs_tasks.describe_tasks(self._client, self._cluster, self._tasks)
 
 
 def build_definition(

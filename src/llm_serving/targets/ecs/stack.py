@@ -61,9 +61,6 @@ _VARIABLES = "blueprint.auto.tfvars.json"
 _TEST_TIMEOUT_S = 300
 _MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
-_MAX_DESCRIBED = 10
-"""ECS services that one request describes: API reference, DescribeServices."""
-
 _LAST_LINES = 20
 
 
@@ -167,14 +164,10 @@ def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: s
         )
     taken: list[str] = []
     with clients.translate_errors():
-        for start in range(0, len(service_names), _MAX_DESCRIBED):
-            described = plan.aws.client("ecs").describe_services(
-                cluster=cluster, services=service_names[start : start + _MAX_DESCRIBED], include=["TAGS"]
-            )
-            for ecs_service in described["services"]:
-                owner = {tag["key"]: tag["value"] for tag in ecs_service.get("tags", [])}.get("stack")
-                if ecs_service.get("status") == "ACTIVE" and owner != stack_name:
-                    taken.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
+        for ecs_service in ecs_tasks.describe_services(plan.aws.client("ecs"), cluster, service_names):
+            owner = {tag["key"]: tag["value"] for tag in ecs_service.get("tags", [])}.get("stack")
+            if ecs_service.get("status") == "ACTIVE" and owner != stack_name:
+                taken.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
     if taken:
         raise CheckFailed(
             f"{plan.deployment.name}: its ECS services have names that are taken: {', '.join(taken)}. Nothing was "
@@ -478,19 +471,12 @@ def _list_running(ecs: Any, deployed: _EcsDeployment, role: str = "") -> Iterato
 
 def _list_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, status: str) -> list[dict[str, Any]]:
     """List the tasks of a service; empty if it or its cluster is not there."""
-    from botocore.exceptions import ClientError
-
-    cluster, paginator = names.format_cluster_name(deployed.fleet), ecs.get_paginator("list_tasks")
-    arns: list[str] = []
-    for name in deployed.list_service_names(service):
-        try:
-            for page in paginator.paginate(cluster=cluster, serviceName=name, desiredStatus=status):
-                arns += page["taskArns"]
-        except ClientError as error:
-            if clients.get_error_code(error) not in ("ServiceNotFoundException", "ClusterNotFoundException"):
-                raise
-    batches = [arns[start : start + 100] for start in range(0, len(arns), 100)]
-    return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
+    cluster = names.format_cluster_name(deployed.fleet)
+    return [
+        task
+        for name in deployed.list_service_names(service)
+        for task in ecs_tasks.list_tasks(ecs, cluster, serviceName=name, desiredStatus=status)
+    ]
 
 
 def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
@@ -526,16 +512,11 @@ def _read_first_events(
     client: Any, deployed: _EcsDeployment, service: Service, task: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
-    from botocore.exceptions import ClientError
-
     stream = f"{service.role}/{service.role}/{_shorten_arn(task['taskArn'])}"
-    try:
+    with clients.ignore_errors("ResourceNotFoundException"):
         response = client.get_log_events(logGroupName=deployed.log_group, logStreamName=stream, startFromHead=True)
-    except ClientError as error:
-        if clients.get_error_code(error) == "ResourceNotFoundException":
-            return []
-        raise
-    return list(response["events"])
+        return list(response["events"])
+    return []
 
 
 def _is_ready(service: Service, task: dict[str, Any]) -> bool:
@@ -547,16 +528,10 @@ def _is_ready(service: Service, task: dict[str, Any]) -> bool:
 
 def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
     """Read the last lines of the newest log streams."""
-    from botocore.exceptions import ClientError
-
-    group = deployed.log_group
-    try:
+    group, stream_names = deployed.log_group, list[str]()
+    with clients.ignore_errors("ResourceNotFoundException"):
         streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
-    except ClientError as error:
-        if clients.get_error_code(error) == "ResourceNotFoundException":
-            return
-        raise
-    stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
+        stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
     for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
         events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
         yield from (_format_line(stream, event["message"]) for event in events[:lines])

@@ -78,19 +78,14 @@ def _select_own(plan: DeploymentPlan, images: Iterable[str]) -> list[str]:
 
 def _look_up(ecr: Any, repository: str, image: str) -> MissingImage | None:
     """Return None for an image that the repository has."""
-    from botocore.exceptions import ClientError
-
     tagged, _, digest = image.partition("@")
     identifier = {"imageDigest": digest} if digest else {"imageTag": tagged.rpartition(":")[2]}
-    try:
-        ecr.describe_images(repositoryName=repository, imageIds=[identifier])
-    except ClientError as error:
-        if clients.get_error_code(error) == "RepositoryNotFoundException":
-            return MissingImage(image, has_repository=False)
-        if clients.get_error_code(error) != "ImageNotFoundException":
-            raise
+    with clients.ignore_errors("RepositoryNotFoundException"):
+        with clients.ignore_errors("ImageNotFoundException"):
+            ecr.describe_images(repositoryName=repository, imageIds=[identifier])
+            return None
         return MissingImage(image, has_repository=True, newest="" if digest else _find_newest(ecr, repository))
-    return None
+    return MissingImage(image, has_repository=False)
 
 
 def _find_newest(ecr: Any, repository: str) -> str:
