@@ -114,7 +114,7 @@ def fake_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         finally:
             done.append("everything stopped")
 
-    for name in ("check_machine", "prepare_start", "start_emulator_with_progress", "serve"):
+    for name in ("check_machine", "prepare_start", "start_emulator", "serve"):
         monkeypatch.setattr(deploy, name, note(name))
     monkeypatch.setattr(deploy, "is_bucket_ready", lambda _: True)
     monkeypatch.setattr(supervisor, "start_attached", start_attached)

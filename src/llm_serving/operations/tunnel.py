@@ -12,7 +12,7 @@ import contextlib
 import json
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -94,16 +94,33 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
     """
     if not processes.is_free(tunnel.port):
         raise Unavailable(f"port {tunnel.port} of this machine is taken. Fix: --port with a free one.")
-    file, log = data / _FILE, data / "tunnel.log"
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = processes.spawn(build_command(tunnel, aws.region), environment=aws.child_env, output=output)
-    try:
-        processes.wait_until(lambda: _is_listening(process, tunnel.port, log), "the tunnel", _START_TIMEOUT_S)
+    file = data / _FILE
+    with run(build_command(tunnel, aws.region), tunnel.port, aws, data) as process:
         file.write_text(json.dumps(asdict(tunnel)))
+        try:
+            yield process
+        finally:
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def run(command: Sequence[str], port: int, aws: AwsSession, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of Session Manager that forwards a port of this machine, and yield its process once it does.
+
+    Args:
+        folder: of its log.
+
+    Raises:
+        Unavailable: the session did not start; with its last line.
+    """
+    log = folder / "tunnel.log"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = processes.spawn(command, environment=aws.child_env, output=output)
+    try:
+        processes.wait_until(lambda: _is_listening(process, port, log), "the tunnel", _START_TIMEOUT_S)
         yield process
     finally:
-        file.unlink(missing_ok=True)
         processes.stop(process)
 
 

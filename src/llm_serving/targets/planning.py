@@ -16,7 +16,6 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context, image_pins
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import resolve_name
-from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Unavailable
@@ -68,18 +67,8 @@ def plan(
     return resolved_plan
 
 
-def resolve_offline(folder: Path, fleet_file: Path, target: str) -> tuple[Document[Any], Document[Fleet], Deployment]:
-    """Read both files, and resolve and render the deployment in an assumed environment; asks and keeps nothing.
-
-    Raises:
-        InputError: with everything that cannot work.
-    """
-    offline = plan_offline(folder, fleet_file, target)
-    return offline.blueprint, offline.fleet, offline.deployment
-
-
 def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
-    """Return the plan in an assumed environment, as `resolve_offline` does.
+    """Read both files, and resolve and render the deployment in an assumed environment; asks and keeps nothing.
 
     Raises:
         InputError: with everything that cannot work.

@@ -85,7 +85,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
     deploy.prepare_start(plan)
     try:
         with supervisor.start_attached(plan.directory) as supervisord:
-            deploy.start_emulator_with_progress(plan, supervisord)
+            deploy.start_emulator(plan, supervisord)
             folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data, stacks=STACKS)
             with stacks.apply_in_background(plan.fleet, folders, data=data, endpoint=endpoint) as terraform:
                 with console.step("Wait for Terraform to create the model bucket (the apply goes on)") as step:

@@ -232,7 +232,7 @@ class _Session:
             self._write_blueprint(trial)
             self._require_values(trial)
             try:
-                deployment = planning.resolve_offline(self.work, self.job.fleet_file, self.job.target)[2]
+                deployment = planning.plan_offline(self.work, self.job.fleet_file, self.job.target).deployment
             except InputError as error:
                 trial.state, trial.why = "refused", _describe_refusal(error)
                 refusals.append(error)

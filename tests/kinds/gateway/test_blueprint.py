@@ -51,7 +51,7 @@ def resolve(folder: Path, text: str) -> GatewayDeployment:
     folder.mkdir(exist_ok=True)
     (folder / "blueprint.yaml").write_text(text)
     (folder / "local.conf.j2").write_text((paths.PATTERNS / "gateway" / "local.conf.j2").read_text())
-    deployment = planning.resolve_offline(folder, FLEET, "local")[2]
+    deployment = planning.plan_offline(folder, FLEET, "local").deployment
     assert isinstance(deployment, GatewayDeployment)
     return deployment
 

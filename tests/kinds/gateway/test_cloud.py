@@ -51,7 +51,7 @@ def resolve(root: Path, text: str, target: str, *, fleet: str = FLEET, name: str
     (folder / "blueprint.yaml").write_text(text)
     for file in (paths.PATTERNS / "gateway").glob("*.j2"):
         (folder / file.name).write_text(file.read_text())
-    deployment = planning.resolve_offline(folder, root / "fleet.yaml", target)[2]
+    deployment = planning.plan_offline(folder, root / "fleet.yaml", target).deployment
     assert isinstance(deployment, GatewayDeployment)
     return deployment
 

@@ -48,7 +48,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> ServingDeployment:
     for name, text in (("blueprint.yaml", BLUEPRINT), ("fleet.yaml", FLEET)):
         (folder / name).write_text(text)
     (folder / "local.conf.j2").write_text("")
-    _, _, resolved = planning.resolve_offline(folder, folder / "fleet.yaml", "local")
+    resolved = planning.plan_offline(folder, folder / "fleet.yaml", "local").deployment
     assert isinstance(resolved, ServingDeployment)
     return resolved
 

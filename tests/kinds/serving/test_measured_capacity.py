@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pattern: aggregated\nmodel: tiny\nroles:\n  worker: {pool: general, replicas: 2}\n"
         "traffic: {arrivals: 40/s}\nslo:\n  ttft_ms: {p95: 800}\n"
     )
-    _, _, deployment = planning.resolve_offline(Path("mine"), Path("fleet.yaml"), "eks")
+    deployment = planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment
     key = measured_capacity.compute_key(deployment)  # type: ignore[arg-type]
     measured = {"key": key, "requests_per_s": 24, "replicas": {"worker": 2}, "measured_at": "2026-11-23T06:00:00"}
     file = tmp_path / "runs" / "mine" / "sweep-2026-11-23T06-00-00Z" / "sweep.json"
@@ -53,7 +53,7 @@ def test_too_few_replicas_for_the_arrivals_are_named_with_the_number_that_is_nee
     capacity = json.loads(capsys.readouterr().out)["deployment"]["capacity"]
     assert capacity["needed_replicas"] == {"worker": 4}
     assert capacity["per_replica"] == {"worker": 12}
-    _, _, deployment = planning.resolve_offline(Path("mine"), Path("fleet.yaml"), "eks")
+    deployment = planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment
     assert SHORTAGE in deployment.notes, "deploy prints them"
 
 

@@ -204,7 +204,7 @@ def test_reports_name_the_instances_that_were_rented_and_not_this_machine(folder
     (folder / "other/blueprint.yaml").write_text(text, encoding="utf-8")
     placed = {}
     for target in ("eks", "local"):
-        _, _, deployment = planning.resolve_offline(folder / "other", paths.ROOT / "fleet.yaml", target)
+        deployment = planning.plan_offline(folder / "other", paths.ROOT / "fleet.yaml", target).deployment
         assert isinstance(deployment, ServingDeployment)
         environment = deployment.environment.model_copy(update={"emulated": ()})
         placed[target] = validate._list_instances(deployment.model_copy(update={"environment": environment}))

@@ -35,7 +35,7 @@ def _estimate(root: Path, target: str = "eks", **values: object) -> float | None
     }
     shutil.copytree(paths.PATTERNS / "aggregated", root / "mine", dirs_exist_ok=True)
     (root / "mine" / "blueprint.yaml").write_text(BLUEPRINT.format(**settings))
-    _, _, deployment = planning.resolve_offline(root / "mine", paths.ROOT / "fleet.yaml", target)
+    deployment = planning.plan_offline(root / "mine", paths.ROOT / "fleet.yaml", target).deployment
     assert isinstance(deployment, ServingDeployment)
     return predicted_load.predict_requests_per_s(deployment)
 

@@ -36,7 +36,7 @@ def change(file: Path, old: str, new: str) -> None:
 
 
 def resolve(folder: Path) -> StreamingDeployment:
-    deployment = planning.resolve_offline(folder, FLEET, "local")[2]
+    deployment = planning.plan_offline(folder, FLEET, "local").deployment
     assert isinstance(deployment, StreamingDeployment)
     return deployment
 

@@ -12,10 +12,10 @@ from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
 from llm_serving.services import kinds
-from llm_serving.services.deployment import Deployment
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 
 
 def check(
@@ -29,25 +29,26 @@ def check(
     Prints every mistake with its line and fix, or what the two files resolve to.
     """
     try:
-        blueprint, fleet_document, deployment = planning.resolve_offline(folder, fleet, target)
+        plan = planning.plan_offline(folder, fleet, target)
     except InputError as error:
         if not as_json:
             raise
         console.print_json({"ok": False, "mistakes": error.to_list()})
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        console.print_json({"ok": True, "mistakes": [], "deployment": _build_payload(blueprint, deployment)})
+        console.print_json({"ok": True, "mistakes": [], "deployment": _build_payload(plan)})
     else:
-        _print_summary(blueprint, fleet_document, deployment)
+        _print_summary(plan)
 
 
-def _build_payload(blueprint: Document[Any], deployment: Deployment) -> dict[str, Any]:
-    common = {key: getattr(deployment, key) for key in ("name", "kind", "target", "fleet")}
-    return {**common, **kinds.get_for(blueprint).build_summary(deployment)}
+def _build_payload(plan: DeploymentPlan) -> dict[str, Any]:
+    common = {key: getattr(plan.deployment, key) for key in ("name", "kind", "target", "fleet")}
+    return {**common, **kinds.get_for(plan.blueprint).build_summary(plan.deployment)}
 
 
-def _print_summary(blueprint: Document[Any], fleet: Document[Fleet], deployment: Deployment) -> None:
-    for part, text in (*_describe_fleet(fleet), *kinds.get_for(blueprint).describe(blueprint, deployment)):
+def _print_summary(plan: DeploymentPlan) -> None:
+    description = kinds.get_for(plan.blueprint).describe(plan.blueprint, plan.deployment)
+    for part, text in (*_describe_fleet(plan.fleet), *description):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
 

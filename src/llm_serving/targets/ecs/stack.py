@@ -7,17 +7,17 @@ fails to what ran before.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.engines import StartLines
@@ -26,16 +26,15 @@ from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as addons
-from llm_serving.operations import apply, context, ecs_tasks
+from llm_serving.operations import apply, context, ecs_tasks, tunnel
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
-from llm_serving.operations.tunnel import TOOLS as SESSION_TOOLS
 from llm_serving.services import kinds, rendered
 from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.targets import planning, starts, tunnel
+from llm_serving.targets import planning, starts
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import container_command
@@ -232,7 +231,7 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or AWS refuses or does not answer.
     """
-    addons.require_tools(SESSION_TOOLS)
+    addons.require_tools(tunnel.TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster, ecs = names.format_cluster_name(deployed.fleet), aws.client("ecs")
     with clients.translate_errors():
@@ -282,7 +281,8 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
     return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
 
 
-def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[str]:
+@contextlib.contextmanager
+def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
     """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
 
     Args:
@@ -292,7 +292,7 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[s
         Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
     """
     planning.require_endpoint(plan)
-    addons.require_tools(SESSION_TOOLS)
+    addons.require_tools(tunnel.TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
     entry = deployed.deployment.entry
@@ -308,12 +308,12 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> AbstractContextManager[s
         raise Unavailable(f"{plan.deployment.name}: no {entry.role} task is running")
     task, container = containers[0]
     command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
-    command += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
-    return tunnel.open_tunnel(
-        lambda local_port: [*command, f"portNumber={port or entry.port},localPortNumber={local_port}"],
-        plan.directory.logs / "tunnel.log",
-        plan.aws.child_env,
-    )
+    [near_port] = processes.claim_free_ports(1)
+    command += ["--document-name", "AWS-StartPortForwardingSession"]
+    command += ["--parameters", f"portNumber={port or entry.port},localPortNumber={near_port}"]
+    console.show_command(command, environment=aws.child_env)
+    with tunnel.run(command, near_port, aws, plan.directory.logs):
+        yield f"http://127.0.0.1:{near_port}"
 
 
 def destroy(plan: DeploymentPlan) -> bool:

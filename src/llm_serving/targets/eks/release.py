@@ -116,11 +116,11 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     require_images(plan)
     require_objects(plan)
     confirm(changes)
-    log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
         open_api(plan).apply(namespace.build_manifests(plan.deployment))
     try:
-        _upgrade(plan, values_file, log)
+        with console.step(f"Upgrade release {plan.deployment.name}"):
+            _run_helm(plan, "upgrade", str(_get_chart(plan)), "--install", "--values", str(values_file))
         wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
@@ -128,12 +128,6 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             raise CheckFailed(_describe_remedy(plan, release)) from None
         raise CheckFailed(f"{error}\n{_roll_back(plan, release)}") from None
     return True
-
-
-def _upgrade(plan: DeploymentPlan, values_file: Path, log: Path) -> None:
-    command = [*_build_helm_command("upgrade", plan), str(_get_chart(plan)), "--install", "--values", str(values_file)]
-    with console.step(f"Upgrade release {plan.deployment.name}"):
-        console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
 
 
 def require_images(plan: DeploymentPlan) -> None:
@@ -287,8 +281,8 @@ def destroy(plan: DeploymentPlan) -> bool:
 def _uninstall(plan: DeploymentPlan) -> None:
     timeout_s = max((service.stop.stop_s for service in plan.deployment.services), default=0) + 300
     # Foreground deletion: controllers go after their pods.
-    command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
-    console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
+    options = ("--cascade=foreground", "--wait", f"--timeout={timeout_s}s")
+    _run_helm(plan, "uninstall", *options, timeout_s=timeout_s + 60)
     # Helm keeps the pod of a failed test for its log.
     api = open_api(plan)
     pods = api.list_objects(POD, _get_namespace(plan), labels=build_selector(plan))
@@ -378,12 +372,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
     """
     with console.step("Send a test request"):
         try:
-            console.run(
-                [*_build_helm_command("test", plan), "--timeout", f"{_TEST_TIMEOUT_S}s"],
-                log=_prepare_log(plan),
-                environment=plan.aws.child_env,
-                timeout_s=_TEST_TIMEOUT_S + 30,
-            )
+            _run_helm(plan, "test", "--timeout", f"{_TEST_TIMEOUT_S}s", timeout_s=_TEST_TIMEOUT_S + 30)
         except CommandFailed as error:
             raise CheckFailed(f"{error}\n{read_pod_log(plan, f'{plan.deployment.name}-test')}") from None
 
@@ -457,12 +446,7 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
                 _uninstall(plan)
             return f"{name} had no previous release and was removed"
         with console.step(f"Roll back to revision {release.revision}"):
-            console.run(
-                [*_build_helm_command("rollback", plan), str(release.revision)],
-                log=_prepare_log(plan),
-                environment=plan.aws.child_env,
-                timeout_s=_INSTALL_TIMEOUT_S,
-            )
+            _run_helm(plan, "rollback", str(release.revision))
         wait_until_ready(plan)
     except (CheckFailed, CommandFailed) as error:
         return f"rollback failed: {error}"
@@ -630,6 +614,12 @@ def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> 
     return result.stdout
 
 
-def _prepare_log(plan: DeploymentPlan) -> Path:
+def _run_helm(plan: DeploymentPlan, command: str, *options: str, timeout_s: float = _INSTALL_TIMEOUT_S) -> None:
+    """Run a command that changes the release, with its output in the deployment's log.
+
+    Raises:
+        CommandFailed: it failed or timed out.
+    """
     plan.directory.logs.mkdir(parents=True, exist_ok=True)
-    return plan.directory.logs / "eks.log"
+    words = [*_build_helm_command(command, plan), *options]
+    console.run(words, log=plan.directory.logs / "eks.log", environment=plan.aws.child_env, timeout_s=timeout_s)

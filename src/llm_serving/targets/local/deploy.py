@@ -1,6 +1,6 @@
 """Deploys a blueprint on this machine, in steps that callers can overlap.
 
-plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> upload_weights -> start_roles
+plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> serve
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _S3_HOME = "us-east-1"
 
 EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS, in seconds."""
+
+_POLL_S = 0.2
 
 
 def diff(plan: DeploymentPlan) -> str:
@@ -74,17 +76,15 @@ def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     Raises:
         RoleFailed: it ended, or was not ready in time.
     """
-    supervisord.start(environment.AWS)
-    deadline = time.monotonic() + EMULATOR_TIMEOUT_S
-    while True:
-        readiness.raise_if_failed(plan.directory, supervisord.read_state(environment.AWS), restarts=0)
-        try:
-            return emulator.wait_ready(plan.deployment.environment.s3_endpoint or "", 1)
-        except Unavailable:
+    endpoint, deadline = plan.deployment.environment.s3_endpoint or "", time.monotonic() + EMULATOR_TIMEOUT_S
+    with console.step("Start the embedded AWS") as step:
+        supervisord.start(environment.AWS)
+        while not emulator.is_reachable(endpoint):
+            readiness.raise_if_failed(plan.directory, supervisord.read_state(environment.AWS), restarts=0)
             if time.monotonic() > deadline:
-                raise RoleFailed(
-                    plan.directory, environment.AWS, f"was not ready within {EMULATOR_TIMEOUT_S:.0f} s"
-                ) from None
+                raise RoleFailed(plan.directory, environment.AWS, f"was not ready within {EMULATOR_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+        step.note = endpoint
 
 
 def create_bucket(plan: DeploymentPlan) -> str:
@@ -107,20 +107,6 @@ def create_bucket(plan: DeploymentPlan) -> str:
     except (BotoCoreError, ClientError) as error:
         raise Unavailable(f"the embedded AWS creates no bucket {target.bucket}: {error}") from None
     return target.bucket
-
-
-def upload_weights(plan: DeploymentPlan, on_progress: Callable[[str], None] = lambda _: None) -> int:
-    """Upload the models to the bucket and check that they are complete; return the bytes of their weights.
-
-    Raises:
-        Unavailable: S3 or the hub does not answer or refuses, or an object is incomplete.
-    """
-    weights.upload_models(
-        plan.directory,
-        plan.deployment,
-        lambda done, total: on_progress(f"{format_bytes(done)} of {format_bytes(total)}"),
-    )
-    return weights.check(plan.deployment)
 
 
 def start_roles(
@@ -156,17 +142,10 @@ def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     Raises:
         BlueprintError: a step failed.
     """
-    start_emulator_with_progress(plan, supervisord)
+    start_emulator(plan, supervisord)
     plan = plan.replace_bucket(create_bucket(plan))
     serve(plan, supervisord)
     return plan
-
-
-def start_emulator_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the embedded AWS as a step; see `start_emulator`."""
-    with console.step("Start the embedded AWS") as step:
-        start_emulator(plan, supervisord)
-        step.note = plan.deployment.environment.s3_endpoint or ""
 
 
 def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
@@ -177,7 +156,7 @@ def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """
     write_config(plan)
     supervisord.update()
-    _upload_with_progress(plan)
+    _upload_weights(plan)
     _start_with_progress(plan, supervisord)
 
 
@@ -204,7 +183,7 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
         plan = plan.replace_bucket(create_bucket(plan))
     if deployed is None or deployed.loaded_models != plan.deployment.loaded_models:
-        _upload_with_progress(plan)
+        _upload_weights(plan)
     else:
         weights.check(plan.deployment)
     write_config(plan)
@@ -214,14 +193,19 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     return plan
 
 
-def _upload_with_progress(plan: DeploymentPlan) -> None:
+def _upload_weights(plan: DeploymentPlan) -> None:
+    """Upload the models to the bucket and check that they are complete, with progress."""
     if not plan.deployment.loaded_models:
         return
     model_names = " and ".join(loaded_model.model for loaded_model in plan.deployment.loaded_models)
     uris = ", ".join(loaded_model.weights.uri for loaded_model in plan.deployment.loaded_models)
     with console.step(f"Upload model {model_names} to S3") as step:
-        weight_bytes = upload_weights(plan, lambda text: setattr(step, "note", text))
-        step.note = f"{format_bytes(weight_bytes)} at {uris}"
+
+        def report(done: int, total: int) -> None:
+            step.note = f"{format_bytes(done)} of {format_bytes(total)}"
+
+        weights.upload_models(plan.directory, plan.deployment, report)
+        step.note = f"{format_bytes(weights.check(plan.deployment))} at {uris}"
 
 
 def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:

@@ -13,9 +13,9 @@ import os
 import shlex
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from llm_serving import console, locked_env, processes, program
 from llm_serving.catalog import engines
@@ -31,23 +31,25 @@ _UNPACKED = "programs"
 _PIP_FOLDER = "bin"
 
 
-class EngineSetup(Protocol):
+class EngineSetup(ABC):
     """One engine's programs on this machine."""
 
     has_shortcuts: bool
     """Whether its processes take those of `engine_plugins`."""
 
-    @property
-    def executables(self) -> Path:
+    def __init__(self, folder: str) -> None:
+        self._root = engine_env.ROOT
+        self._folder = self._root / folder
+        self.executables = self._folder / _PIP_FOLDER
         """Folder of the engine's and the router's programs, whether it is set up or not."""
-
-    @property
-    def log(self) -> Path:
+        self.log = self._root / f"{folder}.log"
         """Log of the set-up."""
 
+    @abstractmethod
     def is_ready(self) -> bool:
         """Whether it is set up, complete and of the current pins."""
 
+    @abstractmethod
     def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
         """Set it up if it is not ready, and return `executables`.
 
@@ -55,7 +57,7 @@ class EngineSetup(Protocol):
             Unavailable: the programs cannot be had.
         """
 
-    def prepare(self, caches: Iterable[Path]) -> None:
+    def prepare(self, caches: Iterable[Path]) -> None:  # noqa: B027 - most engines keep no cache between starts
         """Fill the caches of processes that are about to start."""
 
 
@@ -72,21 +74,14 @@ def find(engine: str = "", framework: str = "") -> EngineSetup:
     return _PackagedSetup(row.local) if row and row.local else _VllmSetup(engine_env.OWN)
 
 
-class _VllmSetup:
+class _VllmSetup(EngineSetup):
     """The default engine's, or that of a framework with it: `engine_env`."""
 
     has_shortcuts = True
 
     def __init__(self, env: VllmEnv) -> None:
+        super().__init__(env.folder)
         self._env = env
-
-    @property
-    def executables(self) -> Path:
-        return engine_env.ROOT / self._env.folder / _PIP_FOLDER
-
-    @property
-    def log(self) -> Path:
-        return engine_env.ROOT / f"{self._env.folder}.log"
 
     def is_ready(self) -> bool:
         return engine_env.is_ready(env=self._env)
@@ -98,22 +93,14 @@ class _VllmSetup:
         engine_env.copy_model_infos(caches, env=self._env)
 
 
-class _PackagedSetup:
+class _PackagedSetup(EngineSetup):
     """An engine whose row says what its environment holds."""
 
     has_shortcuts = False
 
-    def __init__(self, row: LocalSetup, root: Path | None = None) -> None:
-        self._row, self._root = row, root or engine_env.ROOT
-        self._folder = self._root / row.folder
-
-    @property
-    def executables(self) -> Path:
-        return self._folder / _PIP_FOLDER
-
-    @property
-    def log(self) -> Path:
-        return self._root / f"{self._row.folder}.log"
+    def __init__(self, row: LocalSetup) -> None:
+        super().__init__(row.folder)
+        self._row = row
 
     def is_ready(self) -> bool:
         stamp, program = self._folder / _STAMP, self.executables / self._row.program
@@ -124,9 +111,6 @@ class _PackagedSetup:
             if not self.is_ready():
                 self._build(on_progress)
         return self.executables
-
-    def prepare(self, caches: Iterable[Path]) -> None:
-        """Nothing: the engine keeps no cache between starts."""
 
     def _build(self, on_progress: Callable[[str], None]) -> None:
         locks = [self._root / lock for lock in self._row.locks]

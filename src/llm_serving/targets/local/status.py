@@ -6,8 +6,7 @@ import http.client
 import re
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 import psutil
 
@@ -25,31 +24,12 @@ from llm_serving.targets.starts import Start
 PROBE_TIMEOUT_S = 10.0
 """Longest wait for a probe's answer, in seconds: a status is not worth a longer one."""
 
-State = Literal["ready", "starting", "stopped", "failed"]
 
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """One process of a deployment, as `blueprint status --json` shows it."""
-
-    name: str
-
-    state: State
-    """`ready`: it answers its readiness probe; `starting`: it runs and does not answer yet; `stopped`: on request;
-    `failed`: it ended by itself, or has not answered by its probe's deadline."""
-
-    pid: int
-    uptime_s: float
-
-    restarts: int
-    """How often it ended by itself since the deployment started."""
-
-    ended: str
-    """The last end of it, such as `exit status 1`; empty if it never ended."""
-
-
-def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
+def list_process_states(directory: DeploymentDir) -> list[ProcessState]:
     """List the processes of a deployment; empty if nothing runs. Probes them all at once, for at most 10 s.
+
+    Their state is the service's: `ready`: it answers its readiness probe; `starting`: it runs and does not answer yet;
+    `stopped`: on request; `failed`: it ended by itself, or has not answered by its probe's deadline.
 
     Raises:
         CheckFailed: it runs, and its directory was removed: says what still runs, and how to end it.
@@ -63,7 +43,9 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
     expected = {process.name: process for process in deployment.all_services} if deployment else {}
     states = supervisord.list_states()
     with ThreadPoolExecutor(len(states) or 1) as pool:
-        return list(pool.map(lambda state: _build_status(state, expected.get(state.name)), states))
+        return list(
+            pool.map(lambda one: replace(one, state=_decide_state(one, expected.get(one.name))), states)
+        )
 
 
 def list_awake(directory: DeploymentDir) -> list[str]:
@@ -138,13 +120,7 @@ def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
         )
 
 
-def _build_status(state: ProcessState, process: Service | None) -> ProcessStatus:
-    return ProcessStatus(
-        state.name, _decide_state(state, process), state.pid, state.uptime_s, state.restarts, state.ended
-    )
-
-
-def _decide_state(state: ProcessState, process: Service | None) -> State:
+def _decide_state(state: ProcessState, process: Service | None) -> str:
     if state.failed:
         return "failed"
     if state.state not in ("STARTING", "RUNNING"):

@@ -51,7 +51,7 @@ class ProcessState:
 
     name: str
     state: str
-    """STARTING, RUNNING, STOPPED or another of supervisord's states."""
+    """STARTING, RUNNING, STOPPED or another of supervisord's; in `status` that of the service."""
 
     pid: int
     uptime_s: float

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from llm_serving.catalog import gguf, pipelines, safetensors
 from llm_serving.catalog.architecture import ModelError
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the total bytes."""
-
-
-class _S3Access(TypedDict):
-    endpoint: str | None
-    env: Mapping[str, str]
 
 
 def upload_models(
@@ -48,45 +43,25 @@ def upload_models(
 def _upload_model(
     directory: DeploymentDir, environment: Environment, loaded_model: LoadedModel, on_progress: OnProgress
 ) -> None:
-    from llm_serving.hub import make_tiny, upload
+    from llm_serving.hub import make_gguf, make_tiny, upload
 
-    name, uri = loaded_model.model, loaded_model.weights.uri
-    weights_format = loaded_model.weights.format
+    name: Any = loaded_model.model
+    uri, weights_format = loaded_model.weights.uri, loaded_model.weights.format
     if uri != f"s3://{environment.bucket}/{models.build_bucket_prefix(name, weights_format)}/":
         return
-    if name in make_tiny.SIZES:
-        folder = _MAKERS[weights_format](name, directory.data / "model" / name, on_progress)
-        _upload_folder(folder, environment, uri, on_progress)
-    elif upload.is_folder(name):
-        _upload_folder(Path(name).expanduser(), environment, uri, on_progress)
-    else:
-        access: _S3Access = {"endpoint": environment.s3_endpoint, "env": environment.env}
-        revision = loaded_model.weights.revision or "main"
-        staging = directory.data / "download"
+    access: dict[str, Any] = {"endpoint": environment.s3_endpoint, "env": environment.env}
+    if name not in make_tiny.SIZES and not upload.is_folder(name):
+        revision, staging = loaded_model.weights.revision or "main", directory.data / "download"
         upload.copy_from_hub(name, uri, **access, revision=revision, staging=staging, on_progress=on_progress)
-
-
-def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress: OnProgress) -> None:
-    from llm_serving.hub import upload
-
-    access: _S3Access = {"endpoint": environment.s3_endpoint, "env": environment.env}
+        return
+    folder = directory.data / "model" / name
+    if name not in make_tiny.SIZES:
+        folder = Path(name).expanduser()
+    elif weights_format == "gguf":
+        folder = make_gguf.make(name, folder.with_suffix(gguf.SUFFIX), on_progress=on_progress)
+    else:
+        folder = make_tiny.make(name, folder, on_progress)
     upload.upload(folder, uri, **access, on_progress=on_progress)
-
-
-def _make_safetensors(name: Any, folder: Path, on_progress: OnProgress) -> Path:
-    from llm_serving.hub import make_tiny
-
-    return make_tiny.make(name, folder, on_progress)
-
-
-def _make_gguf(name: Any, folder: Path, on_progress: OnProgress) -> Path:
-    from llm_serving.hub import make_gguf
-
-    return make_gguf.make(name, folder.with_suffix(gguf.SUFFIX), on_progress=on_progress)
-
-
-_MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf, "diffusers": _make_safetensors}
-"""What makes a model here, by the form of its weights."""
 
 
 def check(deployment: Deployment) -> int:

@@ -20,7 +20,7 @@ def print_alerts(folder: Folder, fleet: Fleet = FLEET) -> None:
     They are those of the chart. Example: `blueprint alerts mine > rules.yaml && promtool check rules rules.yaml`.
     """
     inputs.require_capability(folder, Capability.ALERTS)
-    _, _, deployment = planning.resolve_offline(folder, fleet, EksTarget.name)
+    deployment = planning.plan_offline(folder, fleet, EksTarget.name).deployment
     assert isinstance(deployment, ServingDeployment)
     for limit in objectives.list_unmeasured(deployment.slo, deployment.latency_objectives):
         console.err.print(f"{limit}: no alert: no bucket of {deployment.engine} measures it", markup=False)

@@ -55,7 +55,7 @@ def _show_page(folder: Path) -> None:
 
 
 def _write_files(folder: Path, fleet: Path, to: Path) -> None:
-    _, _, deployment = planning.resolve_offline(folder, fleet, EksTarget.name)
+    deployment = planning.plan_offline(folder, fleet, EksTarget.name).deployment
     assert isinstance(deployment, ServingDeployment)
     built = dashboards.build(deployment)
     to.mkdir(parents=True, exist_ok=True)
