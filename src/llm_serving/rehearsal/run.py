@@ -111,7 +111,7 @@ def rehearse(
             name: _build_result(folder, planned[name], len(state.list_managed_ids(folder)))
             for name, folder in folders.items()
         }
-        stacks.destroy(document, data=data, endpoint=endpoint, stacks=stack_names)
+        stacks.destroy(data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())
         stacks.check_nothing_left(document, endpoint=endpoint)
     durations = [round(end - start, 1) for start, end in itertools.pairwise(times)]

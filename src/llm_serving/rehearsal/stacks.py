@@ -23,7 +23,6 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, override
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.settings.units import format_count
 from llm_serving.terraform import events, runner, stack_folder, state, synthesis
 from llm_serving.terraform.events import Event
 
@@ -38,7 +37,7 @@ _POLL_S = 0.5
 def apply(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> dict[str, dict[str, Any]]:
-    """Apply stacks that `prepare` synthesized, and return each stack's outputs; resume an interrupted apply.
+    """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs.
 
     Args:
         data: folder of the run: Terraform's state, working folders and logs.
@@ -57,11 +56,11 @@ def apply(
 def _prepare_apply(
     document: Document[Fleet], folders: Mapping[str, Path], data: Path, endpoint: str
 ) -> runner.Terraform:
-    program = stack_folder.find_terraform(folders, data)
-    _reconcile(document.value, data, endpoint)
+    _require_emulator(endpoint)
     for folder in folders.values():
+        state.delete(folder)  # of an embedded AWS that has ended, with its resources
         override.write_override(folder, document.value, endpoint)
-    return program
+    return stack_folder.find_terraform(folders, data)
 
 
 def _apply(
@@ -164,22 +163,16 @@ def check_unchanged(
         step.note = "no changes"
 
 
-def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
+def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
     """Destroy the applied stacks, and whatever their buckets hold.
 
     Raises:
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    _reconcile(document.value, data, endpoint)
-    folders = {name: folder for name, folder in _find_applied(data, stacks).items() if (folder / state.FILE).is_file()}
-    if not folders:
-        return
-    for folder in folders.values():
-        override.write_override(folder, document.value, endpoint)
+    folders = _find_applied(data, stacks)
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Destroy {join_words(folders)} in the embedded AWS") as step, _explain_failure(endpoint):
-        stack_folder.initialize(program, folders)
         for wave in reversed(synthesis.split_waves(folders)):
             runner.run(program, wave, _DESTROY, on_progress=lambda note: setattr(step, "note", note))
         for folder in folders.values():
@@ -216,33 +209,6 @@ def _find_applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     return {folder.name: folder for folder in folders if stacks is None or folder.name in stacks}
 
 
-def _reconcile(fleet: Fleet, data: Path, endpoint: str) -> None:
-    """Make the embedded AWS and Terraform's state agree after a run that was interrupted.
-
-    A killed Terraform may have created a resource and not recorded it, so that it could neither create nor destroy it
-    again: the embedded AWS is emptied. An embedded AWS that ended took its resources along: the state is deleted.
-
-    Raises:
-        Unavailable: the embedded AWS does not answer.
-    """
-    _require_emulator(endpoint)
-    folders = _find_applied(data, None)
-    applied = [folder for folder in folders.values() if (folder / state.FILE).is_file()]
-    known_ids = {identity for folder in applied for identity in state.list_managed_ids(folder)}
-    existing = inventory.list_resources(endpoint, fleet.region, fleet.name)
-    unknown = [resource for resource in existing if resource.id not in known_ids]
-    if unknown:
-        console.err.print(
-            f"  an interrupted run left {format_count(len(unknown), 'resource')} that Terraform's state lacks "
-            f"({unknown[0]}{', …' if unknown[1:] else ''}): emptying the embedded AWS",
-            markup=False,
-        )
-        emulator.reset(endpoint)
-    if unknown or not existing:
-        for folder in folders.values():
-            state.delete(folder)
-
-
 @contextmanager
 def _explain_failure(endpoint: str) -> Iterator[None]:
     """Report an embedded AWS that has ended: it is then the cause of any failure of Terraform."""
@@ -255,7 +221,7 @@ def _explain_failure(endpoint: str) -> Iterator[None]:
 
 def _require_emulator(endpoint: str) -> None:
     if not emulator.is_reachable(endpoint):
-        raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Fix: run the command again; it resumes.")
+        raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Fix: run the command again.")
 
 
 def _format_counts(stream: Sequence[Event]) -> str:

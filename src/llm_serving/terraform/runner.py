@@ -245,6 +245,7 @@ def run(
     timeout_s: float = 1200.0,
     grace_s: float = 20.0,
     on_progress: Callable[[str], None] = lambda _: None,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Result]:
     """Run one Terraform command on several stacks side by side, each with its log in the stack's folder.
 
@@ -252,22 +253,41 @@ def run(
         folders: each stack's working folder, by the stack's name.
         grace_s: how long Terraform may take to record what it made, when interrupted.
         on_progress: called with how far the stacks are, whenever that changes.
+        environments: by stack, open for several commands; of this command alone where left out.
 
     Raises:
         CommandFailed: it failed for one of them.
     """
-    asks_provider = arguments[0] in _STREAMED_COMMANDS
-    with _open_environments(terraform, folders, asks_provider=asks_provider) as environments:
-        return _run(
-            terraform,
-            folders,
-            arguments,
-            environments,
-            success_codes=success_codes,
-            timeout_s=timeout_s,
-            grace_s=grace_s,
-            on_progress=on_progress,
+    subcommand, *options = arguments
+    is_streamed = subcommand in _STREAMED_COMMANDS
+    logs = {
+        name: EventLog(folder / f"{subcommand}.{'jsonl' if is_streamed else 'log'}", folder / f"{subcommand}.log")
+        for name, folder in folders.items()
+    }
+    for log in logs.values():
+        log.remove_files()
+        log.stream.touch(mode=0o600)  # values of a plan may be secret
+    options = [*(["-json"] if is_streamed else []), *options, "-no-color"]
+    with contextlib.ExitStack() as stack:
+        if environments is None:
+            environments = stack.enter_context(_open_environments(terraform, folders, asks_provider=is_streamed))
+        commands = [
+            console.Command(
+                [terraform.program, f"-chdir={console.shorten_path(folder)}", subcommand, *options],
+                logs[name].stream,
+                environment=terraform.environment,
+                hidden_environment={**terraform.hidden_environment, **environments[name]},
+                accepted_codes=success_codes,
+            )
+            for name, folder in folders.items()
+        ]
+        results = _run_commands(
+            commands, logs, is_streamed=is_streamed, timeout_s=timeout_s, grace_s=grace_s, on_progress=on_progress
         )
+        return {
+            name: Result(result.code, logs[name].read_text() if is_streamed else result.output, logs[name].events)
+            for name, result in zip(folders, results, strict=True)
+        }
 
 
 def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[str, Plan]:
@@ -282,10 +302,10 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
     for folder in folders.values():
         (folder / file).unlink(missing_ok=True)
     with _open_environments(terraform, folders, asks_provider=True) as environments:
-        _run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments)
+        run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments=environments)
         for folder in folders.values():
             (folder / file).chmod(0o600)
-        results = _run(terraform, folders, ("show", "-json", file), environments)
+        results = run(terraform, folders, ("show", "-json", file), environments=environments)
     for folder in folders.values():
         (folder / "show.log").unlink()
     return {name: parse_plan(result.output) for name, result in results.items()}
@@ -329,46 +349,6 @@ def _make_temp_dir(folder: Path) -> Iterator[str]:
         yield str(own)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _run(
-    terraform: Terraform,
-    folders: Mapping[str, Path],
-    arguments: Sequence[str],
-    environments: Mapping[str, Mapping[str, str]],
-    *,
-    success_codes: tuple[int, ...] = (0,),
-    timeout_s: float = 1200.0,
-    grace_s: float = 20.0,
-    on_progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, Result]:
-    subcommand, *options = arguments
-    is_streamed = subcommand in _STREAMED_COMMANDS
-    logs = {
-        name: EventLog(folder / f"{subcommand}.{'jsonl' if is_streamed else 'log'}", folder / f"{subcommand}.log")
-        for name, folder in folders.items()
-    }
-    for log in logs.values():
-        log.remove_files()
-        log.stream.touch(mode=0o600)  # values of a plan may be secret
-    options = [*(["-json"] if is_streamed else []), *options, "-no-color"]
-    commands = [
-        console.Command(
-            [terraform.program, f"-chdir={console.shorten_path(folder)}", subcommand, *options],
-            logs[name].stream,
-            environment=terraform.environment,
-            hidden_environment={**terraform.hidden_environment, **environments[name]},
-            accepted_codes=success_codes,
-        )
-        for name, folder in folders.items()
-    ]
-    results = _run_commands(
-        commands, logs, is_streamed=is_streamed, timeout_s=timeout_s, grace_s=grace_s, on_progress=on_progress
-    )
-    return {
-        name: Result(result.code, logs[name].read_text() if is_streamed else result.output, logs[name].events)
-        for name, result in zip(folders, results, strict=True)
-    }
 
 
 def _run_commands(

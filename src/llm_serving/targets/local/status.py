@@ -43,9 +43,7 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessState]:
     expected = {process.name: process for process in deployment.all_services} if deployment else {}
     states = supervisord.list_states()
     with ThreadPoolExecutor(len(states) or 1) as pool:
-        return list(
-            pool.map(lambda one: replace(one, state=_decide_state(one, expected.get(one.name))), states)
-        )
+        return list(pool.map(lambda one: replace(one, state=_decide_state(one, expected.get(one.name))), states))
 
 
 def list_awake(directory: DeploymentDir) -> list[str]:
