@@ -4,6 +4,8 @@ A target is a package next to this module: its module `target` holds `TARGET`, a
 render for it with a template TARGET.*.j2 in their folder. Nothing outside the package compares a target's name.
 """
 
+# ruff: noqa: ARG002 - a target takes what others need
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -126,11 +128,11 @@ class Target(ABC):
             cores: of the machine that a deployment on this machine would have.
         """
 
-    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:  # noqa: ARG002 - for targets that have some
+    def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
         """Return further files that are rendered beside the template's, by name."""
         return {}
 
-    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:  # noqa: ARG002
+    def find_mistakes(self, deployment: Deployment, text: str) -> Iterable[Mistake]:
         """Find what cannot work in what a user's own template rendered, each at its line of `text`.
 
         Raises:

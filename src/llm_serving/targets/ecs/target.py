@@ -1,5 +1,7 @@
 """The target ecs: one Terraform stack for each deployment, on the fleet's ECS cluster."""
 
+# ruff: noqa: ARG002 - a target takes what others need
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -42,16 +44,12 @@ class EcsTarget(AwsTarget):
             self.name, fleet, conventions=self.conventions, namespace=names.format_namespace(fleet), account=account
         )
 
-    def list_tools(self, fleet: Fleet) -> Mapping[str, str]:  # noqa: ARG002
+    def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
         """List those of the tunnel, through which a load goes without the image of load drivers."""
         return tunnel.TOOLS
 
     def launch_drivers(
-        self,
-        plan: DeploymentPlan,
-        urls: Sequence[str],
-        limit_s: int,  # noqa: ARG002 - renewed URLs end them
-        program: LoadProgram | None = None,
+        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
     ) -> AbstractContextManager[Containers]:
         """Run Fargate tasks."""
         return load_tasks.run(plan, urls, program)

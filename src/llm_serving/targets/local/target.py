@@ -1,5 +1,7 @@
 """The target local: real processes on this machine under supervisord, next to an embedded AWS."""
 
+# ruff: noqa: ARG002 - a target takes what others need
+
 from __future__ import annotations
 
 import contextlib
@@ -35,13 +37,7 @@ class LocalTarget(Target):
     needs_aws = False
 
     def resolve_environment(
-        self,
-        directory: DeploymentDir,
-        blueprint: BaseBlueprint,
-        fleet: Fleet,
-        *,
-        account: str | None,  # noqa: ARG002 - the embedded AWS has its own
-        port: int | None,
+        self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
         """Choose ports, and return this machine's environment."""
         is_running = supervisor.find_running(directory) is not None
@@ -74,7 +70,7 @@ class LocalTarget(Target):
             servers.install_missing(plan.blueprint.value)
             return deploy.deploy(plan, confirm, force=force)
 
-    def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:  # noqa: ARG002 - no fleet is asked
+    def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
         """Ask each process whether it answers."""
         directory = self.find_directory(folder)
         deployment = directory.load_deployment()
@@ -86,28 +82,20 @@ class LocalTarget(Target):
             directory.name, deployment.url if deployment else None, "processes", rows, missing, notes
         )
 
-    def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:  # noqa: ARG002
+    def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
         return status.list_starts(self.find_directory(folder))
 
-    def show_logs(
-        self,
-        folder: Path,
-        fleet_file: Path,  # noqa: ARG002
-        process: str | None,
-        *,
-        lines: int,
-        follow: bool,
-    ) -> None:
+    def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
         logs.show_logs(self.find_directory(folder), process, lines=lines, follow=follow)
 
     @contextlib.contextmanager
     def open_validation(
         self,
         folder: Path,
-        fleet_file: Path,  # noqa: ARG002
+        fleet_file: Path,
         url: str | None,
         *,
-        aws: AwsSession | None = None,  # noqa: ARG002
+        aws: AwsSession | None = None,
         origin: LoadOrigin | None = None,
     ) -> Iterator[ValidationInputs]:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy.
@@ -126,14 +114,7 @@ class LocalTarget(Target):
         options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
         yield ValidationInputs(deployment, options)
 
-    def destroy(
-        self,
-        folder: Path,
-        fleet_file: Path,  # noqa: ARG002
-        confirm: Confirm,
-        *,
-        aws: AwsSession | None = None,  # noqa: ARG002
-    ) -> bool:
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
         """End all processes, and remove all that they wrote."""
         directory = self.find_directory(folder)
         if not deploy.exists(directory):

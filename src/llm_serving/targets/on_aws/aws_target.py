@@ -1,5 +1,7 @@
 """What the targets on AWS share: the fleet's account, files checked in S3, a tunnel for validations."""
 
+# ruff: noqa: ARG002 - a target takes what others need
+
 from __future__ import annotations
 
 import abc
@@ -44,18 +46,12 @@ class AwsTarget(Target):
     """Why a rehearsal against the embedded AWS ends before the deployment."""
 
     def resolve_environment(
-        self,
-        directory: DeploymentDir,  # noqa: ARG002 - for targets that keep state there
-        blueprint: BaseBlueprint,  # noqa: ARG002
-        fleet: Fleet,
-        *,
-        account: str | None,
-        port: int | None,  # noqa: ARG002 - the orchestrator decides
+        self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
         """Return the environment of the fleet's account, which `account` is; the embedded AWS's if None."""
         return self.build_environment(fleet, account)
 
-    def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
+    def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return the environment of the embedded AWS's account."""
         return self.build_environment(fleet, emulator.ACCOUNT)
 
@@ -63,7 +59,7 @@ class AwsTarget(Target):
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
         """Return the environment of one account; the embedded AWS's if None."""
 
-    def list_warnings(self, fleet: Fleet) -> list[str]:  # noqa: ARG002
+    def list_warnings(self, fleet: Fleet) -> list[str]:
         """List what a user should know before the stacks are created."""
         return []
 
@@ -71,11 +67,11 @@ class AwsTarget(Target):
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
         """List the programs that a deployment and its validation call, each with its installation guide."""
 
-    def reach_cluster(self, aws: AwsSession, fleet: Fleet, data: Path) -> AbstractContextManager[None]:  # noqa: ARG002
+    def reach_cluster(self, aws: AwsSession, fleet: Fleet, data: Path) -> AbstractContextManager[None]:
         """Open a way to the fleet's cluster for the time of the block, where this machine has none."""
         return contextlib.nullcontext()
 
-    def open_session(self, aws: AwsSession, data: Path) -> AwsSession:  # noqa: ARG002
+    def open_session(self, aws: AwsSession, data: Path) -> AwsSession:
         """Return the session by which the target's tools reach the fleet's own cluster.
 
         Args:
@@ -83,7 +79,7 @@ class AwsTarget(Target):
         """
         return aws
 
-    def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:  # noqa: ARG002
+    def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that prepare a cluster for the first deployment."""
         return []
 
@@ -111,7 +107,7 @@ class AwsTarget(Target):
         notes = self.list_notes(plan) if rows else []
         return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing, notes)
 
-    def list_notes(self, plan: DeploymentPlan) -> list[str]:  # noqa: ARG002 - for targets that have some
+    def list_notes(self, plan: DeploymentPlan) -> list[str]:
         """List what does not work beside the replicas."""
         return []
 
