@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import policy, secrets, task_network, task_roles, valkey
@@ -209,8 +210,9 @@ def add_job(
         SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
         PLACE_GROUP: place,
     }
-    application = "Kinesisanalyticsv2ApplicationApplicationConfiguration"
-    flink = f"{application}FlinkApplicationConfiguration"
+    bucket_arn = f"arn:{context.stack.account.partition}:s3:::{stream.bucket}"
+    code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
+    content = _configure(f"{code}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive.key)
     return k.Kinesisanalyticsv2Application(
         context.stack,
         "job",
@@ -222,66 +224,62 @@ def add_job(
         cloudwatch_logging_options=k.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
             log_stream_arn=log_stream.arn
         ),
-        application_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfiguration(
-            application_code_configuration=_build_code(context, archive),
-            application_snapshot_configuration=(
-                k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationSnapshotConfiguration(
-                    snapshots_enabled=True
-                )
+        application_configuration=_configure(
+            application_code_configuration=_configure(
+                code,
+                code_content_type="ZIPFILE",
+                code_content=_configure(f"{code}CodeContent", s3_content_location=content),
             ),
-            environment_properties=k.Kinesisanalyticsv2ApplicationApplicationConfigurationEnvironmentProperties(
+            application_snapshot_configuration=_configure("ApplicationSnapshotConfiguration", snapshots_enabled=True),
+            environment_properties=_configure(
+                "EnvironmentProperties",
                 property_group=[
-                    k.Kinesisanalyticsv2ApplicationApplicationConfigurationEnvironmentPropertiesPropertyGroup(
-                        property_group_id=group, property_map=values
-                    )
+                    _configure("EnvironmentPropertiesPropertyGroup", property_group_id=group, property_map=values)
                     for group, values in properties.items()
-                ]
+                ],
             ),
-            flink_application_configuration=getattr(k, flink)(
-                checkpoint_configuration=getattr(k, f"{flink}CheckpointConfiguration")(
+            flink_application_configuration=_configure(
+                flink,
+                checkpoint_configuration=_configure(
+                    f"{flink}CheckpointConfiguration",
                     configuration_type="CUSTOM",
                     checkpointing_enabled=True,
                     checkpoint_interval=stream.checkpoint_ms,
                     min_pause_between_checkpoints=0,
                 ),
-                monitoring_configuration=getattr(k, f"{flink}MonitoringConfiguration")(
-                    configuration_type="CUSTOM", log_level="WARN", metrics_level="APPLICATION"
+                monitoring_configuration=_configure(
+                    f"{flink}MonitoringConfiguration",
+                    configuration_type="CUSTOM",
+                    log_level="WARN",
+                    metrics_level="APPLICATION",
                 ),
-                parallelism_configuration=getattr(k, f"{flink}ParallelismConfiguration")(
+                parallelism_configuration=_configure(
+                    f"{flink}ParallelismConfiguration",
                     configuration_type="CUSTOM",
                     auto_scaling_enabled=False,
                     parallelism=stream.parallelism,
                     parallelism_per_kpu=1,
                 ),
             ),
-            run_configuration=getattr(k, f"{application}RunConfiguration")(
-                flink_run_configuration=getattr(k, f"{application}RunConfigurationFlinkRunConfiguration")(
-                    allow_non_restored_state=True  # answers that no longer go to files have state there
-                )
+            run_configuration=_configure(
+                run,
+                # Answers that no longer go to files have state there.
+                flink_run_configuration=_configure(f"{run}FlinkRunConfiguration", allow_non_restored_state=True),
             ),
-            vpc_configuration=k.Kinesisanalyticsv2ApplicationApplicationConfigurationVpcConfiguration(
-                security_group_ids=[groups.clients.id, add_job_group(context).id], subnet_ids=context.subnets
+            vpc_configuration=_configure(
+                "VpcConfiguration",
+                security_group_ids=[groups.clients.id, add_job_group(context).id],
+                subnet_ids=context.subnets,
             ),
         ),
         depends_on=list_policies(context.stack, purpose),
     )
 
 
-def _build_code(
-    context: StreamContext, archive: aws.s3_object.S3Object
-) -> (
-    aws.kinesisanalyticsv2_application.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration
-):
-    k, code = (
-        aws.kinesisanalyticsv2_application,
-        "Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration",
-    )
-    location = getattr(k, f"{code}CodeContentS3ContentLocation")(
-        bucket_arn=f"arn:{context.stack.account.partition}:s3:::{context.stream.bucket}", file_key=archive.key
-    )
-    return k.Kinesisanalyticsv2ApplicationApplicationConfigurationApplicationCodeConfiguration(
-        code_content_type="ZIPFILE", code_content=getattr(k, f"{code}CodeContent")(s3_content_location=location)
-    )
+def _configure(part: str = "", **settings: Any) -> Any:
+    """Build a part of the job's configuration by the end of its class's name, which alone would fill a line."""
+    module = aws.kinesisanalyticsv2_application
+    return getattr(module, f"Kinesisanalyticsv2ApplicationApplicationConfiguration{part}")(**settings)
 
 
 def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:

@@ -130,79 +130,74 @@ def _add_target_tracking(scaling: _Scaling) -> None:
     """Track the measure of one replica, on average, so that more replicas bring it down."""
     service, stream, scale = scaling.service, scaling.stream, scaling.service.replicas.scale
     assert scale
-    p = aws.appautoscaling_policy
-    configuration = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfiguration
-    specification = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
-    dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationDimensions
-    load = specification(
-        namespace=stream.namespace,
-        metric_name=collector.select_metrics(service, stream)[scale.signal],
-        statistic="Average",
-        dimensions=[dimension(name=key, value=value) for key, value in build_dimensions(stream, service).items()],
-    )
-    p.AppautoscalingPolicy(
+    aws.appautoscaling_policy.AppautoscalingPolicy(
         scaling.stack,
         f"{service.name}-scaling-policy",
         name=f"{scaling.name}-{scale.signal}",
         policy_type="TargetTrackingScaling",
         **scaling.target_settings,
-        target_tracking_scaling_policy_configuration=configuration(
+        target_tracking_scaling_policy_configuration=_track(
             target_value=scale.target,
             scale_in_cooldown=scale.cool_down_s,
             scale_out_cooldown=min(scale.cool_down_s, _MAX_SCALE_OUT_COOLDOWN_S),
-            customized_metric_specification=_build_scale_to_zero_metric(service, stream)
-            if service.replicas.min == 0
-            else load,
+            customized_metric_specification=_build_metric(service, stream),
         ),
     )
 
 
-def _build_scale_to_zero_metric(
-    service: Service, stream: MetricStream
-) -> (
-    aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
-):
-    """Return the metric of a role that scales to zero, which keeps at least one replica while there are requests.
+def _track(part: str = "", **settings: Any) -> Any:
+    """Build a part of target tracking by the end of its class's name, which alone would fill a line."""
+    name = f"AppautoscalingPolicyTargetTrackingScalingPolicyConfiguration{part}"
+    return getattr(aws.appautoscaling_policy, name)(**settings)
+
+
+_METRIC = "CustomizedMetricSpecification"
+
+
+def _build_metric(service: Service, stream: MetricStream) -> Any:
+    """Return what is tracked: the measure, or of a role that scales to zero at least one replica's while requests come.
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """
-    assert service.replicas.scale
-    p = aws.appautoscaling_policy
-    specification = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
-    query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
+    scale, names = service.replicas.scale, collector.select_metrics(service, stream)
+    assert scale
+    dimensions = build_dimensions(stream, service).items()
+    if service.replicas.min:
+        return _track(
+            _METRIC,
+            namespace=stream.namespace,
+            metric_name=names[scale.signal],
+            statistic="Average",
+            dimensions=[_track(f"{_METRIC}Dimensions", name=key, value=value) for key, value in dimensions],
+        )
+
+    def query(query_id: str, concept: str, stat: str) -> Any:
+        metric = _track(
+            f"{_METRIC}MetricsMetricStatMetric",
+            namespace=stream.namespace,
+            metric_name=names[concept],
+            dimensions=[
+                _track(f"{_METRIC}MetricsMetricStatMetricDimensions", name=key, value=value)
+                for key, value in dimensions
+            ],
+        )
+        metric_stat = _track(f"{_METRIC}MetricsMetricStat", metric=metric, stat=stat)
+        return _track(f"{_METRIC}Metrics", id=query_id, metric_stat=metric_stat, return_data=False)
+
+    def evaluate(query_id: str, expression: str, label: str, *, returned: bool) -> Any:
+        return _track(f"{_METRIC}Metrics", id=query_id, expression=expression, label=label, return_data=returned)
+
     # Each replica reports `up` this often in a period, give or take one.
-    load_of_single_replica = f"{service.replicas.scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
-    return specification(
+    load_of_single_replica = f"{scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
+    return _track(
+        _METRIC,
         metrics=[
-            _build_metric_query(service, stream, "load", service.replicas.scale.signal, "Average"),
-            _build_metric_query(service, stream, "up", "up", "Sum"),
-            query(
-                id="one",
-                expression=load_of_single_replica,
-                label="What one replica of them all would measure",
-                return_data=False,
-            ),
-            query(id="measure", expression="IF(load > one, load, one)", label="Load", return_data=True),
-        ]
+            query("load", scale.signal, "Average"),
+            query("up", "up", "Sum"),
+            evaluate("one", load_of_single_replica, "What one replica of them all would measure", returned=False),
+            evaluate("measure", "IF(load > one, load, one)", "Load", returned=True),
+        ],
     )
-
-
-def _build_metric_query(
-    service: Service, stream: MetricStream, query_id: str, name: str, stat: str
-) -> aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics:
-    p = aws.appautoscaling_policy
-    query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
-    stat_type = (
-        p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStat
-    )
-    metric_type = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetric
-    dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetricDimensions
-    metric = metric_type(
-        namespace=stream.namespace,
-        metric_name=collector.select_metrics(service, stream)[name],
-        dimensions=[dimension(name=key, value=value) for key, value in build_dimensions(stream, service).items()],
-    )
-    return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
 
 
 def _add_wake_up(scaling: _Scaling) -> None:

@@ -50,7 +50,7 @@ def _parse_mib(log: str, buffer: str) -> list[float]:
 def test_weights_cache_and_buffers_are_what_the_server_logs(
     quantization: make_gguf.Quantization, slots: int, context: int, tmp_path: Path
 ) -> None:
-    folder = make_gguf.make("tiny", tmp_path / "tiny", quantization)
+    folder = make_gguf.make("tiny", tmp_path / "tiny", quantization=quantization)
     log, model = _read_start(folder / gguf.FILE, slots, context), models.find(str(folder))
     weights, cache_bytes = _parse_mib(log, "model"), llama_cpp.compute_cache_bytes(model, slots, context)
     # Each size has two digits.

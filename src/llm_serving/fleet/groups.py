@@ -92,7 +92,7 @@ BASELINE_VOLUME = Volume(500, 125, 3000)
 SMALL_VOLUME = Volume(100, 125, 3000)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Instances that one Auto Scaling group, or one NodePool of Karpenter's, starts."""
 
@@ -109,47 +109,47 @@ class Group:
     zones: tuple[str, ...]
     purchase_option: PurchaseOption
 
-    reservation: str | None
+    reservation: str | None = None
     """Id of an existing reservation or Capacity Block; None for one to create."""
 
-    reserve: int
+    reserve: int = 0
     """Instances of the reservation that the fleet makes for this group; 0 where it makes none."""
 
-    choice: int
+    choice: int = 0
     """Place in the pool's order of preference, from 0; the zones of one choice are peers."""
 
     min_size: int
     max_size: int
 
-    warm: int
+    warm: int = 0
     """Stopped instances beside the running ones."""
 
-    spare: int
+    spare: int = 0
     """Instances that run without work on ECS; on EKS pods of their own hold them."""
 
-    accelerators: int
+    accelerators: int = 0
     """Accelerators of one instance: the fewest that its types have; 0 where they have none."""
 
     interfaces: tuple[Interface, ...]
 
-    efa: int
+    efa: int = 0
     """EFA interfaces of one instance, also its `vpc.amazonaws.com/efa` count; 0 without EFA."""
 
-    placement_group: str | None
+    placement_group: str | None = None
     """Name of the cluster placement group, without the fleet's; groups of one pool and zone share it."""
 
     labels: Mapping[str, str]
-    taints: tuple[Taint, ...]
+    taints: tuple[Taint, ...] = ()
     """Empty on ECS."""
 
     images: ImageMode
 
-    snapshot: str | None
+    snapshot: str | None = None
     """EBS snapshot with the images, where `images` is snapshot."""
 
     volume: Volume
 
-    nvme: bool
+    nvme: bool = False
     """Whether images and scratch are on the NVMe disks, as a RAID 0."""
 
     os: Literal["al2023", "bottlerocket"]
@@ -157,7 +157,7 @@ class Group:
     """Which of AWS's AMIs: by the accelerators that it has drivers for."""
 
     arch: Literal["x86_64", "arm64"]
-    ami: str | None
+    ami: str | None = None
     """The user's own AMI; None takes the pinned release."""
 
     @property
@@ -294,13 +294,6 @@ class _Sizes(TypedDict):
     spare: int
 
 
-class _Storage(TypedDict):
-    images: ImageMode
-    snapshot: str | None
-    volume: Volume
-    nvme: bool
-
-
 def _build_group(
     fleet: Fleet,
     name: str,
@@ -316,6 +309,7 @@ def _build_group(
     requested = interfaces.list_requested(
         first, efa=pool.efa, layout=pool.efa_layout, task_interfaces=orchestrator == "ecs"
     )
+    images, nvme = _select_image_mode(pool, orchestrator, rows), _has_nvme_storage(pool, rows)
     letters = "".join(zone[-1] for zone in zones)
     label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
     return Group(
@@ -336,7 +330,10 @@ def _build_group(
         placement_group=f"{name}-{letters}" if pool.placement_group == "cluster" else None,
         labels={**_build_labels(name, first, purchase_option, select_kind(fleet, pool)), **pool.labels},
         taints=_build_taints(pool, first) if orchestrator == "eks" else (),
-        **_select_storage(pool, orchestrator, rows),
+        images=images,
+        snapshot=pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
+        volume=_select_volume(rows, images, nvme=nvme),
+        nvme=nvme,
         os=pool.os,
         variant=_AMI_VARIANTS[first.accelerators.kind] if first.accelerators else "standard",
         arch=first.arch,
@@ -344,16 +341,12 @@ def _build_group(
     )
 
 
-def _select_storage(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> _Storage:
-    images = _select_image_mode(pool, orchestrator, rows)
-    nvme = _has_nvme_storage(pool, rows)
-    plain = BASELINE_VOLUME if any(row.accelerators for row in rows) else SMALL_VOLUME
-    return {
-        "images": images,
-        "snapshot": pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
-        "volume": SMALL_VOLUME if nvme else plain if images == "plain" else FAST_VOLUME,
-        "nvme": nvme,
-    }
+def _select_volume(rows: Sequence[Instance], images: ImageMode, *, nvme: bool) -> Volume:
+    if nvme:
+        return SMALL_VOLUME
+    if images != "plain":
+        return FAST_VOLUME
+    return BASELINE_VOLUME if any(row.accelerators for row in rows) else SMALL_VOLUME
 
 
 def _needs_single_type(fleet: Fleet, pool: Pool) -> bool:

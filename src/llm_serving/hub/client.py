@@ -345,31 +345,22 @@ def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnB
         resume_size = 0
     if resume_size == file.size and part.exists():
         return
-    with _translate_errors(snapshot.id, snapshot.commit), part.open("ab") as output:
+    with _translate_errors(snapshot.id, snapshot.commit), _CountingFile(part, on_bytes) as output:
         url = hf_hub_url(snapshot.id, file.name, revision=snapshot.commit, endpoint=resolve_endpoint())
-        counting_file: Any = _CountingFile(output, on_bytes)
-        http_get(url, counting_file, resume_size=resume_size, headers=_build_headers(), expected_size=file.size)
+        http_get(url, output, resume_size=resume_size, headers=_build_headers(), expected_size=file.size)
 
 
-class _CountingFile:
-    """A writable file that reports each write."""
+class _CountingFile(io.BufferedWriter):
+    """A file that is appended to, and reports each write."""
 
-    def __init__(self, sink: io.BufferedWriter, on_bytes: OnBytes) -> None:
-        self._sink, self._on_bytes = sink, on_bytes
+    def __init__(self, path: Path, on_bytes: OnBytes) -> None:
+        super().__init__(path.open("ab", buffering=0))
+        self._on_bytes = on_bytes
 
-    def write(self, data: bytes) -> int:
-        written = self._sink.write(data)
+    def write(self, data: Any) -> int:
+        written = super().write(data)
         self._on_bytes(len(data))
         return written
-
-    def tell(self) -> int:
-        return self._sink.tell()
-
-    def seek(self, position: int) -> int:
-        return self._sink.seek(position)
-
-    def truncate(self) -> int:
-        return self._sink.truncate()
 
 
 def _check_own(path: Path, file: RepoFile) -> None:

@@ -35,7 +35,7 @@ _GPT2_SPLIT = "gpt-2"
 
 
 def make(
-    size: make_tiny.Size, folder: Path, quantization: Quantization = "BF16", on_progress: OnProgress | None = None
+    size: make_tiny.Size, folder: Path, on_progress: OnProgress | None = None, quantization: Quantization = "BF16"
 ) -> Path:
     """Generate the model `size` as FILE in `folder` unless it exists, and return `folder`, complete or absent.
 
@@ -64,11 +64,6 @@ def make(
     except OSError as error:
         raise Unavailable(f"{folder}: cannot write the model: {error.strerror or error}.") from None
     return folder
-
-
-def make_default(size: make_tiny.Size, folder: Path, on_progress: OnProgress | None = None) -> Path:
-    """Return the same with the numbers of the safetensors."""
-    return make(size, folder, on_progress=on_progress)
 
 
 def convert(size: make_tiny.Size, source: Path, path: Path, quantization: Quantization) -> None:

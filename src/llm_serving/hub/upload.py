@@ -55,40 +55,28 @@ class _TransferCounter:
     def __init__(self, total: int, on_progress: OnProgress | None, *, moves_per_file: int = 1) -> None:
         """Args: moves_per_file: transfers of each file: one from a folder, two from a hub."""
         self._lock = threading.Lock()
-        self._total, self._on_progress, self._moves_per_file = (
-            total,
-            on_progress or (lambda _done, _total: None),
-            moves_per_file,
-        )
+        self._total, self._moves_per_file = total, moves_per_file
+        self._on_progress = on_progress or (lambda _done, _total: None)
         self._finished = 0
         self._moved: dict[str, int] = {}
         self.sent = self.received = 0
         self.stop = threading.Event()
 
-    def add_sent(self, name: str, count: int) -> None:
-        """Add bytes of a file sent to S3."""
-        self._add_moved(name, count)
+    def add(self, name: str, count: int, *, sent: bool) -> None:
+        """Add bytes of a file: sent to S3, or else received from the hub."""
+        if self.stop.is_set():
+            raise _UploadCancelled
         with self._lock:
-            self.sent += count
-
-    def add_received(self, name: str, count: int) -> None:
-        """Add bytes of a file downloaded from the hub."""
-        self._add_moved(name, count)
-        with self._lock:
-            self.received += count
+            self._moved[name] = self._moved.get(name, 0) + count
+            self.sent += count * sent
+            self.received += count * (not sent)
+            self._report()
 
     def finish_file(self, name: str, size: int) -> None:
         """Mark a file as finished, whether copied now or before."""
         with self._lock:
             self._moved.pop(name, None)
             self._finished += size
-            self._report()
-
-    def _add_moved(self, name: str, count: int) -> None:
-        if self.stop.is_set():
-            raise _UploadCancelled
-        with self._lock:
-            self._moved[name] = self._moved.get(name, 0) + count
             self._report()
 
     def _report(self) -> None:
@@ -136,7 +124,7 @@ def upload(
     def transfer(name: str) -> None:
         sha256 = files.compute_sha256(paths[name])
         if not bucket.has_object(name, sizes[name], sha256):
-            bucket.upload(paths[name], name, sha256, partial(counter.add_sent, name))
+            bucket.upload(paths[name], name, sha256, partial(counter.add, name, sent=True))
         counter.finish_file(name, sizes[name])
 
     _transfer_all(transfer, names, counter)
@@ -270,10 +258,10 @@ def _copy_file(
     """
     sha256 = file.sha256 or ""
     if not (file.sha256 and bucket.has_object(key, file.size, file.sha256)):
-        local_path = client.download(snapshot, file, folder, partial(counter.add_received, key))
+        local_path = client.download(snapshot, file, folder, partial(counter.add, key, sent=False))
         sha256 = file.sha256 or files.compute_sha256(local_path)
         if not bucket.has_object(key, file.size, sha256):
-            bucket.upload(local_path, key, sha256, partial(counter.add_sent, key))
+            bucket.upload(local_path, key, sha256, partial(counter.add, key, sent=True))
         local_path.unlink()
     counter.finish_file(key, file.size)
     return sha256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llm_serving import console
@@ -69,6 +69,12 @@ class CheckGroup:
 
     title: str
     results: tuple[CheckResult, ...]
+
+
+def build_kind_result(result: CheckResult, kind: str) -> CheckResult:
+    """Return a result for a kind of work: never a failure, because a fleet need not carry every kind."""
+    fix = f"only if you deploy blueprints of kind: {kind}: {result.fix}"
+    return result if result.status == "pass" else replace(result, status="warn", fix=fix)
 
 
 def build_unknown_result(name: str, unknown_reason: str, fix: str = "", *, message: str = "not known") -> CheckResult:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight import permissions
-from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
+from llm_serving.aws.preflight.check import Check, CheckResult, build_kind_result, build_unknown_result
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import account_needs
 from llm_serving.catalog.account_needs import ServiceRole
@@ -143,7 +142,11 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         _build_part_result(f"permission to create {part}", actions, decisions)
         for part, actions in actions_by_part.items()
     ]
-    return [*parts, *(_build_kind_result(kind, actions, decisions) for kind, actions in actions_by_kind.items())]
+    kinds = [
+        build_kind_result(_build_part_result(f"permission to deploy kind: {kind}", actions, decisions), kind)
+        for kind, actions in actions_by_kind.items()
+    ]
+    return [*parts, *kinds]
 
 
 def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str]) -> dict[str, Any]:
@@ -191,14 +194,6 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
         return CheckResult(check_name, "fail", message, "another identity, or a policy that allows them")
     message = f"{len(missing)} of {len(actions)} actions are not allowed on every resource: {_format_actions(missing)}"
     return CheckResult(check_name, "warn", message, "check that a policy allows them for the fleet's own names")
-
-
-def _build_kind_result(kind: str, actions: Sequence[str], decisions: Mapping[str, Any]) -> CheckResult:
-    """Build the result for a kind of work: never a failure, because a fleet need not carry every kind."""
-    result = _build_part_result(f"permission to deploy kind: {kind}", actions, decisions)
-    if result.status == "pass":
-        return result
-    return replace(result, status="warn", fix=f"only if you deploy blueprints of kind: {kind}: {result.fix}")
 
 
 def _is_denied(decision: Mapping[str, Any]) -> bool:

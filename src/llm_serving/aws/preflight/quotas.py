@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight import runner
-from llm_serving.aws.preflight.check import Check, CheckResult, Status, build_unknown_result
+from llm_serving.aws.preflight.check import Check, CheckResult, Status, build_kind_result, build_unknown_result
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import account_needs, quotas
 from llm_serving.catalog.quotas import Quota
@@ -35,14 +34,9 @@ _COUNTED_RESOURCES: Mapping[Quota, tuple[str, str]] = {
 
 def list_checks(aws: AwsSession, fleet: Fleet, requirements: Capacity) -> list[Check]:
     """One for each quota that the fleet touches, and the limits that are the same for everybody."""
-    quota_checks = [_build_check(aws, fleet, need) for need in requirements.needs if need.amount]
-    kind_checks = []
-    for kind, need in _list_kind_needs(fleet):
-        check = _build_check(aws, fleet, need)
-        kind_checks.append(replace(check, execute=functools.partial(_check_for_kind, check, kind)))
     return [
-        *quota_checks,
-        *kind_checks,
+        *(_build_check(aws, fleet, need) for need in requirements.needs if need.amount),
+        *(_build_kind_check(_build_check(aws, fleet, need), kind) for kind, need in _list_kind_needs(fleet)),
         Check("quotas", "limits", lambda: [_check_limit(limit) for limit in requirements.limits]),
     ]
 
@@ -55,14 +49,12 @@ def _list_kind_needs(fleet: Fleet) -> Iterator[tuple[str, Need]]:
                 yield kind, Need(row.quota, row.amount, row.breakdown)
 
 
-def _check_for_kind(check: Check, kind: str) -> Sequence[CheckResult]:
-    """Check a quota of one kind: never a failure, because a fleet need not carry every kind."""
-    results = []
-    for result in check.execute():
-        is_failed = result.status == "fail"
-        fix = f"only if you deploy blueprints of kind: {kind}: {result.fix}"
-        results.append(replace(result, status="warn", fix=fix) if is_failed else result)
-    return results
+def _build_kind_check(check: Check, kind: str) -> Check:
+    def execute() -> list[CheckResult]:
+        results = check.execute()
+        return [build_kind_result(result, kind) if result.status == "fail" else result for result in results]
+
+    return replace(check, execute=execute)
 
 
 def _check_limit(limit: Limit) -> CheckResult:

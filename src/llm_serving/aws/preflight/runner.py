@@ -31,23 +31,11 @@ def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = T
         step.note = _format_progress(len(results), [checks_by_future[item] for item in pending], len(checks))
     executor.shutdown(wait=False, cancel_futures=True)
     timeout_reason = f"no answer within {timeout_s:.0f} s"
-    titled_results = [
-        (item.group, results.get(item, [build_unknown_result(item.name, timeout_reason, "run it again")]))
-        for item in checks
-    ]
-    titles = dict.fromkeys(title for title, _ in titled_results)
-    return [
-        CheckGroup(
-            title,
-            tuple(
-                result
-                for group_title, group_results in titled_results
-                if group_title == title
-                for result in group_results
-            ),
-        )
-        for title in titles
-    ]
+    groups: dict[str, list[CheckResult]] = {}
+    for item in checks:
+        unanswered = [build_unknown_result(item.name, timeout_reason, "run it again")]
+        groups.setdefault(item.group, []).extend(results.get(item, unanswered))
+    return [CheckGroup(title, tuple(group_results)) for title, group_results in groups.items()]
 
 
 def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:

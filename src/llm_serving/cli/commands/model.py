@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -70,7 +71,7 @@ def make_tiny(
         console.out.print(str(tiny_model.make_adapter(to)), markup=False)
         return
     with console.step(f"Create model {size} in {to}") as step:
-        make = make_gguf.make_default if format_ == make_gguf.FORMAT else tiny_model.make
+        make: Callable[..., Path] = make_gguf.make if format_ == make_gguf.FORMAT else tiny_model.make
         folder = make(size_name, to, step.note_bytes)
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"
     console.err.print(f"[yellow]{models.RANDOM_NOTICE}[/yellow]")

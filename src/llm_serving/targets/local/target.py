@@ -35,6 +35,7 @@ class LocalTarget(Target):
     name = environment.NAME
     conventions = CONVENTIONS
     needs_aws = False
+    diff = staticmethod(deploy.diff)
 
     def resolve_environment(
         self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
@@ -55,10 +56,6 @@ class LocalTarget(Target):
             ports=ports,
             cores=cores,
         )
-
-    def diff(self, plan: DeploymentPlan) -> str:
-        """Return what a deploy would change in supervisord's configuration."""
-        return deploy.diff(plan)
 
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Set up the engine if models are served, then bring up the plan and wait until every process answers."""
